@@ -1,1 +1,1 @@
-"""Smaller vocabularies for drafts: which ids they keep, what they are worth, the graphs and files that hold them."""
+"""Trimmed draft vocabularies: choose the ids to keep, measure the gain, write the graphs and files."""

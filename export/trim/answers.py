@@ -1,7 +1,7 @@
-"""The target's answers to prompts: the text that drafts are calibrated on. An interrupted run is resumed.
+"""Generates the target's answers to prompts, the text that drafts are calibrated on. Interrupted runs are resumed.
 
-Answers are kept for a while, for this user alone: the prompts may be a user's own. The engines decode one sequence at a
-time, so prompts are answered one after the other; plainly, so that the text depends on pack, prompt and seed alone.
+Answers are cached for a month and readable by this user only, since the prompts may be private. The engines decode one
+sequence at a time, so prompts are answered sequentially, without a drafter: the text depends on pack, prompt and seed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ from .trim_texts import ScoredText
 __all__ = ["Answering", "KeptAnswers", "answer_prompts"]
 
 TEMPERATURE = 0.8
-"""Of all answers to a prompt but the first, which is greedy."""
+"""Sampling temperature of every answer to a prompt after the first, which is greedy."""
 _FORMAT = 1
-_OLDEST_SECONDS = 30 * 24 * 3600
-_LARGEST_NBYTES = 64 << 20
+_MAX_AGE_SECONDS = 30 * 24 * 3600
+_MAX_CACHE_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How prompts are answered."""
+    """Settings for answering prompts."""
 
     max_tokens: int
     answers: int = 1
-    """To each prompt: one is greedy, the others sampled."""
+    """Answers per prompt: the first is greedy, the others are sampled."""
     seed: int = 0
 
 
 class KeptAnswers:
-    """Finished answers in the user's cache, a file each; without a cache they are not kept.
-
-    A file that a kill or anything else damaged is as if it were not there.
-    """
+    """Finished answers in the user's cache, one file each; does nothing without a cache. Damaged files are ignored."""
 
     def __init__(self, folder: Path | None, *, identity: str = "", vocabulary_size: int) -> None:
         self._folder = folder
@@ -60,14 +57,14 @@ class KeptAnswers:
         return cls(folder, identity=_identity(pair), vocabulary_size=pair.tokenizer.size)
 
     def get(self, key: str) -> list[ScoredText] | None:
-        """Return an answer's texts, one for each turn; None: it was never finished."""
+        """Return an answer's texts, one per turn, or None if it is not cached."""
         if self._folder is None:
             return None
         with suppress(OSError, ValueError, KeyError):
             texts = kept_json(self._path(self._folder, key), dict[str, list[ScoredText]])["texts"]
             if not all(map(self._is_sound, texts)):
                 return None
-            os.utime(self._path(self._folder, key))  # in use today
+            os.utime(self._path(self._folder, key))  # pruning evicts the least recently used
             return texts
         return None
 
@@ -84,16 +81,16 @@ class KeptAnswers:
 
 
 def _prune(folder: Path) -> None:
-    """Remove what no trim used for a month, and the oldest until the rest is small; close the rest to other users."""
+    """Remove answers unused for a month, then the oldest above the size limit; make the rest private to the user."""
     found = []
     for path in folder.iterdir():
         with suppress(OSError):
             close_to_others(path)
             found.append((path.stat().st_mtime, path.stat().st_size, path))
-    room = _LARGEST_NBYTES
+    room = _MAX_CACHE_NBYTES
     for used, nbytes, path in sorted(found, reverse=True):
         room -= nbytes
-        if room < 0 or time() - used > _OLDEST_SECONDS:
+        if room < 0 or time() - used > _MAX_AGE_SECONDS:
             with suppress(OSError):
                 path.unlink()
 
@@ -106,9 +103,9 @@ def answer_prompts(
     kept: KeptAnswers,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> list[list[ScoredText]]:
-    """Return each prompt's texts: every turn's answer behind what led to it. `advance` gets 1 for each.
+    """Return each prompt's texts: for every turn, its context followed by its answer. Calls `advance(1)` per answer.
 
-    Raises ContextExceeded for a conversation that does not fit the target.
+    Raises ContextExceeded if a conversation does not fit the target's context.
     """
     found = []
     for group, prompt in enumerate(prompts):
@@ -126,7 +123,7 @@ def answer_prompts(
 
 
 def _answer(pair: Pair, prompt: Prompt, answering: Answering, *, number: int, key: str) -> list[ScoredText]:
-    """Answer a prompt's turns. Each gets its own session: an earlier prompt must not change a rounding."""
+    """Answer a prompt's turns in a new session, so that earlier prompts cannot affect rounding."""
     sampling = SamplingOptions(temperature=TEMPERATURE if number else 0.0)
     options = SessionOptions(sampling=sampling, drafter="none", seed=int(key[:12], 16))
     texts = []
@@ -143,16 +140,16 @@ def _answer(pair: Pair, prompt: Prompt, answering: Answering, *, number: int, ke
 
 
 def _key(prompt: Prompt, answering: Answering, number: int) -> str:
-    """Return what an answer is kept under: a greedy one does not depend on the seed."""
+    """Return an answer's cache key. Greedy answers do not depend on the seed."""
     seed = answering.seed if number else 0
     value = [asdict(prompt), answering.max_tokens, number, seed, TEMPERATURE]
     return facts_key(*value)
 
 
 def _identity(pair: Pair) -> str:
-    """Return a digest of all that an answer depends on beside the prompt; not on what a trim changes.
+    """Return a digest of everything except the prompt that answers depend on. A trim does not change it.
 
-    The engine's thread count is left out: another only turns near ties.
+    The engine's thread count is left out: it only affects near ties.
     """
     manifest, entry = pair.manifest, pair.manifest.models["target"]
     names = {entry.weights, entry.gguf, entry.gguf_plan, manifest.tokenizer, manifest.chat_template}

@@ -1,7 +1,7 @@
-"""How many tokens a round gives at each draft length and size of the head, from one pass of the draft over a text.
+"""Computes tokens per round for each draft length and head size, from one forward pass of the draft over a text.
 
-While a draft is accepted, its context is the target's own text. So a greedy draft's token is the text's exactly where
-the arg-max of its logits after the text so far is, and a smaller head only has fewer logits to choose from.
+As long as proposals are accepted, the draft's context is the target's text. So a greedy proposal is accepted exactly if
+the arg-max of the draft's logits, after the text so far, is the next token. A smaller head only has fewer candidates.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ __all__ = ["LENGTHS", "Acceptance", "Nested", "accepted_by_round", "forced_hits"
 
 BoolArray = npt.NDArray[np.bool_]
 
-_LOGITS = 1 << 22
-"""Most logits of one pass."""
-_WIDEST = 128
+_MAX_LOGITS = 1 << 22
+"""Maximum number of logits per forward pass; bounds its memory."""
+_MAX_WIDTH = 128
+"""Maximum number of tokens per forward pass."""
 LENGTHS = tuple(range(1, 9))
+"""The draft lengths considered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHits:
-    """At which of a text's scored tokens a greedy draft would have said the same: [tokens, sizes + 1]."""
+    """Whether a greedy draft would propose each of a text's scored tokens: [tokens, sizes + 1]."""
 
     hits: BoolArray
     ended: bool
@@ -40,24 +42,26 @@ class TextHits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nested:
-    """Vocabularies of several sizes, each within the next, the last the whole one: by the ids that each one adds.
+    """Nested vocabularies of ascending size, the full one last, stored as the ids that each one adds.
 
-    Arrays by size have a column for each of them.
+    Arrays by size have one column per vocabulary.
     """
 
     parts: tuple[IntArray, ...]
     places: IntArray
+    """Id → its position in the ranking."""
     bounds: IntArray
+    """The sizes."""
 
     @classmethod
     def of(cls, ranking: Ranking, sizes: Sequence[int]) -> Nested:
-        """Cut a ranking at these sizes, ascending; the whole vocabulary comes after them."""
+        """Cut a ranking at these ascending sizes; the full vocabulary is appended."""
         bounds = [0, *sizes, ranking.vocabulary_size]
         parts = tuple(np.sort(ranking.order[low:high]) for low, high in pairwise(bounds))
         return cls(parts, ranking.places, np.asarray(bounds[1:], np.int64))
 
     def coverage(self, texts: Sequence[Sequence[int]]) -> FloatArray:
-        """Return by size which share of these tokens it has; of no tokens 0."""
+        """Return, by size, the share of these tokens that the vocabulary contains; 0 if there are no tokens."""
         tokens = np.asarray([token for text in texts for token in text], np.int64)
         if not len(tokens):
             return np.zeros(len(self.bounds), np.float32)
@@ -65,7 +69,7 @@ class Nested:
         return np.asarray(kept.mean(axis=0), np.float32)
 
     def likeliest(self, logits: FloatArray) -> IntArray:
-        """Return [rows, sizes + 1], the id of the largest logit among each size's; of equal ones the lowest.
+        """Return the arg-max id within each vocabulary, [rows, sizes + 1]; ties give the lowest id.
 
         logits: [rows, at least the vocabulary].
         """
@@ -84,10 +88,10 @@ class Nested:
 
 
 def forced_hits(model: LanguageModel, text: ScoredText, nested: Nested) -> TextHits:
-    """Read a text with the whole draft and say where each size would have hit. Raises what the model raises."""
+    """Run the full draft over a text; return which tokens each size would propose. Raises what the model raises."""
     expected = np.asarray(text.scored, np.int64)
     hits = np.zeros((len(expected), len(nested.parts)), np.bool_)
-    width = max(1, min(_WIDEST, _LOGITS // model.card.rows))
+    width = max(1, min(_MAX_WIDTH, _MAX_LOGITS // model.card.rows))
     state = model.new_state(len(text.tokens), rows=width)
     try:
         prefill(model, state, text.tokens[: text.start - 1])
@@ -103,13 +107,13 @@ def forced_hits(model: LanguageModel, text: ScoredText, nested: Nested) -> TextH
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What one size of vocabulary is worth on some texts."""
+    """Acceptance of one vocabulary size on some texts."""
 
     tokens: int
     coverage: float
-    """Share of the tokens that it has."""
+    """Share of the tokens that the vocabulary contains."""
     per_round: dict[int, float]
-    """Draft length → tokens a round, the target's own included."""
+    """Draft length → tokens per round, including the target's own."""
 
 
 def measure_acceptance(
@@ -119,9 +123,9 @@ def measure_acceptance(
     *,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> tuple[Acceptance, ...]:
-    """Read texts with the whole draft; return what each size is worth on them, the whole vocabulary last.
+    """Run the full draft over texts; return each size's acceptance on them, the full vocabulary last.
 
-    Coverage counts every text. Acceptance is a greedy draft's, so it counts what is greedy, or was given.
+    Coverage counts every text. Acceptance is that of a greedy draft, so it leaves out sampled texts.
     """
     scored = [text.scored for text in texts]
     coverage = nested.coverage(scored)
@@ -141,10 +145,10 @@ def measure_acceptance(
 
 
 def accepted_by_round(hits: BoolArray, *, length: int, ended: bool) -> Iterator[int]:
-    """Yield what each round accepts where one text is decoded with drafts of `length`; hits [tokens]: where one hits.
+    """Yield the number of proposals that each round accepts when decoding a text with drafts of `length` tokens.
 
-    The first token comes with the prompt's own pass, which carries no draft. A text that did not end by itself was cut
-    at a limit, whose last token is the target's own.
+    hits: for each token, whether the draft would propose it. The first token comes from prefill, which verifies no
+    draft. If the text did not end by itself it was cut at a limit, where the last token is the target's own.
     """
     total, at = len(hits), 1
     runs = _runs(hits)
@@ -155,7 +159,7 @@ def accepted_by_round(hits: BoolArray, *, length: int, ended: bool) -> Iterator[
 
 
 def _tokens_per_round(texts: Sequence[TextHits], column: int, length: int) -> float:
-    """Return tokens over rounds; 1, what plain decoding has, where there is no round."""
+    """Return tokens per round; 1, as in plain decoding, if there is no round."""
     rounds = tokens = 0
     for text in texts:
         count = sum(1 for _ in accepted_by_round(text.hits[:, column], length=length, ended=text.ended))
@@ -165,7 +169,7 @@ def _tokens_per_round(texts: Sequence[TextHits], column: int, length: int) -> fl
 
 
 def _runs(hits: BoolArray) -> list[int]:
-    """Return for every place how many hits follow one another from there on."""
+    """Return, for every position, the number of consecutive hits from there on."""
     places = np.arange(len(hits))
     misses = np.where(hits, len(hits), places)
     following = np.minimum.accumulate(misses[::-1])[::-1]

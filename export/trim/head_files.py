@@ -1,7 +1,4 @@
-"""The files of a draft's smaller head: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
-
-`heads_graph` builds the graph, `edgedecode.gguf.trimmed_gguf` cuts the GGUF file.
-"""
+"""Writes the files of a draft's trimmed head: the graph "heads", the token map and the trimmed GGUF file."""
 
 from __future__ import annotations
 
@@ -28,29 +25,29 @@ _BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Made files, by their names in the workplace."""
+    """Files that were written, named relative to the pack."""
 
     graph: Graph | None
-    """None: the pack holds the draft as GGUF alone."""
+    """None if the pack holds the draft only as GGUF."""
     trim: TrimEntry
     paths: tuple[Path, ...]
 
 
 def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary) -> Heads:
-    """Make the head of this vocabulary. Raises ExportError for a draft whose head cannot be cut."""
+    """Write the head for this vocabulary. Raises ExportError if the draft's head cannot be trimmed."""
     entry = manifest.located("draft")
     graph, paths = None, []
     if entry.graphs:
         base = entry.graphs.get(_BASE) or next(iter(entry.graphs.values()))
         paths.append(place.path("heads"))
-        graph = _drawn(base, entry, place.root, out=paths[-1], ids=vocabulary.ids)
+        graph = _write_graph(base, entry, place.root, out=paths[-1], ids=vocabulary.ids)
         graph = replace(graph, file=place.name(paths[-1]))
     paths.append(place.path("trim"))
     write_token_ids(paths[-1], vocabulary.ids)
     trim = TrimEntry(size=len(vocabulary), token_ids=place.name(paths[-1]))
     if entry.gguf:
         paths.append(place.path("gguf"))
-        _cut(place.root / entry.gguf, paths[-1], vocabulary)
+        _write_gguf(place.root / entry.gguf, paths[-1], vocabulary)
         trim = replace(trim, gguf=place.name(paths[-1]))
     return Heads(graph, trim, tuple(paths))
 
@@ -59,7 +56,7 @@ def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocab
 def opened_trim(
     runtime: Runtime, heads: Heads, place: Workplace, manifest: Manifest, *, vocabulary_size: int, threads: int | None
 ) -> Iterator[LanguageModel]:
-    """Open the draft with made heads as a session would. Raises what `Runtime.open` does."""
+    """Open the draft with these heads as a session would. Raises what `Runtime.open` does."""
     entry = manifest.located("draft")
     model = runtime.open(
         ModelRequest(
@@ -79,19 +76,19 @@ def opened_trim(
 
 
 def trimmed_head(model: LanguageModel) -> Forward:
-    """Return what gives the trimmed logits of a draft that was opened for them: a head of it, or all of it."""
+    """Return the object that computes the trimmed logits: a head of the model, or the model itself."""
     if isinstance(model, HeadedModel) and model.trimmed is not None:
         return model.trimmed
     return model
 
 
-def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
+def _write_graph(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
     from .heads_graph import write_heads
 
     return write_heads(base, entry, root, out=out, ids=ids)
 
 
-def _cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
+def _write_gguf(full: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
     from edgedecode.gguf.trimmed_gguf import trim_gguf
 
-    trim_gguf(whole, out, vocabulary)
+    trim_gguf(full, out, vocabulary)

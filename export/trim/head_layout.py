@@ -1,4 +1,4 @@
-"""Finds a graph's head: the product that makes the logits, what follows it, where its rows lie. Loads no weights."""
+"""Finds a graph's LM head: its matrix product, the nodes after it, and where the weights file stores its rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _VALUES, _SCALES, _ZERO_POINTS, _ORDER, _BIAS = 1, 2, 3, 4, 5  # inputs of MatMu
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array of a weights file; `kind` is uint8, float16 or float32."""
+    """An array stored in a weights file; `kind` is uint8, float16 or float32."""
 
     kind: str
     offset: int
     shape: tuple[int, int]
 
     def open(self, weights: Path) -> Numbers:
-        """Map it, read-only. Raises ExportError where the file is too short or cannot be read."""
+        """Map the array, read-only. Raises ExportError if the file is too short or unreadable."""
         try:
             return np.asarray(np.memmap(weights, self.kind, mode="r", offset=self.offset, shape=self.shape))
         except (OSError, OverflowError, ValueError) as error:
@@ -40,10 +40,10 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """A head of `rows` ids and as many `columns` as the hidden state has.
+    """A head with one row per id and one column per element of the hidden state.
 
-    Blocks: `values` are uint8 [rows, columns · bits / 8]; `scales` are [rows, blocks], and `zero_points` uint8
-    [rows, bytes] or, for the middle of the range, none. Floats: `values` are [rows, columns], or [columns, rows] if
+    Quantized: `values` are uint8 [rows, columns · bits / 8], `scales` are [rows, blocks], `zero_points` are uint8
+    [rows, bytes], or None for the middle of the range. Float: `values` are [rows, columns], or [columns, rows] if
     `transposed`.
     """
 
@@ -51,7 +51,7 @@ class HeadLayout:
     columns: int
     bits: int
     block_size: int
-    """0: floats."""
+    """0 for float weights."""
     values: StoredArray
     scales: StoredArray | None = None
     zero_points: StoredArray | None = None
@@ -60,45 +60,45 @@ class HeadLayout:
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """The head of a graph whose rows are picked."""
+    """The head of a graph that computes logits for selected positions only."""
 
     node: ir.Node
     tail: tuple[ir.Node, ...]
-    """What stands between its product and the logits, in order: a scaling, a cap, a cast."""
+    """The nodes between the product and the logits, in order: scaling, soft cap, cast."""
     layout: HeadLayout
 
     @property
     def hidden(self) -> ir.Value:
-        """What it reads: the last hidden states of the picked rows."""
+        """The head's input: the last hidden states of the selected positions."""
         value = self.node.inputs[0]
         assert value is not None
         return value
 
     @property
     def bias(self) -> ir.Value | None:
-        """What it adds to its product."""
+        """The bias added to the product, if any."""
         place = {"MatMulNBits": _BIAS, "Gemm": 2}.get(self.node.op_type, len(self.node.inputs))
         return _input(self.node, place)
 
 
 def find_head(model: ir.Model, *, name: str, weights: PurePath) -> FoundHead:
-    """Return the head of a graph whose rows lie in the file `weights`; `name` is the graph's in errors.
+    """Return the head of a graph whose weights are stored in the file `weights`; `name` names the graph in errors.
 
-    Raises ExportError for a head of another form.
+    Raises ExportError if the head has an unsupported form.
     """
     if not any(value.name == "rows" for value in model.graph.inputs):
         raise ExportError(
-            f"{name} computes the logits of every row: its head cannot be trimmed; export the model again"
+            f"{name} computes logits for every position: its head cannot be trimmed; export the model again"
         )
     node = head_of(model)
     hidden = node.inputs[0]
     if hidden is None or hidden.dtype not in (None, ir.DataType.FLOAT):
-        raise ExportError(f"{name} has a head that reads no float32 values: unsupported")
+        raise ExportError(f"{name} has a head whose input is not float32: unsupported")
     return FoundHead(node, _tail(model, node, name), _Layouts(name, weights.name).of(node))
 
 
 def is_wide(value: ir.Value, rows: int) -> bool:
-    """Return whether a constant holds a number for each id."""
+    """Return whether a constant has one element per id."""
     producer = value.producer()
     if producer is not None and "value" in producer.attributes:
         shape = tuple(producer.attributes["value"].as_tensor().shape)
@@ -113,7 +113,7 @@ class _Layouts:
 
     name: str
     weights: str
-    """The one file that is read, as graphs name it: the engine looks for that name wherever the file lies."""
+    """Name of the only weights file supported, as the graph spells it; the engine looks it up in the graph's folder."""
 
     def of(self, node: ir.Node) -> HeadLayout:
         if node.op_type == "MatMulNBits":
@@ -123,7 +123,7 @@ class _Layouts:
             attributes.get_float(part, 1.0) == 1.0 for part in ("alpha", "beta")
         )
         if not plain:
-            raise self._unsupported("scales or transposes what it reads")
+            raise self._unsupported("scales or transposes its input")
         return self._floats(node, transposed=not attributes.get_int("transB", 0))
 
     def _blocks(self, node: ir.Node) -> HeadLayout:
@@ -131,7 +131,7 @@ class _Layouts:
         rows, columns = attributes.get_int("N", 0), attributes.get_int("K", 0)
         bits, block = attributes.get_int("bits", 4), attributes.get_int("block_size", 0)
         if _input(node, _ORDER) is not None:
-            raise self._unsupported("has its columns in another order")
+            raise self._unsupported("has reordered columns")
         if bits not in (4, 8) or not block or columns % block:
             raise self._unsupported(f"has blocks of {block} weights of {bits} bits in rows of {columns}")
         blocks, zeros = columns // block, _input(node, _ZERO_POINTS)
@@ -148,7 +148,7 @@ class _Layouts:
             value = _input(cast, 0)
         shape = None if value is None or value.shape is None else tuple(value.shape)
         if shape is None or len(shape) != 2 or not all(isinstance(size, int) for size in shape):
-            raise self._unsupported("has no weights of a known size")
+            raise self._unsupported("has weights of unknown shape")
         first, second = (int(str(size)) for size in shape)
         rows, columns = (second, first) if transposed else (first, second)
         values = self._stored(value, (first, second), kinds=("float16", "float32"))
@@ -156,15 +156,15 @@ class _Layouts:
         return HeadLayout(rows, columns, bits, 0, values, transposed=transposed)
 
     def _stored(self, value: ir.Value | None, shape: tuple[int, int], *, kinds: tuple[str, ...]) -> StoredArray:
-        """Return where an initializer lies in the weights file, in a shape of two dimensions."""
+        """Return where an initializer is stored in the weights file, as an array of this shape."""
         tensor = None if value is None else value.const_value
         if not isinstance(tensor, ir.ExternalTensor) or PurePath(tensor.location) != PurePath(self.weights):
-            raise self._unsupported("does not lie in the model's weights file")
+            raise self._unsupported("is not stored in the model's weights file")
         kind = _KINDS.get(tensor.dtype, "")
         if kind not in kinds:
             raise self._unsupported(f"is stored as {tensor.dtype}")
         if tensor.size != shape[0] * shape[1]:
-            raise self._unsupported(f"has {tensor.size} stored numbers where {shape[0] * shape[1]} belong")
+            raise self._unsupported(f"has {tensor.size} stored elements instead of {shape[0] * shape[1]}")
         return StoredArray(kind, tensor.offset or 0, shape)
 
     def _unsupported(self, what: str) -> ExportError:
@@ -172,12 +172,12 @@ class _Layouts:
 
 
 def _tail(model: ir.Model, head: ir.Node, name: str) -> tuple[ir.Node, ...]:
-    """Return the nodes from the head's product to the logits. Each may read constants beside it, and nothing else."""
+    """Return the nodes from the head's product to the logits, whose other inputs must all be constants."""
     value = next(value for value in model.graph.outputs if value.name == "logits")
     found: list[ir.Node] = []
     while (node := value.producer()) is not head:
         if node is None or node.inputs[0] is None or not all(map(_is_constant, node.inputs[1:])):
-            raise ExportError(f"{name} changes its logits by more than constants: its head cannot be trimmed")
+            raise ExportError(f"{name} combines its logits with non-constant values: its head cannot be trimmed")
         found.append(node)
         value = node.inputs[0]
     return tuple(reversed(found))

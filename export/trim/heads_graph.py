@@ -1,7 +1,7 @@
-"""Draws a model's graph "heads": the body of its base graph, and behind it the whole head and a trimmed one.
+"""Builds a model's graph "heads": the body of its base graph with two heads, the full one and a trimmed one.
 
-It lies over the same weights file. The trimmed head's rows are slices of the whole one's, bit for bit, and are held in
-the graph's own file.
+The graph uses the same weights file. The trimmed head's rows are copied from the full head's, bit for bit, into the
+graph's own file.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .head_layout import FoundHead, StoredArray, find_head, is_wide
 __all__ = ["write_heads"]
 
 HEADS = "heads"
-"""The graph's name in a model's entry, and its file's in the model's folder."""
+"""The graph's name in a model's manifest entry, and its file's stem."""
 _TRIM, _CONCAT = "trim", "concat"
 
 
 def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
-    """Write the graph of a model of the pack at `root` into the file `out` and return what the manifest says of it.
+    """Write the graph of a model of the pack at `root` to the file `out`; return its manifest entry.
 
-    base: the graph to add heads to. ids: what the trimmed head keeps, ascending.
-    The returned `file` is stored next to the base graph, wherever `out` is. Of the weights only the rows kept are read.
-    With a multiple of 32 ids their logits are the whole head's bit for bit; kernels round what fills no tile otherwise.
-    Raises ExportError for a head that cannot be cut, InputError for ids that are not a part of the vocabulary.
+    base: the graph to add a head to. ids: the ids that the trimmed head keeps, ascending.
+    The entry's `file` is next to the base graph, wherever `out` is. Only the kept rows of the weights are read.
+    With a multiple of 32 ids, the logits equal the full head's bit for bit; kernels round partial tiles differently.
+    Raises ExportError if the head cannot be trimmed, InputError if `ids` is not a subset of the vocabulary.
     """
     if _CONCAT in base.capabilities:
-        raise ExportError(f"{base.file} joins past and present itself: heads are added to graphs of `export` alone")
+        raise ExportError(f"{base.file} concatenates its KV cache itself: only graphs made by `export` can be trimmed")
     model = _read(root / base.file)
     weights = root / entry.weights
     head = find_head(model, name=base.file, weights=weights)
@@ -48,7 +48,7 @@ def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: I
             f"the head of {base.file} is {head.layout.rows} by {head.layout.columns}, the manifest says "
             f"{entry.rows} by {entry.hidden_size}: export the pack again"
         )
-    _Drawing(model, head, weights=weights).add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)
+    _GraphEditor(model, head, weights=weights).add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)
     _write(model, out)
     return replace(
         base,
@@ -59,8 +59,8 @@ def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: I
     )
 
 
-class _Drawing:
-    """Adds a head to a graph. Its picked rows are split among the two by the input `heads`: how many for each."""
+class _GraphEditor:
+    """Adds a head to a graph. The input `heads` is the number of selected positions that each of the two heads gets."""
 
     def __init__(self, model: ir.Model, head: FoundHead, *, weights: Path) -> None:
         self._graph, self._head, self._weights = model.graph, head, weights
@@ -80,7 +80,7 @@ class _Drawing:
                 output.shape = ir.Shape(["W", self._rows])
 
     def add_trimmed(self, ids: IntArray) -> None:
-        """Add the head that keeps `ids`."""
+        """Add a head that keeps `ids`."""
         node, layout = self._head.node, self._head.layout
         kept = self._initializer("/trim/ids", ids.astype(np.int64)) if self._wide else None
         bias = self._head.bias
@@ -103,12 +103,12 @@ class _Drawing:
 
     @property
     def _wide(self) -> bool:
-        """Whether anything but the head's rows holds a number for each id: a bias, something behind the product."""
+        """Whether the bias, or a constant after the product, has one element per id."""
         constants = [self._head.bias, *(value for node in self._head.tail for value in node.inputs[1:])]
         return any(value is not None and is_wide(value, self._rows) for value in constants)
 
     def _finish(self, value: ir.Value, ids: ir.Value | None, *, size: int) -> None:
-        """Repeat behind the head what follows the whole one, and give its logits out."""
+        """Repeat the full head's tail after the trimmed head, and output its logits."""
         for node in self._head.tail:
             inputs = [value, *(self._picked(constant, ids) for constant in node.inputs[1:])]
             value = self._add(ir.Node(node.domain, node.op_type, inputs, node.attributes, name=f"{node.name}/{_TRIM}"))
@@ -116,14 +116,14 @@ class _Drawing:
         self._graph.outputs.insert(self._graph.outputs.index(self._logits) + 1, value)
 
     def _picked(self, value: ir.Value | None, ids: ir.Value | None) -> ir.Value | None:
-        """Return a constant as it is for the ids kept: their part of it, where it holds a number for each id."""
+        """Return a constant for the kept ids: their elements if it has one per id, else the constant unchanged."""
         if value is None or not is_wide(value, self._rows):
             return value
         assert ids is not None
         return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{_TRIM}/picked/{value.name}"))
 
     def _cut(self, name: str, stored: StoredArray, ids: IntArray) -> ir.Value:
-        """Return the stored rows of some ids as an initializer, in the shape that the head's node wants."""
+        """Return the stored rows of these ids as an initializer, in the shape that the head's node expects."""
         array = stored.open(self._weights)
         layout = self._head.layout
         if name == "values" and layout.block_size:
@@ -138,7 +138,7 @@ class _Drawing:
         return value
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-        """Add an input behind the plain ones, before keys and values."""
+        """Add an input before the keys and values."""
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         inputs = self._graph.inputs
         place = next((i for i, each in enumerate(inputs) if str(each.name).startswith("past_key_values.")), len(inputs))
@@ -153,9 +153,9 @@ class _Drawing:
 def _read(path: Path) -> ir.Model:
     try:
         return ir.load(path)
-    except Exception as error:  # protobuf's errors and onnx_ir's own
+    except Exception as error:  # protobuf and onnx_ir raise various types
         raise ExportError(
-            f"{path} is not a sound graph ({reason_of(error)}): export or import the pack again"
+            f"{path} is not a valid graph ({reason_of(error)}): export or import the pack again"
         ) from None
 
 

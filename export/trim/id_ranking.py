@@ -1,4 +1,4 @@
-"""The order in which ids are kept: what must be, then by how often a text has them."""
+"""Ranks token ids for trimming: mandatory ids first, then by frequency in a text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from edgedecode.text.tokenizer import Tokenizer
 
 __all__ = ["Ranking", "always_kept", "rank_ids", "sweep_sizes"]
 
-_SHARES = (2, 4, 8, 16)
+_FRACTIONS = (2, 4, 8, 16)
+"""Sizes to try, as fractions of the vocabulary."""
 _STEP = 64
 _SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
+"""Sizes to try, in ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Every id of the vocabulary, the first to be kept first: each size keeps what the smaller ones keep, and more."""
+    """All ids of the vocabulary, most important first: a trim of size N keeps the first N."""
 
     order: IntArray
     always: int
-    """How many of the first are kept at any size."""
+    """Number of leading ids that are kept at any size."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -35,13 +37,13 @@ class Ranking:
 
     @property
     def places(self) -> IntArray:
-        """Id → its place in the order: an id is kept at every size above that."""
+        """Id → its position in the order: the id is kept at every size above it."""
         places = np.empty_like(self.order)
         places[self.order] = np.arange(len(self.order))
         return places
 
     def size_covering(self, tokens: Sequence[int], share: float) -> int | None:
-        """Return the least size, in steps of 64, that knows this share of the tokens; None: only the whole one does."""
+        """Return the smallest size, in steps of 64, that covers this share of the tokens; None: only the full one."""
         if not len(tokens):
             return None
         places = np.sort(self.places[np.asarray(tokens, np.int64)])
@@ -50,7 +52,7 @@ class Ranking:
         return size if size < self.vocabulary_size else None
 
     def vocabulary(self, size: int) -> TrimmedVocabulary:
-        """Return the vocabulary of this size. Raises InputError for one that is not a trim."""
+        """Return the vocabulary of this size. Raises InputError if the size is too small, or trims nothing."""
         if size < self.always:
             raise InputError(
                 f"a size of {size} is too small: {self.always} special, added, end and byte tokens are always kept; "
@@ -62,14 +64,14 @@ class Ranking:
 
 
 def always_kept(tokenizer: Tokenizer, generation: Generation) -> frozenset[int]:
-    """Return the ids that every trim keeps: added, special, beginning and end tokens, and those of one byte each."""
+    """Return the ids that every trim keeps: added, special, BOS and end tokens, and byte tokens."""
     named = (tokenizer.token_to_id(token) for token in (generation.bos_token, generation.eos_token) if token)
     ends = {id for id in (*generation.end_token_ids, *named) if id is not None and id < tokenizer.size}
     return tokenizer.added_ids | tokenizer.special_ids | tokenizer.byte_ids() | ends
 
 
 def rank_ids(texts: Iterable[Sequence[int]], *, always: frozenset[int], vocabulary_size: int) -> Ranking:
-    """Rank ids by how often these tokens have them; ties, and what never occurs, by id (BPE's order is by frequency).
+    """Rank ids by their frequency in these texts; ties, and ids that never occur, by id (BPE ids follow frequency).
 
     Raises InputError for an id outside the vocabulary.
     """
@@ -86,7 +88,7 @@ def rank_ids(texts: Iterable[Sequence[int]], *, always: frozenset[int], vocabula
 
 def sweep_sizes(*, vocabulary_size: int, always: int) -> tuple[int, ...]:
     """Return the sizes to try, ascending. Raises InputError for a vocabulary too small to be trimmed."""
-    tried = {vocabulary_size // share for share in _SHARES} | set(_SIZES)
+    tried = {vocabulary_size // fraction for fraction in _FRACTIONS} | set(_SIZES)
     sizes = tuple(sorted(size for size in tried if always <= size < vocabulary_size))
     if not sizes:
         raise InputError(

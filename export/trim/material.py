@@ -1,4 +1,4 @@
-"""The texts of a trim: what is counted, what is held out, and what each category says."""
+"""Gathers the texts of a trim: counted, held out, and per category."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from .trim_texts import (
 
 __all__ = ["Material", "gather"]
 
-_ASKED_AGAIN = 4
-"""Prompts of a category that whole answers are timed on."""
+_TIMED_PROMPTS = 4
+"""Prompts per category on which full answers are timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Texts by what they are for."""
+    """Texts by their purpose."""
 
     counted: tuple[ScoredText, ...]
+    """Texts whose token frequencies rank the ids."""
     choosing: tuple[ScoredText, ...]
-    """Held-out text that a size is chosen on."""
+    """Held-out texts on which a size is chosen."""
     categories: Mapping[str, tuple[ScoredText, ...]]
-    """First the calibration's: another held-out part, which tells what was chosen."""
+    """Texts that are reported on; first the calibration's other held-out part, on which no size was chosen."""
     prompts: Mapping[str, tuple[Prompt, ...]]
-    """Of each category, some to ask again."""
+    """Some prompts of each category, to time full answers on."""
     calibration: str
-    """What was counted, in a line."""
+    """One line that describes the counted texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +57,21 @@ class _Calibration:
 
 
 def gather(pair: Pair, request: TrimRequest, stages: Stages) -> Material:
-    """Read and answer everything. Raises InputError for files that cannot be used, OSError as `open` does."""
+    """Read the files and answer the prompts. Raises InputError for unusable files, OSError as `open` does."""
     prompts = None if request.text is not None else _prompts(request)
     rows = _rows(request)
     kept = KeptAnswers.of(pair)
     calibration = _of_text(pair, request) if prompts is None else _of_prompts(pair, prompts, request, kept, stages)
     split = split_texts(calibration.texts, seed=request.seed)
-    choosing, telling = split.halves()
-    groups = {text.group for text in telling}
-    asked = [prompt for group, prompt in enumerate(calibration.prompts) if group in groups]
+    choosing, reported = split.halves()
+    groups = {text.group for text in reported}
+    reported_prompts = [prompt for group, prompt in enumerate(calibration.prompts) if group in groups]
     counted = sum(len(text.scored) for text in split.counted)
     return Material(
         counted=split.counted,
         choosing=choosing,
-        categories={CALIBRATION: telling, **_texts(pair, rows, request, kept, stages)},
-        prompts=_asked(pair, asked, rows),
+        categories={CALIBRATION: reported, **_texts(pair, rows, request, kept, stages)},
+        prompts=_timed_prompts(pair, reported_prompts, rows),
         calibration=f"{counted} tokens of {calibration.line}, seed {request.seed}",
     )
 
@@ -80,7 +81,7 @@ def _prompts(request: TrimRequest) -> list[Prompt]:
     if request.calibrate is None:
         prompts = bundled_prompts()
     else:
-        file_text(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
+        file_text(request.calibrate)  # for a binary file, its error is clearer than "line 1 is not JSON"
         prompts = read_prompts(request.calibrate, family="")
     mixed = interleaved(prompts, name=lambda prompt: prompt.family)
     return mixed[: request.prompts]
@@ -112,7 +113,7 @@ def _of_prompts(
 def _texts(
     pair: Pair, rows: Sequence[CategoryRow], request: TrimRequest, kept: KeptAnswers, stages: Stages
 ) -> dict[str, tuple[ScoredText, ...]]:
-    """Return each category's texts; the target answers greedily what has no answer."""
+    """Return each category's texts; the target answers prompts without an answer greedily."""
     found: dict[str, list[ScoredText]] = {}
     context = _context(pair)
     with stages.stage("category text", len(rows)) as advance:
@@ -129,22 +130,20 @@ def _texts(
     return {name: tuple(text for text in texts if text.scored) for name, texts in found.items()}
 
 
-def _asked(pair: Pair, calibration: Sequence[Prompt], rows: Sequence[CategoryRow]) -> dict[str, tuple[Prompt, ...]]:
-    """Return some prompts of each category whose first turn's answer fits behind it, whatever it says.
-
-    Of these, no text of the category was cut down to nothing.
-    """
+def _timed_prompts(
+    pair: Pair, calibration: Sequence[Prompt], rows: Sequence[CategoryRow]
+) -> dict[str, tuple[Prompt, ...]]:
+    """Return a few prompts of each category after which a full answer to the first turn fits into the context."""
+    context = _context(pair)
     found: dict[str, list[Prompt]] = {CALIBRATION: [], **{row.category: [] for row in rows}}
     for name, prompt in [(CALIBRATION, each) for each in calibration] + [(row.category, row.prompt) for row in rows]:
         messages = (*prompt.history, Message("user", prompt.turns[0]))
-        if len(found[name]) < _ASKED_AGAIN and answered(messages, "", pair.tokenizer).start + MAX_TOKENS <= _context(
-            pair
-        ):
+        if len(found[name]) < _TIMED_PROMPTS and answered(messages, "", pair.tokenizer).start + MAX_TOKENS <= context:
             found[name].append(prompt)
     return {name: tuple(prompts) for name, prompts in found.items()}
 
 
 def _context(pair: Pair) -> int:
-    """Return how many tokens of a text both models can read."""
+    """Return the number of tokens that fit both models' contexts."""
     draft = pair.draft
     return pair.target.card.context if draft is None else min(pair.target.card.context, draft.card.context)

@@ -1,4 +1,4 @@
-"""Measures what smaller heads of an open pair's draft are worth: acceptance, step times, and what they promise."""
+"""Measures smaller heads of an open pair's draft: acceptance, step times and predicted speed-up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from .trim_texts import CALIBRATION
 
 __all__ = ["Bench"]
 
-_CHECKED = 1
-_SPARE = 0.25
-"""Of what a bound leaves out: a size that just covers it in one text may not in the next."""
+_COVERAGE_MARGIN = 0.25
+"""Share of the allowed misses kept in reserve: a size that just reaches the bound on one text may miss it on another.
+
+A larger value tries larger vocabularies."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """An open pair, its engine, and a place for trial files."""
+    """An open pair, its engine, and a place for temporary files."""
 
     pair: Pair
     runtime: Runtime
@@ -47,7 +48,7 @@ class Bench:
     @property
     def draft(self) -> LanguageModel:
         draft = self.pair.draft
-        assert draft is not None, "packs without one were refused"
+        assert draft is not None, "packs without a draft were rejected"
         return draft
 
     def ranking(self, texts: Sequence[Sequence[int]]) -> Ranking:
@@ -55,7 +56,7 @@ class Bench:
         return rank_ids(texts, always=self.always, vocabulary_size=self.pair.tokenizer.size)
 
     def sizes(self, size: int | None) -> tuple[int, ...]:
-        """Return the sizes to measure, ascending: this one, or None: several. Raises InputError for no trim."""
+        """Return the sizes to measure, ascending: only `size`, or several for None. Raises InputError for no trim."""
         if size is None:
             return sweep_sizes(vocabulary_size=self.pair.tokenizer.size, always=len(self.always))
         self.ranking([]).vocabulary(size)
@@ -64,21 +65,23 @@ class Bench:
     def with_covering(
         self, sizes: Sequence[int], ranking: Ranking, material: Material, *, bound: float
     ) -> tuple[int, ...]:
-        """Return the sizes, and those that just cover enough of another held-out text than the one that is reported."""
+        """Add the smallest sizes that reach the bound, with and without margin, on held-out text not reported on."""
         tokens = [token for text in material.choosing for token in text.scored]
-        found = (ranking.size_covering(tokens, share) for share in (bound, bound + _SPARE * (1 - bound)))
+        found = (ranking.size_covering(tokens, share) for share in (bound, bound + _COVERAGE_MARGIN * (1 - bound)))
         return tuple(sorted({*sizes, *(size for size in found if size is not None)}))
 
     def check(self) -> None:
-        """Make the smallest heads there can be and open them, before anything takes long. Raises ExportError."""
+        """Make and open the smallest possible head, to fail before the long work. Raises ExportError."""
         if not self.draft.card.rollback:
-            raise ExportError("the pack's draft has recurrent layers, which cannot drop a draft: it cannot be trimmed")
+            raise ExportError(
+                "the pack's draft has recurrent layers, which cannot roll back a proposal: it cannot be trimmed"
+            )
         with self.stages.stage("draft's head"):
-            smallest = self.ranking([]).vocabulary(max(_CHECKED, len(self.always)))
-            self._times(smallest, tokens=[0], repetitions=_CHECKED)
+            smallest = self.ranking([]).vocabulary(max(1, len(self.always)))
+            self._times(smallest, tokens=[0], repetitions=1)
 
     def sweep(self, ranking: Ranking, sizes: Sequence[int], material: Material, *, bound: float) -> Sweep:
-        """Measure these sizes on this material, and the whole vocabulary beside them."""
+        """Measure these sizes and the full vocabulary on this material."""
         found = self._acceptances(Nested.of(ranking, sizes), material)
         tokens = [token for text in material.categories[CALIBRATION] for token in text.tokens]
         with self.stages.stage("target's passes"):
@@ -105,7 +108,7 @@ class Bench:
             }
 
     def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> HeadTimes:
-        """Make the heads of a size, time a draft step with them, and remove them."""
+        """Make the heads for a vocabulary, time draft steps with them, and remove them."""
         heads = make_heads(self.place, self.pair.manifest, vocabulary=vocabulary)
         size, manifest = self.pair.tokenizer.size, self.pair.manifest
         opened = opened_trim(self.runtime, heads, self.place, manifest, vocabulary_size=size, threads=self.threads)

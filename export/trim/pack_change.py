@@ -1,7 +1,7 @@
-"""Changes a pack's trim: new files beside the old ones, then the manifest by one rename, then the old files go.
+"""Replaces a pack's trim atomically: writes the new files, renames the manifest into place, removes the old files.
 
-Whatever interrupts it, the pack is the old one or the new one. While it is made, a file's name begins with a dot, which
-a pack's check passes over. The pack is held while it changes, not for the minutes before: two trims may run at once.
+After any interruption the pack is either the old or the new one. Unfinished files have names that begin with a dot,
+which `verify` ignores. The pack is locked only while it changes, so two trims may run at once.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ __all__ = [
 ]
 
 HEADS = "heads"
-"""The name of the graph that has the further heads."""
+"""The name of the graph with both heads."""
 _ROLE = "draft"
 _STEMS = {"heads": "onnx", "trim": "ids", "gguf": "gguf"}
 _WORK = re.compile(rf"\.trim-(?P<run>\w+)(-\d+\.\w+(\.[0-9a-f]+{MAKING})?|\.lock)")
-"""A file of a workplace, perhaps while it is written, and the one whose lock shows that its run goes on."""
+"""Temporary files of a run, complete or being written, and its lock file, which is locked while the run is alive."""
 _GRAPH_NBYTES = 1 << 20
+"""Estimated size of the graph without its head."""
 _STALE_SECONDS = 24 * 3600
-"""Files unchanged for longer belong to a crashed run, where there are no locks."""
+"""On file systems without locks, files unchanged for longer are taken for a crashed run's."""
 
 
 @dataclass(slots=True)
 class Workplace:
-    """Where files of a trim are made: beside the draft's graphs, since a graph finds its weights in its own folder."""
+    """Temporary files of a trim, in the folder of the draft's graphs, because a graph looks there for its weights."""
 
     root: Path
     folder: str
     run: str
-    """Part of every name: no other run's."""
+    """Part of every file name, unique to this run."""
     made: list[Path] = field(default_factory=list)
 
     def path(self, kind: str) -> Path:
@@ -66,7 +67,7 @@ class Workplace:
         return path
 
     def name(self, path: Path) -> str:
-        """Return a file's name as a manifest has it."""
+        """Return a file's name as in a manifest."""
         return path.relative_to(self.root).as_posix()
 
     def remove(self, paths: Sequence[Path]) -> None:
@@ -76,7 +77,7 @@ class Workplace:
 
 @contextmanager
 def workplace(root: Path, manifest: Manifest) -> Iterator[Workplace]:
-    """Give a place to make files in; what is still there at the end is removed, and so is what a killed run left."""
+    """Yield a place for temporary files, which are removed at the end; also remove those of crashed runs."""
     folder = root / _folder(manifest.models[_ROLE])
     with ExitStack() as stack:
         with changing(root):
@@ -85,7 +86,7 @@ def workplace(root: Path, manifest: Manifest) -> Iterator[Workplace]:
             handle, name = tempfile.mkstemp(prefix=".trim-", suffix=".lock", dir=folder)
             os.close(handle)
             stack.callback(Path(name).unlink, missing_ok=True)
-            with suppress(OSError):  # no locks there: its files are taken for abandoned when they are old
+            with suppress(OSError):  # a file system without locks: the age of the files decides
                 if (lock := take_lock(Path(name))) is not None:
                     stack.enter_context(lock)
         found = _WORK.fullmatch(Path(name).name)
@@ -96,7 +97,7 @@ def workplace(root: Path, manifest: Manifest) -> Iterator[Workplace]:
 
 
 def check_writable(root: Path, manifest: Manifest) -> None:
-    """Raise ManifestError where the pack is not the user's own to change."""
+    """Raise ManifestError if the pack was downloaded or is read-only."""
     if is_downloaded(root):
         raise ManifestError(
             f"the pack {root} was downloaded, and the next download would undo a trim: copy it elsewhere first"
@@ -108,7 +109,7 @@ def check_writable(root: Path, manifest: Manifest) -> None:
 
 
 def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
-    """Raise ManifestError, before anything is measured, where the disk has no room for heads of `size` ids."""
+    """Raise ManifestError if the disk has no room for heads of `size` ids; called before anything is measured."""
     draft = manifest.models[_ROLE]
     row_nbytes = draft.hidden_size * draft.head_bits // 8 + 4 * draft.hidden_size // (draft.block_size or 32) + 4
     needed = size * row_nbytes + _GRAPH_NBYTES
@@ -130,10 +131,10 @@ def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
 
 
 def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry) -> Manifest:
-    """Put made files into the pack in the place of its former trim, and return the manifest as it is then.
+    """Replace the pack's trim by files of `place`; return the new manifest.
 
-    graph, entry: as they go into the manifest, but with the names of files in `place`; no graph: the pack has none.
-    Raises ManifestError or OSError, and then the pack is as it was.
+    graph, entry: the manifest's entries, with the file names in `place`. No graph: the pack holds the draft as GGUF.
+    Raises ManifestError or OSError and leaves the pack unchanged.
     """
     with changing(place.root):
         old = Manifest.load(place.root)
@@ -152,20 +153,20 @@ def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry) -> Man
 
 
 def save_entry(root: Path, entry: TrimEntry, *, measured: TrimEntry) -> None:
-    """Let the manifest say this of the pack's trim, whose files stay.
+    """Replace the manifest's entry of the pack's trim; its files stay.
 
-    Raises ManifestError where the pack's trim is not the `measured` one any more, or OSError; the pack is as it was.
+    Raises ManifestError if the pack's trim is no longer the `measured` one, or OSError; the pack is then unchanged.
     """
     with changing(root):
         if Manifest.load(root).models[_ROLE].trim != measured:
-            raise ManifestError("the pack's trim was replaced or removed meanwhile")
+            raise ManifestError("the pack's trim was replaced or removed in the meantime")
         value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
         value["models"][_ROLE]["trim"] = asdict(entry)
         replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def remove_trim(root: Path) -> list[str]:
-    """Take the heads and the map of a pack's trim out; return the files that went. Raises ManifestError or OSError."""
+    """Remove a pack's trim; return the names of the removed files. Raises ManifestError or OSError."""
     with changing(root):
         old = Manifest.load(root)
         _change(root, old, graph=None, entry=None, moves={})
@@ -173,7 +174,7 @@ def remove_trim(root: Path) -> list[str]:
 
 
 def trim_files(entry: ModelEntry) -> list[str]:
-    """Return the names of the files that a model's trim consists of; empty: it has none."""
+    """Return the names of the files of a model's trim; empty if it has none."""
     names = [graph.file for name, graph in entry.graphs.items() if name == HEADS]
     if entry.trim is not None:
         names += [entry.trim.token_ids, *([entry.trim.gguf] if entry.trim.gguf else [])]
@@ -183,9 +184,9 @@ def trim_files(entry: ModelEntry) -> list[str]:
 def _change(
     root: Path, old: Manifest, *, graph: Graph | None, entry: TrimEntry | None, moves: Mapping[Path, str]
 ) -> Manifest:
-    """Move the made files to their names and write the manifest; then remove the old trim's files."""
+    """Move the new files into place and write the manifest; then remove the old trim's files."""
     path = root / MANIFEST_NAME
-    value = json.loads(path.read_text(encoding="utf-8"))  # as it stands: keys that only a newer version knows stay
+    value = json.loads(path.read_text(encoding="utf-8"))  # not through Manifest, which drops keys of newer versions
     gone = trim_files(old.models[_ROLE])
     draft = value["models"][_ROLE]
     draft["graphs"].pop(HEADS, None)
@@ -200,22 +201,22 @@ def _change(
     try:
         commit(root, text, moves={made: root / name for made, name in moves.items()})
     finally:
-        if path.read_text(encoding="utf-8") == text:  # also where an interrupt came right behind the last rename
+        if path.read_text(encoding="utf-8") == text:  # also after an interrupt right after the last rename
             remove_files(root, gone)
     return manifest
 
 
 def _remove_abandoned(root: Path, folder: Path) -> None:
-    """Remove what killed runs left: unfinished files, and those that were named but no manifest lists."""
+    """Remove files of crashed runs: temporary ones, and trim files that the manifest does not list."""
     runs: dict[str, list[Path]] = {}
     for path in folder.iterdir():
         if (found := _WORK.fullmatch(path.name)) is not None:
             runs.setdefault(found["run"], []).append(path)
     for run, left in runs.items():
-        if not _goes_on(folder / f".trim-{run}.lock", left):
-            for path in sorted(left, key=lambda path: path.suffix == ".lock"):  # that one last
+        if not _may_be_alive(folder / f".trim-{run}.lock", left):
+            for path in sorted(left, key=lambda path: path.suffix == ".lock"):  # the lock file last
                 path.unlink(missing_ok=True)
-    for path in root.glob(f"{MANIFEST_NAME}.*{MAKING}"):  # a manifest that was not put in place
+    for path in root.glob(f"{MANIFEST_NAME}.*{MAKING}"):  # a manifest that was not renamed into place
         path.unlink(missing_ok=True)
     listed = Manifest.load(root).files
     for path in (folder / name for names in TRIM_NAMES.values() for name in names):
@@ -223,11 +224,11 @@ def _remove_abandoned(root: Path, folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _goes_on(mark: Path, files: Sequence[Path]) -> bool:
-    """Return whether a run may be alive: by the lock of its mark, else by the age of its files."""
+def _may_be_alive(lock_file: Path, files: Sequence[Path]) -> bool:
+    """Return whether a run may be alive, judged by its lock or else by the age of its files."""
     with suppress(OSError):
-        if mark.exists():
-            if (lock := take_lock(mark)) is not None:
+        if lock_file.exists():
+            if (lock := take_lock(lock_file)) is not None:
                 lock.release()
             return lock is None
     with suppress(OSError):

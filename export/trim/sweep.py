@@ -1,8 +1,9 @@
-"""What a trim is asked for, and what each size promises: predicted speed over plain decoding, and the choice.
+"""The request for a trim, the predicted speed-up of each size, and the choice among them.
 
-S(k) = tokens a round / (c(k + 1) + k·d), d a draft step in target passes (Leviathan 2211.17192 with measured costs);
-MBSU(k) = tokens a round / (k·r + 1), r the draft's bytes over the target's (VocabTrim 2506.22694), where memory alone
-decides.
+S(k) = tokens per round / (c(k + 1) + k·d): the speed-up over plain decoding, where c is the measured cost of a target
+pass by width and d that of a draft step, both in single-token target passes (Leviathan 2211.17192).
+MBSU(k) = tokens per round / (k·r + 1): the memory-bound speed-up, where r is the draft's bytes over the target's
+(VocabTrim 2506.22694).
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from .timing import PassTimes, Speeds
 __all__ = ["Costs", "Prediction", "Sweep", "SweepRow", "TrimRequest", "TrimResult", "bytes_ratio", "predict"]
 
 MARGIN = 1.005
-"""So many times the whole draft's S a trimmed one's must be: less is nothing that can be measured."""
+"""A recommended trim's S is at least this many times the full draft's: smaller gains are below measurement noise."""
 LEAST_TOKENS = 200
-"""Held-out tokens, below which nothing is recommended: a share of so few says little."""
+"""Below this number of held-out tokens nothing is recommended: coverage of fewer is unreliable."""
 _HELD_ACCEPTANCE = 0.98
-"""Below so much of the whole draft's tokens a round a category is said to lose."""
+"""A category is reported as losing if its tokens per round fall below this share of the full draft's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a draft of one size costs: its step's seconds, and the bytes it reads over the target's."""
+    """Costs of a draft of one size: seconds per step, and bytes read relative to the target's."""
 
     step_seconds: float
     bytes_ratio: float
@@ -38,7 +39,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One size on one category: at the draft length that is best there."""
+    """Prediction for one size on one category, at the best draft length."""
 
     acceptance: Acceptance
     length: int
@@ -48,7 +49,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One size of vocabulary; the whole one has `size` of the vocabulary."""
+    """Predictions for one vocabulary size; for the full vocabulary, `size` is its size."""
 
     size: int
     costs: Costs
@@ -57,27 +58,27 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Everything that was found, sizes ascending."""
+    """All measured sizes, ascending."""
 
     rows: tuple[SweepRow, ...]
     whole: SweepRow
     target: PassTimes
     bound: float
-    """Held-out coverage that a recommended size has at least."""
+    """Minimum held-out coverage of a recommended size."""
     main: str
-    """The category that decides."""
+    """The category on which sizes are compared."""
 
     def row(self, size: int) -> SweepRow:
         return next(row for row in self.rows if row.size == size)
 
     @property
     def best(self) -> SweepRow | None:
-        """The size of best S among those with enough coverage, where that wins over the whole draft; else None."""
-        able = [row for row in self.rows if self.wins(row)]
-        return max(able, key=lambda row: (row.categories[self.main].speed_up, -row.size), default=None)
+        """The size with the best S among those that win; None if none does."""
+        winning = [row for row in self.rows if self.wins(row)]
+        return max(winning, key=lambda row: (row.categories[self.main].speed_up, -row.size), default=None)
 
     def wins(self, row: SweepRow) -> bool:
-        """Return whether a size has enough coverage and promises more than the whole draft."""
+        """Return whether a size has enough coverage and a higher predicted speed-up than the full draft."""
         found = row.categories[self.main]
         whole = self.whole.categories[self.main]
         if found.acceptance.tokens < LEAST_TOKENS:
@@ -88,7 +89,7 @@ class Sweep:
         """Return why no size wins."""
         tokens = self.whole.categories[self.main].acceptance.tokens
         if tokens < LEAST_TOKENS:
-            return f"{tokens} held-out tokens are too few to tell, {LEAST_TOKENS} are not: give more prompts or text"
+            return f"{tokens} held-out tokens are too few, {LEAST_TOKENS} are needed: give more prompts or text"
         covered = [row for row in self.rows if row.categories[self.main].acceptance.coverage >= self.bound]
         if not covered:
             most = max(self.rows, key=lambda row: row.categories[self.main].acceptance.coverage)
@@ -96,25 +97,27 @@ class Sweep:
             return f"no size covers {self.bound:.1%} of the held-out tokens; {most.size} ids cover {found:.1%}"
         row = max(covered, key=lambda row: row.categories[self.main].speed_up)
         found, whole = row.categories[self.main].speed_up, self.whole.categories[self.main].speed_up
-        return f"the best, {row.size} ids, promises {found:.2f} times plain decoding, the full draft {whole:.2f}"
+        return (
+            f"the best size, {row.size} ids, is predicted {found:.2f}x over plain decoding, the full draft {whole:.2f}x"
+        )
 
     def length(self, row: SweepRow) -> int:
-        """Return the draft length that this size is best at on what decides."""
+        """Return this size's best draft length on the main category."""
         return row.categories[self.main].length
 
     def entries(self, row: SweepRow) -> dict[str, TrimCategory]:
-        """Return what the manifest keeps of a size."""
+        """Return the manifest's entry of each category for this size."""
         length = self.length(row)
         return {name: self._entry(name, row, length) for name in row.categories}
 
     def warnings(self, row: SweepRow) -> tuple[str, ...]:
-        """Say, a sentence each, where a category loses, and what."""
+        """Return one line for each category that loses, and one for categories with too few tokens."""
         entries = self.entries(row)
         few = [f"{name} ({entry.tokens})" for name, entry in entries.items() if entry.tokens < LEAST_TOKENS]
         losing = [f"{name} {lost}" for name, entry in entries.items() if (lost := _losses(entry, self.bound))]
         return (
             *losing,
-            *([f"fewer than {LEAST_TOKENS} tokens say little of a category: {', '.join(few)}"] if few else []),
+            *([f"categories with fewer than {LEAST_TOKENS} tokens are unreliable: {', '.join(few)}"] if few else []),
         )
 
     def _entry(self, name: str, row: SweepRow, length: int) -> TrimCategory:
@@ -132,7 +135,7 @@ class Sweep:
 
 
 def predict(acceptance: Acceptance, costs: Costs, target: PassTimes) -> Prediction:
-    """Return what drafts with these costs promise at the best draft length."""
+    """Return the prediction for drafts with these costs, at the best draft length."""
     speeds = {length: _speed_up(acceptance, costs, target, length) for length in LENGTHS}
     length = max(speeds, key=lambda length: speeds[length])
     mbsu = max(acceptance.per_round[k] / (k * costs.bytes_ratio + 1) for k in LENGTHS)
@@ -140,9 +143,9 @@ def predict(acceptance: Acceptance, costs: Costs, target: PassTimes) -> Predicti
 
 
 def bytes_ratio(manifest: Manifest, *, size: int) -> float:
-    """Return the draft's bytes over the target's, the draft's head cut to `size` rows; by their weights files.
+    """Return the draft's bytes over the target's, with the draft's head cut to `size` rows, from their weights files.
 
-    A head's row has its weights and a float32 scale a block; where the embedding is a table of its own it counts too.
+    A row of the head has its weights and a float32 scale per block. A separate embedding table is counted too.
     """
     draft = manifest.models["draft"]
     scales = 4 * draft.hidden_size / draft.block_size if draft.head_bits <= 8 and draft.block_size else 0.0
@@ -157,59 +160,59 @@ def _speed_up(acceptance: Acceptance, costs: Costs, target: PassTimes, length: i
 
 
 def _losses(entry: TrimCategory, bound: float) -> str:
-    """Return what a category loses; empty: not enough for a warning."""
+    """Return a description of a category's losses; empty if they need no warning."""
     lost = []
     if entry.acceptance < _HELD_ACCEPTANCE * entry.acceptance_full:
-        lost.append(f"falls to {entry.acceptance:.2f} tokens a round from {entry.acceptance_full:.2f}")
+        lost.append(f"falls from {entry.acceptance_full:.2f} to {entry.acceptance:.2f} tokens per round")
     speed_up, whole = entry.speed_up, entry.speed_up_full
     if speed_up is not None and whole is not None and MARGIN * speed_up < whole:
-        lost.append(f"falls to {speed_up:.2f} times plain decoding from {whole:.2f}")
+        lost.append(f"falls from {whole:.2f}x to {speed_up:.2f}x over plain decoding")
     if entry.coverage >= bound and not lost:
         return ""
-    return ", ".join([f"has {1 - entry.coverage:.1%} of its tokens outside", *lost])
+    return ", ".join([f"has {1 - entry.coverage:.1%} of its tokens outside the vocabulary", *lost])
 
 
 @dataclass(frozen=True, slots=True)
 class TrimRequest:
-    """Which pack, how small, and on what text it is found out. None takes the default that the help names."""
+    """The pack, the size, and the texts to measure on. None selects the default documented in the help."""
 
     pack: str | Path
     size: int | None = None
     """None: the best of several."""
     coverage: float = 0.99
-    """Share of the held-out tokens that a recommended size has at least."""
+    """Minimum share of the held-out tokens that a recommended size covers."""
     calibrate: Path | None = None
     text: Path | None = None
-    """Text to count instead of answers."""
+    """Text to count instead of the target's answers."""
     categories: Path | None = None
     prompts: int | None = None
-    """Most prompts to calibrate on; None: all."""
+    """Maximum number of prompts to calibrate on; None: all."""
     answers: int = 2
     max_tokens: int = 128
     per_category: int = 16
     seed: int = 0
     report: bool = False
-    """Measure whole answers too."""
+    """Also time full answers."""
     runtime: str | None = None
     threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """What became of a pack."""
+    """The outcome of a trim."""
 
     root: Path
     runtime: str
     calibration: str
     sweep: Sweep
     chosen: SweepRow | None
-    """What the pack has now; None: nothing was changed."""
+    """The size that the pack now has; None: the pack was not changed."""
     entry: TrimEntry | None
     files: Mapping[str, int] = field(default_factory=dict)
-    """What was added: name → bytes."""
+    """Added files: name → bytes."""
     prompts: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
-    """Of each category, some to time whole answers on."""
+    """Some prompts of each category, to time full answers on."""
     former: TrimEntry | None = None
-    """The trim that the pack had before; it stays where nothing was changed."""
+    """The trim that the pack had before; still there if the pack was not changed."""
     speeds: Mapping[str, Speeds] = field(default_factory=dict)
-    """By category, where whole answers were measured."""
+    """Measured speed-ups of full answers, by category."""

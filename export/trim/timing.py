@@ -1,6 +1,6 @@
-"""What passes, draft steps and whole answers take here: with the whole head, with a smaller one, and without a draft.
+"""Times target passes, draft steps and full answers: with the full head, with a trimmed one, and without a draft.
 
-Samples are interleaved, so that all see the same machine; medians are reported.
+Samples are interleaved, so that changes in machine load affect all of them alike; medians are reported.
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ __all__ = [
 ]
 
 REPETITIONS = 21
-"""Samples of everything, at least."""
+"""Minimum number of samples of each measurement."""
 CONTEXT = 256
+"""Tokens in the KV cache while passes are timed."""
 _WARM_UP = 3
 _SECONDS, _MOST = 3.0, 2001
-"""Short passes are timed for so long, or so often: their medians need it, and it costs little."""
+"""Short passes are sampled for this many seconds, or this many times, because their medians need more samples."""
 _STEPS = 2
-"""Draft steps that are timed together behind a target pass: the first finds other things in the caches."""
+"""Draft steps timed together after a target pass, because the first of them finds cold CPU caches."""
 DRAFTER = "trim"
-"""Who drafts with the trimmed head."""
+"""The drafter that uses the trimmed head."""
 ANSWER_REPETITIONS = 5
 ANSWERS_PER_PROMPT = 3 * ANSWER_REPETITIONS
 MAX_TOKENS = 64
-"""Length of every answer: the arms are compared over the same text."""
+"""Tokens of every timed answer, so that all arms generate the same text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Median seconds of the target's passes by width, behind a pass of the same width."""
+    """Median seconds of the target's passes by width, each after a pass of the same width."""
 
     seconds: dict[int, float]
 
     def c(self, width: int) -> float:
-        """Return the cost of a pass over `width` tokens in passes over one."""
+        """Return the cost of a pass over `width` tokens, relative to a pass over one."""
         return self.seconds[width] / self.seconds[1]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTimes:
-    """Median seconds of a draft step with the whole head, and the median of what the smaller one takes of it.
+    """Median seconds of a draft step with the full head, and the trimmed head's median time relative to it.
 
-    The ratio is of steps that followed one another: what else the machine does is mostly in both.
+    The ratio is the median over pairs of adjacent samples, so that other load on the machine mostly cancels out.
     """
 
     whole_seconds: float
@@ -72,7 +73,7 @@ class HeadTimes:
 
 
 def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: int = REPETITIONS) -> PassTimes:
-    """Time passes over 1 to 9 tokens behind the same context, a sample of each width in turn."""
+    """Time passes over 1 to 9 tokens after the same context, interleaving the widths."""
     widths = (1, *(length + 1 for length in LENGTHS))
     room = max(widths)
     text = _text(tokens, min(CONTEXT, target.card.context - room) + room)
@@ -99,28 +100,31 @@ def time_heads(
     tokens: Sequence[int],
     repetitions: int = REPETITIONS,
 ) -> HeadTimes:
-    """Time draft steps behind target passes, interleaved: with the whole draft and with a `head` of `trimmed`."""
+    """Time draft steps after target passes, interleaved: with the full draft and with `head`, a head of `trimmed`."""
     context = min(CONTEXT, *(model.card.context - _STEPS for model in (target, whole, trimmed)))
     text = _text(tokens, context + _STEPS)
-    behind = filled_state(target, text[:context], room=1, rows=1)
-    mine = filled_state(whole, text[:context], room=_STEPS, rows=1)
-    theirs = filled_state(trimmed, text[:context], room=_STEPS, rows=1)
+    target_state = filled_state(target, text[:context], room=1, rows=1)
+    whole_state = filled_state(whole, text[:context], room=_STEPS, rows=1)
+    trimmed_state = filled_state(trimmed, text[:context], room=_STEPS, rows=1)
     samples: tuple[list[float], list[float]] = ([], [])
     try:
         for repetition in _samples(repetitions):
-            for seconds, forward, state in ((samples[0], whole, mine), (samples[1], head, theirs)):
-                timed_pass(target, behind, text[context : context + 1], rows="all")
+            for seconds, forward, state in ((samples[0], whole, whole_state), (samples[1], head, trimmed_state)):
+                timed_pass(target, target_state, text[context : context + 1], rows="all")
                 taken = sum(timed_pass(forward, state, [token], rows="last") for token in text[context:]) / _STEPS
                 if repetition >= 0:
                     seconds.append(taken)
     finally:
-        for state in (behind, mine, theirs):
+        for state in (target_state, whole_state, trimmed_state):
             state.close()
     return HeadTimes(median(samples[0]), median(less / full for full, less in zip(*samples, strict=True)))
 
 
 def _samples(least: int) -> Iterator[int]:
-    """Yield the numbers of samples to take, those below 0 to warm up; fewer than REPETITIONS are not exceeded."""
+    """Yield sample numbers, negative ones for warm-up: `least` samples, and more for short passes.
+
+    A `least` below REPETITIONS is also the maximum.
+    """
     started = perf_counter()
     for number in count(-_WARM_UP):
         enough = least < REPETITIONS or number >= _MOST or perf_counter() - started > _SECONDS
@@ -135,7 +139,7 @@ def _text(tokens: Sequence[int], length: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Times over plain decoding of whole answers, their prompts included."""
+    """Speed-ups over plain decoding of full answers, prefill included."""
 
     whole: float
     trimmed: float
@@ -156,10 +160,10 @@ def measure_speeds(
     repetitions: int = ANSWER_REPETITIONS,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> dict[str, Speeds]:
-    """Answer each category's prompts greedily with each arm in turn, and compare the sums of each repetition.
+    """Answer each category's prompts greedily with each arm in turn; return median speed-ups over the repetitions.
 
-    The median of the repetitions counts: what slows the machine for a while slows all arms of one.
-    `advance` is called for every answer, `ANSWERS_PER_PROMPT` times a prompt with these repetitions.
+    Times are summed per repetition, so that a temporary slowdown affects all arms of one repetition alike.
+    Calls `advance(1)` per answer, by default `ANSWERS_PER_PROMPT` times per prompt.
     """
     arms = (
         _Arm("plain", _options("none", None)),

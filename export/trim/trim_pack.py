@@ -1,4 +1,4 @@
-"""A trim from request to changed pack: the order of things. Refusals come before work, the change comes last."""
+"""Trims a pack's draft: checks first, then measures, and changes the pack last."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = ["take_out", "time_answers", "trim_pack"]
 
 
 def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
-    """Find out what smaller heads of the pack's draft are worth; give it the one asked for, or the best if it wins.
+    """Measure smaller heads of the pack's draft; add the requested one, or the best one if it beats the full head.
 
-    Raises ExportError, InputError or ManifestError, and then, as after an interrupt, the pack is as it was.
+    Raises ExportError, InputError or ManifestError. The pack is then unchanged, as after an interrupt.
     """
     root, manifest = _opened(request.pack)
     _require_frameworks(manifest)
@@ -78,18 +78,18 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
 
 
 def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) -> TrimResult:
-    """Time whole answers on the pack as it is now. What fails costs only the speeds: the pack is trimmed already."""
+    """Time full answers with the trimmed pack. A failure is only a notice, because the pack is trimmed already."""
     if result.chosen is None:
         return result
-    prompts = {name: asked for name, asked in result.prompts.items() if asked}
+    prompts = {name: found for name, found in result.prompts.items() if found}
     total = ANSWERS_PER_PROMPT * sum(map(len, prompts.values()))
     try:
         with (
             load(result.root, runtime=request.runtime, threads=request.threads) as pair,
-            stages.stage("whole answers", total) as advance,
+            stages.stage("full answers", total) as advance,
         ):
             if pair.manifest.models["draft"].trim != result.entry:
-                raise ManifestError("its trim was replaced or removed meanwhile")
+                raise ManifestError("its trim was replaced or removed in the meantime")
             speeds = measure_speeds(
                 pair,
                 prompts,
@@ -98,7 +98,7 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
                 advance=advance,
             )
     except EdgeDecodeError as error:
-        notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error.reason}")
+        notice(f"the pack {result.root} is trimmed, but full answers were not timed: {error.reason}")
         return result
     measured = entry = result.entry
     if measured is not None and measured.categories is not None:
@@ -111,13 +111,13 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
         try:
             save_entry(result.root, entry, measured=measured)
         except (ManifestError, OSError) as error:
-            notice(f"the speeds of whole answers are not kept in the pack {result.root}: {error}")
+            notice(f"the speeds of full answers could not be stored in the pack {result.root}: {error}")
             entry = measured
     return replace(result, entry=entry, speeds=speeds)
 
 
 def take_out(pack: str | Path) -> list[str]:
-    """Remove the pack's trim and return the files that went. Raises InputError where it has none."""
+    """Remove the pack's trim; return the names of the removed files. Raises InputError if the pack has no trim."""
     root, manifest = _opened(pack)
     files = trim_files(manifest.models["draft"])
     if not files:
@@ -127,7 +127,7 @@ def take_out(pack: str | Path) -> list[str]:
 
 
 def _opened(pack: str | Path) -> tuple[Path, Manifest]:
-    """Find the pack and refuse what can be refused before it is loaded."""
+    """Find the pack and run the checks that do not need its models."""
     root = find_pack(pack)
     manifest = Manifest.load(root)
     if "draft" not in manifest.models:
@@ -137,15 +137,15 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
 
 
 def _require_frameworks(manifest: Manifest) -> None:
-    """Refuse to make heads without what draws their graph; taking a trim out needs nothing."""
+    """Raise ExportError if the packages that edit graphs are missing; removing a trim does not need them."""
     if manifest.models["draft"].graphs:
         require_frameworks("trim", extra="import")
 
 
 def _check_files(request: TrimRequest) -> None:
-    """Refuse files that cannot be used, before the pack is loaded. Raises InputError, OSError."""
+    """Check the given files before the pack is loaded. Raises InputError, OSError."""
     if request.calibrate is not None:
-        file_text(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
+        file_text(request.calibrate)  # for a binary file, its error is clearer than "line 1 is not JSON"
         read_prompts(request.calibrate, family="")
     if request.text is not None:
         check_text_file(request.text)

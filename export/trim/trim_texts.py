@@ -1,4 +1,4 @@
-"""The texts of a trim: what counts in each, the files they are read from, and the categories a trim is held to."""
+"""The texts of a trim: which tokens of each are scored, the files they are read from, and the categories."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ __all__ = [
 ]
 
 _HELD_OUT = 4
-"""One group in N is held out."""
+"""One group in this many is held out."""
 _WINDOW = 256
-"""Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
+"""Tokens per piece of a plain text; held out piece by piece."""
 
 CALIBRATION = "calibration"
-"""The name of the calibration's own held-out part."""
+"""The category name of the calibration's held-out part."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """What counts are the tokens from `start` on, at least 1: a draft comes after something."""
+    """A text of which the tokens from `start` on are scored; at least 1, because a proposal needs a context."""
 
     tokens: tuple[int, ...]
     start: int
     ended: bool = False
-    """Whether its last token ended it by itself; otherwise it was cut, and that one would not have been drafted."""
+    """Whether the text ended by itself; if it was cut, its last token would not have been drafted."""
     greedy: bool = True
-    """Whether these are the target's likeliest tokens, or a text as it was given: what a greedy draft is held to."""
+    """Whether the text was given or decoded greedily; sampled texts do not measure a greedy draft's acceptance."""
     group: int = 0
-    """Texts of one group, answers to one prompt say, are held out together or not at all."""
+    """Texts of a group, such as answers to one prompt, are held out together."""
 
     def cut(self, length: int) -> ScoredText:
-        """Return its first `length` tokens; of one that is longer, nothing counts beyond."""
+        """Return the text cut to at most `length` tokens."""
         if len(self.tokens) <= length:
             return self
         return replace(self, tokens=self.tokens[:length], start=min(self.start, length), ended=False)
@@ -63,15 +63,15 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Texts that are counted, and texts that tell what the counting is worth."""
+    """Texts whose tokens are counted, and held-out texts to measure on."""
 
     counted: tuple[ScoredText, ...]
     held_out: tuple[ScoredText, ...]
 
     def halves(self) -> tuple[tuple[ScoredText, ...], tuple[ScoredText, ...]]:
-        """Split the held-out texts by alternating groups: some to choose a size on, some to measure its coverage.
+        """Split the held-out texts by alternating groups, into texts to choose a size on and texts to report on.
 
-        A size that was chosen on a text covers it by construction. Where one group is held out both are that one.
+        A size covers the text it was chosen on by construction. If only one group is held out, it serves as both.
         """
         groups = sorted({text.group for text in self.held_out})
         if len(groups) < 2:
@@ -84,10 +84,10 @@ class Split:
 
 
 def split_texts(texts: Sequence[ScoredText], *, seed: int) -> Split:
-    """Hold a quarter of the groups out, the same ones for the same seed. Raises InputError for fewer than two."""
+    """Hold out a quarter of the groups, depending on the seed. Raises InputError if there are fewer than two groups."""
     groups = sorted({text.group for text in texts if text.scored})
     if len(groups) < 2:
-        raise InputError("calibrating needs two texts at least, since a part is held out: give more prompts or text")
+        raise InputError("calibration needs at least two texts, since a part is held out: give more prompts or text")
     count = max(1, len(groups) // _HELD_OUT)
     held = set(np.random.default_rng(seed).permutation(groups)[:count].tolist())
     return Split(
@@ -97,9 +97,9 @@ def split_texts(texts: Sequence[ScoredText], *, seed: int) -> Split:
 
 
 def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[ScoredText]:
-    """Read a text file, or a .jsonl file with `messages`, of which what the assistant said counts, or with `text`.
+    """Read a text file, or a .jsonl file whose lines have `text`, or `messages` of which the assistant's are scored.
 
-    Raises InputError for a file that is no text, is empty, or has a line with neither; OSError as `open` does.
+    Raises InputError if the file is binary or empty, or if a line has neither key; OSError as `open` does.
     """
     content = file_text(path)
     if path.suffix == ".jsonl":
@@ -111,19 +111,19 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
         found = [(start, ScoredText(tuple(tokens[start : start + _WINDOW]), 1)) for start in starts]
     texts = [replace(text.cut(context), group=group) for group, text in found]
     if not any(text.scored for text in texts):
-        raise InputError(f"{path} holds no text to count: give sentences, or lines with messages of an assistant")
+        raise InputError(f"{path} has no text to count: give sentences, or lines with messages of an assistant")
     return [text for text in texts if text.scored]
 
 
 def check_text_file(path: Path) -> None:
-    """Refuse such a file for what can be seen without a tokenizer. Raises InputError, OSError."""
+    """Check a text file for `read_text_file`, as far as possible without a tokenizer. Raises InputError, OSError."""
     content = file_text(path)
     if path.suffix == ".jsonl":
         _rows(path, content)
 
 
 def answered(messages: Sequence[Message], answer: str, tokenizer: Tokenizer) -> ScoredText:
-    """Encode an answer behind the prompt that it answers."""
+    """Encode a prompt followed by its answer, which is scored."""
     prompt = tokenizer.encode(tokenizer.chat_template.render(messages, add_generation_prompt=True))
     return ScoredText((*prompt, *tokenizer.encode(answer)), max(1, len(prompt)))
 
@@ -134,17 +134,17 @@ def _rows(path: Path, content: str) -> list[str | list[Message]]:
 
 
 def _row(line: str, where: str) -> str | list[Message]:
-    """Return a line's text, or its messages, of which one at least is an assistant's."""
+    """Return a line's text or messages, at least one of which is the assistant's."""
     value = read_object(line, where)
     if isinstance(value.get("text"), str):
         return checked_text(str(value["text"]), where)
     if "messages" not in value:
-        raise InputError(f"{where} has neither messages nor a text: --calibrate takes prompts")
+        raise InputError(f"{where} has neither messages nor a text; prompts belong to --calibrate")
     messages = read_messages(value["messages"], where)
     if isinstance(value.get("answer"), str):
         messages.append(Message("assistant", checked_text(str(value["answer"]), where)))
     if not any(map(_counts, messages)):
-        raise InputError(f"{where} has no message of an assistant, and no answer: --calibrate takes prompts")
+        raise InputError(f"{where} has neither an assistant's message nor an answer; prompts belong to --calibrate")
     return messages
 
 
@@ -163,7 +163,7 @@ def _counts(message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """One text of a category: a prompt, and what is said to it where that is given."""
+    """One text of a category: a prompt and, if given, its answer."""
 
     category: str
     messages: tuple[Message, ...]
@@ -175,17 +175,17 @@ class CategoryRow:
 
 
 def bundled_categories() -> list[CategoryRow]:
-    """Return the rows that come with the package: code, math, prose, structured, multilingual."""
+    """Return the bundled rows: code, math, prose, structured, multilingual."""
     return _parse(decoded_text(_bundled("categories.jsonl"), "the bundled categories"), "the bundled categories")
 
 
 def read_categories(path: Path) -> list[CategoryRow]:
-    """Read a user's file; `family` serves as `category`. Raises InputError naming the line, OSError."""
+    """Read a user's file, where `family` is an alias of `category`. Raises InputError naming the line, OSError."""
     return _parse(file_text(path), str(path))
 
 
 def bundled_prompts() -> list[Prompt]:
-    """Return the prompts that come with the package to calibrate on."""
+    """Return the bundled prompts to calibrate on."""
     return parse_prompts(_bundled("prompts.jsonl"), "the bundled prompts")
 
 
@@ -197,7 +197,7 @@ def _parse(content: str, name: str) -> list[CategoryRow]:
     lines = enumerate(content.split("\n"), start=1)
     rows = [_category_row(line, f"{name}, line {number}") for number, line in lines if line.strip()]
     if not rows:
-        raise InputError(f"{name} holds no rows")
+        raise InputError(f"{name} has no rows")
     return rows
 
 
@@ -207,13 +207,13 @@ def _category_row(line: str, where: str) -> CategoryRow:
     if not isinstance(category, str) or not category.strip():
         raise InputError(f"{where} has no category")
     if category == CALIBRATION:
-        raise InputError(f"{where}: {CALIBRATION!r} is the calibration's own part, name the category otherwise")
+        raise InputError(f"{where}: the category name {CALIBRATION!r} is reserved, use another one")
     messages = read_messages(value.get("messages"), where)
     if messages[-1].role != "user":
-        raise InputError(f"{where}: the last message must be the user's, and what is said to it an answer")
+        raise InputError(f'{where}: the last message must be the user\'s; put the reply into "answer"')
     answer = value.get("answer")
     if answer is not None and not (isinstance(answer, str) and answer):
-        raise InputError(f"{where}: an answer must be a text")
+        raise InputError(f"{where}: the answer must be a string")
     row = CategoryRow(category, tuple(messages), None if answer is None else checked_text(answer, where))
     checked_prompt(row.prompt, where)
     return row

@@ -182,7 +182,7 @@ def test_heads_of_another_form(entry: ModelEntry, pack: Path, kind: str, attribu
 
 def test_a_graph_that_joins_past_and_present_itself(tmp_path: Path) -> None:
     foreign = write_concat(tmp_path, positions=True)
-    with pytest.raises(ExportError, match="joins past and present itself"):
+    with pytest.raises(ExportError, match="concatenates its KV cache itself"):
         add_heads(foreign, tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
     with pytest.raises(ExportError, match="not come from a matrix product"):
         add_heads(entry, pack)
     (pack / "base.onnx").write_bytes(b"no graph")
-    with pytest.raises(ExportError, match="is not a sound graph"):
+    with pytest.raises(ExportError, match="is not a valid graph"):
         add_heads(entry, pack)
     with pytest.raises(ExportError, match="the manifest says 130 by 64"):
         add_heads(replace(write_toy(pack, SHAPE), rows=130), pack)
@@ -208,12 +208,12 @@ def test_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
     location.value = "head.bin"
     onnx.save(graph, pack / "base.onnx")
     shutil.copyfile(pack / WEIGHTS, pack / "head.bin")
-    with pytest.raises(ExportError, match="does not lie in the model's weights file"):
+    with pytest.raises(ExportError, match="is not stored in the model's weights file"):
         add_heads(entry, pack)
 
 
 def test_a_head_inside_the_graph_s_file(entry: ModelEntry, pack: Path) -> None:
     graph = onnx.load(pack / "base.onnx")
     onnx.save(graph, pack / "base.onnx")
-    with pytest.raises(ExportError, match="does not lie in the model's weights file"):
+    with pytest.raises(ExportError, match="is not stored in the model's weights file"):
         add_heads(entry, pack)

@@ -63,7 +63,7 @@ def toy_pack(*sizes: int) -> Work:
     from edgedecode.export.trim import head_files as heads
     from tests.export.trim.toy_pack import fake_heads, write_toy_pack
 
-    heads._drawn = fake_heads
+    heads._write_graph = fake_heads
 
     def set_up(work: Path) -> None:
         write_toy_pack(work / "pack")

@@ -20,7 +20,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     runtime = toy_runtime()
     monkeypatch.setattr(run, "load", lambda root, **options: open_toy(root, runtime))
     monkeypatch.setattr(run, "find_runtime", lambda name: runtime)
-    monkeypatch.setattr(heads, "_drawn", fake_heads)
+    monkeypatch.setattr(heads, "_write_graph", fake_heads)
     return write_toy_pack(tmp_path / "pack")
 
 

@@ -122,6 +122,6 @@ def test_answers_that_no_trim_used_for_long_go_and_so_do_the_oldest_of_many(
         path.write_bytes(bytes(1000 if name == "large" else 10))
         os.utime(path, (time.time() - days * 86400,) * 2)
     kept = sum(path.stat().st_size for path in folder.iterdir() if path.stem in made)
-    monkeypatch.setattr(answering, "_LARGEST_NBYTES", kept + 500)
+    monkeypatch.setattr(answering, "_MAX_CACHE_NBYTES", kept + 500)
     KeptAnswers.of(pair)
     assert {path.stem for path in folder.iterdir()} == {*made, "small", "new"}

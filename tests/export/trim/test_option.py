@@ -81,7 +81,7 @@ def test_where_trimming_fails_the_pack_is_said_to_be_there(
         raise error
 
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
-    monkeypatch.setattr(heads, "_drawn", fail)
+    monkeypatch.setattr(heads, "_write_graph", fail)
     assert main(["export", "--target", "t", "--draft", "d", "--out", str(toy), "--trim-vocab"]) == 1
     said = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
     assert capsys.readouterr().err.endswith(said)

@@ -33,7 +33,7 @@ from tests.export.trim.toy_pack import VOCABULARY, fake_heads, write_toy_pack
 @pytest.fixture
 def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(heads, "_drawn", fake_heads)
+    monkeypatch.setattr(heads, "_write_graph", fake_heads)
     return write_toy_pack(tmp_path / "pack")
 
 
@@ -84,7 +84,7 @@ def test_a_draft_that_is_a_gguf_file_alone(pack: Path, monkeypatch: pytest.Monke
         cut.append(whole)
         out.write_bytes(vocabulary.ids.tobytes())
 
-    monkeypatch.setattr(heads, "_cut", fake_cut)
+    monkeypatch.setattr(heads, "_write_gguf", fake_cut)
     draft = add(pack, 300).models["draft"]
     assert cut == [pack / "draft/weights.bin"]
     assert draft.graphs == {}
@@ -297,7 +297,7 @@ def test_speeds_of_a_trim_that_was_replaced_or_removed_meanwhile_are_not_written
     for change in (lambda: add(pack, 400), lambda: remove_trim(pack)):
         change()
         before = content(pack)
-        with pytest.raises(ManifestError, match="the pack's trim was replaced or removed meanwhile"):
+        with pytest.raises(ManifestError, match="the pack's trim was replaced or removed in the meantime"):
             save_entry(pack, replace(first, length=5), measured=replace(first, length=3))
         assert content(pack) == before
         check_files(Manifest.load(pack), pack, full=True)

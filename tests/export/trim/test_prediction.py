@@ -56,7 +56,7 @@ def test_no_size_wins_that_does_not_beat_the_whole_draft() -> None:
     dear = row(4096, 1.0, calibration=acceptance(0.8))
     found = sweep(dear, whole=WHOLE)
     assert found.best is None
-    assert found.reason() == "the best, 4096 ids, promises 1.12 times plain decoding, the full draft 1.12"
+    assert found.reason() == "the best size, 4096 ids, is predicted 1.12x over plain decoding, the full draft 1.12x"
     uncovered = sweep(row(512, 0.1, calibration=acceptance(0.8, coverage=0.5)), whole=WHOLE)
     assert uncovered.best is None
     assert uncovered.reason() == "no size covers 99.0% of the held-out tokens; 512 ids cover 50.0%"
@@ -72,9 +72,9 @@ def test_a_category_that_loses_is_warned_of() -> None:
     assert entry.speed_up is not None
     assert entry.speed_up_full is not None
     assert warning == (
-        f"multilingual has 22.0% of its tokens outside, falls to {entry.acceptance:.2f} tokens a round from "
-        f"{entry.acceptance_full:.2f}, falls to {entry.speed_up:.2f} times plain decoding from "
-        f"{entry.speed_up_full:.2f}"
+        f"multilingual has 22.0% of its tokens outside the vocabulary, falls from {entry.acceptance_full:.2f} to "
+        f"{entry.acceptance:.2f} tokens per round, falls from {entry.speed_up_full:.2f}x to {entry.speed_up:.2f}x over "
+        "plain decoding"
     )
     assert found.warnings(replace(found.rows[0], categories=row(1024, 0.6, **categories).categories)) == ()
 
@@ -82,7 +82,7 @@ def test_a_category_that_loses_is_warned_of() -> None:
 def test_categories_of_few_tokens_are_said_to_say_little() -> None:
     categories = {"calibration": acceptance(0.8), "code": replace(acceptance(0.8), tokens=122)}
     found = sweep(row(1024, 0.6, **categories), whole=row(8192, 1.0, **categories))
-    assert found.warnings(found.rows[0]) == ("fewer than 200 tokens say little of a category: code (122)",)
+    assert found.warnings(found.rows[0]) == ("categories with fewer than 200 tokens are unreliable: code (122)",)
 
 
 def test_both_are_compared_at_one_draft_length() -> None:

@@ -108,7 +108,7 @@ def test_the_same_quarter_of_the_groups_is_held_out_for_a_seed() -> None:
     choosing, telling = split.halves()
     assert {text.group for text in choosing} | {text.group for text in telling} == held
     assert not {text.group for text in choosing} & {text.group for text in telling}
-    with pytest.raises(InputError, match="needs two texts"):
+    with pytest.raises(InputError, match="needs at least two texts"):
         split_texts(texts[:2], seed=0)
 
 

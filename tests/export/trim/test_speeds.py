@@ -121,7 +121,7 @@ def test_a_report_whose_timing_fails_is_the_report_without_speeds(
     failing(monkeypatch, CapabilityError("the engine\ngave up"))
     assert main(["trim", str(reported), *FEW, "--json"]) == 0
     printed = capsys.readouterr()
-    said = "is trimmed, but whole answers were not timed: the engine gave up"
+    said = "is trimmed, but full answers were not timed: the engine gave up"
     assert [line for line in printed.err.splitlines() if "edgedecode: " in line] == [
         f"edgedecode: the pack {reported} {said}"
     ]

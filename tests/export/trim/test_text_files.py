@@ -47,13 +47,17 @@ def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "holds no text to count"),
+        ("a.txt", b"", "has no text to count"),
         ("a.txt", b"\x80\x04", r"a\.txt is not valid UTF-8: byte 0x80"),
         ("a.txt", b"ab\0cd", r"a\.txt is not text: it has a zero byte at character 2"),
-        ("a.jsonl", b"\n\n", "holds no text to count"),
+        ("a.jsonl", b"\n\n", "has no text to count"),
         ("a.jsonl", b'{"text": "x y"}\nhello', r"a\.jsonl, line 2 is not JSON"),
-        ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text: --calibrate takes prompts"),
-        ("a.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}', "line 1 has no message of an assistant"),
+        ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text; prompts belong to --calibrate"),
+        (
+            "a.jsonl",
+            b'{"messages": [{"role": "user", "content": "x"}]}',
+            "line 1 has neither an assistant's message nor",
+        ),
         (
             "a.jsonl",
             b'{"messages": [{"role": "bard", "content": "x"}]}',
@@ -75,15 +79,18 @@ def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "holds no rows"),
+        ("", "has no rows"),
         ('{"messages": []}', "line 1 has no category"),
-        ('{"category": "calibration"}', "'calibration' is the calibration's own part"),
+        ('{"category": "calibration"}', "category name 'calibration' is reserved"),
         ('{"category": "a"}', "messages must be a list"),
         (
             '{"category": "a", "messages": [{"role": "assistant", "content": "x"}]}',
             "the last message must be the user's",
         ),
-        ('{"category": "a", "messages": [{"role": "user", "content": "x"}], "answer": 3}', "an answer must be a text"),
+        (
+            '{"category": "a", "messages": [{"role": "user", "content": "x"}], "answer": 3}',
+            "the answer must be a string",
+        ),
         (
             '{"category": "a", "messages": [{"role": "user", "content": " "}], "answer": "x"}',
             r"rows\.jsonl, line 1 has an empty turn",

@@ -107,10 +107,10 @@ def test_where_nothing_wins_nothing_is_changed(
     assert trimmed(toy) == 0
     assert content(toy) == before
     out = capsys.readouterr().out
-    assert "no size is faster, and nothing was changed: the best, " in out
+    assert "no size is faster, and nothing was changed: the best size, " in out
     assert "the pack keeps its trim" not in out
     assert trimmed(toy, "--size", "400") == 0
-    assert "not recommended: the best, 400 ids" in capsys.readouterr().out
+    assert "not recommended: the best size, 400 ids" in capsys.readouterr().out
     entry = Manifest.load(toy).models["draft"].trim
     assert entry is not None
     assert not entry.recommended
@@ -145,7 +145,7 @@ def test_the_bound_decides(
     file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
     words = ("--calibrate", str(file), "--answers", "1", "--json")
     assert trimmed(toy, *words, "--coverage", "1") == 0
-    assert "held-out tokens are too few to tell" in capsys.readouterr().out
+    assert "held-out tokens are too few" in capsys.readouterr().out
     monkeypatch.setattr(prediction, "LEAST_TOKENS", 0)
     assert trimmed(toy, *words, "--coverage", "1") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -212,9 +212,9 @@ def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
         (["--calibrate", "BINARY"], "BINARY is not text: it has a zero byte at character 1"),
         (["--calibrate", "FOREIGN"], "FOREIGN, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
         (["--calibrate", "/no/such"], "No such file or directory: /no/such"),
-        (["--text", "EMPTY"], "EMPTY holds no text to count"),
+        (["--text", "EMPTY"], "EMPTY has no text to count"),
         (["--categories", "FOREIGN"], "FOREIGN, line 1 has no category"),
-        (["--prompts", "1"], "calibrating needs two texts at least"),
+        (["--prompts", "1"], "calibration needs at least two texts"),
         (["--plot", "x.pdf"], "charts are .svg or .png files"),
         (["--plot", "/no/such/x.svg"], "there is no folder /no/such"),
     ],
@@ -239,7 +239,7 @@ def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
     def refuse(*_: object, **__: object) -> None:
         raise ExportError("the head of base.onnx is a Conv: it cannot be cut")
 
-    monkeypatch.setattr(heads, "_drawn", refuse)
+    monkeypatch.setattr(heads, "_write_graph", refuse)
     before = content(toy)
     assert trimmed(toy) == 1
     assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
