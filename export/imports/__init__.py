@@ -1,1 +1,1 @@
-"""Folders that other exporters made become packs."""
+"""Imports GGUF files, and ONNX folders made by other exporters, as packs."""

@@ -1,4 +1,4 @@
-"""Graphs of onnxruntime-genai's builder and of optimum become base graphs of ours; their weights stay as they are."""
+"""Rewrites graphs of onnxruntime-genai's model builder and of optimum as base graphs of a pack; keeps their weights."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _OTHER_ATTENTION = ("MultiHeadAttention", "SparseAttention", "PagedAttention", "
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _COSINES = 7
 _NEEDED, _OPTIONAL = ("input_ids", "attention_mask"), ("position_ids",)
-_BY_PASS = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
-"""Operators that round all rows of a pass by one scale: then a row depends on which others are with it."""
+_SHARED_SCALE = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+"""Operators that quantize all rows of a pass with one scale: each row then depends on the other rows of its batch."""
 
 
 def has_builder_attention(source: OnnxSource) -> bool:
-    """Return whether the graph attends as the builder's do. Raises ExportError for operators that only others run."""
+    """Return whether the graph uses the builder's attention operator. Raises ExportError for unsupported operators."""
     for node in source.model.graph:
         if node.op_type in _OTHER_ATTENTION or node.domain not in _DOMAINS:
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             raise ExportError(
-                f"{source.graph} uses {name}: supported is {_ATTENTION} on the CPU (in the builder: -e cpu), "
-                f"and graphs of optimum"
+                f"{source.graph} uses {name}, which is not supported: build it with {_ATTENTION} for the CPU "
+                f"(in the builder: -e cpu), or export it with optimum"
             )
     return any(node.op_type == _ATTENTION for node in source.model.graph)
 
 
 def read_builder_sizes(source: OnnxSource) -> GraphSizes:
-    """Read the sizes of a builder's graph, checked against its configuration. Raises ExportError."""
+    """Read the sizes of a builder graph. Raises ExportError for unsupported types or an unexpected structure."""
     model = source.model
     _check_types(source)
     sizes = read_sizes(model, name=source.name, head_size=_head_size(model, source.name))
@@ -57,13 +57,13 @@ def read_builder_sizes(source: OnnxSource) -> GraphSizes:
 
 
 def window_of(source: OnnxSource) -> int:
-    """Return the smallest window of an attention node, in slots; 0: none has one."""
+    """Return the smallest sliding window of the attention nodes, in cache slots; 0 if none has one."""
     found = (node.attributes.get_int("local_window_size", -1) for node in attention_nodes(source.model))
     return min((window for window in found if window > 0), default=0)
 
 
 def cached_positions(source: OnnxSource) -> int:
-    """Return how many positions the rotary tables hold; the configuration's context where they are not constant."""
+    """Return the number of positions in the rotary tables, or the configured context if the tables are not constant."""
     tables = [node.inputs[_COSINES] for node in attention_nodes(source.model) if len(node.inputs) > _COSINES]
     sizes = [table.shape[0] for table in tables if table is not None and table.shape is not None]
     return min((size for size in sizes if isinstance(size, int)), default=source.context)
@@ -72,12 +72,12 @@ def cached_positions(source: OnnxSource) -> int:
 def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, name: str) -> None:
     """Give the graph the inputs and outputs of a base graph; `early_rows` as in `picked_rows`.
 
-    Windows are taken off: the caller keeps the context within them. Raises ExportError for a graph it cannot rewrite.
+    Removes sliding windows: the caller limits the context to them. Raises ExportError if the graph cannot be rewritten.
     """
     for node in attention_nodes(model):
         node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
-        node.attributes.pop("sliding_window_cache", None)  # a cache that turns round inside the window
-    _drop_outputs(model)
+        node.attributes.pop("sliding_window_cache", None)  # a ring buffer of the window's size
+    _drop_other_outputs(model)
     viewed_tables(model)
     direct_lengths(model)
     explicit_positions(model)
@@ -85,12 +85,12 @@ def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, 
     picked_rows(model, early=early_rows)
     declared_shapes(model, head_size=head_size)
     found = {str(value.name) for value in model.graph.inputs if not str(value.name).startswith("past_key_values.")}
-    if foreign := sorted(found - _INPUTS):
-        raise ExportError(f"{name}: its graph needs the input {foreign[0]}, which nothing here can give: unsupported")
+    if unknown := sorted(found - _INPUTS):
+        raise ExportError(f"{name}: its graph has the unknown input {unknown[0]}: unsupported")
 
 
-def _drop_outputs(model: ir.Model) -> None:
-    """Leave logits and caches; a graph may give hidden states too, which no one reads."""
+def _drop_other_outputs(model: ir.Model) -> None:
+    """Remove every output except logits and KV cache, such as hidden states."""
     for value in list(model.graph.outputs):
         if value.name != "logits" and not str(value.name).startswith("present."):
             model.graph.outputs.remove(value)
@@ -101,28 +101,28 @@ def _check_types(source: OnnxSource) -> None:
         cached = str(value.name).startswith(("past_key_values.", "present."))
         if (cached or value.name == "logits") and value.dtype != ir.DataType.FLOAT:
             raise ExportError(
-                f"{source.graph} has {value.name} in {str(value.dtype).lower()}: it is made for another provider; "
+                f"{source.graph} has {value.name} in {str(value.dtype).lower()}: it was built for another provider; "
                 f"build it for the CPU (-e cpu), which computes in float"
             )
     logits = next(value for value in source.model.graph.outputs if value.name == "logits")
     if logits.shape is not None and logits.shape[1] == 1:
-        raise ExportError(f"{source.graph} gives the last row's logits only: build it without prune_lm_head")
+        raise ExportError(f"{source.graph} returns only the last row's logits: build it without prune_lm_head")
     quantized = ("DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
     if found := next((node.op_type for node in source.model.graph if node.op_type in quantized), None):
-        raise ExportError(f"{source.graph} keeps weights for {found}, not MatMulNBits: build it without use_qdq")
+        raise ExportError(f"{source.graph} stores weights for {found}, not MatMulNBits: build it without use_qdq")
 
 
 def _head_size(model: ir.Model, name: str) -> int:
-    """Return the size of a head: the attention's width over its heads."""
+    """Return the size of an attention head: the attention's width divided by its heads."""
     node = attention_nodes(model)[0]
     shape, heads = node.outputs[0].shape, node.attributes.get_int("num_heads", 0)
     if shape is None or not isinstance(shape[-1], int) or not heads:
-        raise ExportError(f"{name}: its graph does not tell the size of its attention heads: unsupported")
+        raise ExportError(f"{name}: its graph does not define the size of its attention heads: unsupported")
     return shape[-1] // heads
 
 
 def read_optimum_sizes(source: OnnxSource) -> GraphSizes:
-    """Read the sizes of an optimum graph. Raises ExportError for one with other inputs, types or roundings."""
+    """Read the sizes of an optimum graph. Raises ExportError for unsupported inputs, types or operators."""
     model = source.model
     names = {str(value.name) for value in model.graph.inputs}
     plain = {name for name in names if not name.startswith("past_key_values.")}
@@ -130,9 +130,9 @@ def read_optimum_sizes(source: OnnxSource) -> GraphSizes:
         raise ExportError(f"{source.graph} has no input {missing[0]}: export it with --task text-generation-with-past")
     if plain == names:
         raise ExportError(f"{source.graph} has no past_key_values: export it with --task text-generation-with-past")
-    if foreign := sorted(plain - {*_NEEDED, *_OPTIONAL}):
-        raise ExportError(f"{source.graph} needs the input {foreign[0]}, which nothing here can give: unsupported")
-    if found := next((node.op_type for node in model.graph if node.op_type in _BY_PASS), None):
+    if unknown := sorted(plain - {*_NEEDED, *_OPTIONAL}):
+        raise ExportError(f"{source.graph} has the unknown input {unknown[0]}: unsupported")
+    if found := next((node.op_type for node in model.graph if node.op_type in _SHARED_SCALE), None):
         raise ExportError(f"{source.graph} uses {found}, which rounds the rows of a pass together: export it in float")
     for value in (*model.graph.inputs, *model.graph.outputs):
         cached = str(value.name).startswith(("past_key_values.", "present."))
@@ -142,13 +142,11 @@ def read_optimum_sizes(source: OnnxSource) -> GraphSizes:
             )
     sizes = read_sizes(model, name=source.name, head_size=0)
     if sizes.head_size < 1:
-        raise ExportError(f"{source.graph} does not tell the size of its attention heads: unsupported")
+        raise ExportError(f"{source.graph} does not define the size of its attention heads: unsupported")
     return sizes
 
 
 def rewrite_optimum_graph(model: ir.Model) -> tuple[str, ...]:
-    """Drop outputs that are not used and pick rows before the head; return the graph's capabilities."""
-    for value in list(model.graph.outputs):
-        if value.name != "logits" and not str(value.name).startswith("present."):
-            model.graph.outputs.remove(value)
+    """Drop unused outputs and select rows before the head; return the graph's capabilities."""
+    _drop_other_outputs(model)
     return ("concat", "rows") if picked_head_rows(model) else ("concat",)

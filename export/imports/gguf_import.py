@@ -1,6 +1,6 @@
-"""GGUF files become a pack: refusals first, then each model, its adapters, the manifest.
+"""Imports GGUF files as a pack: checks first, then each model, its adapters and the manifest.
 
-Where llama.cpp runs here it is asked of each file: that it opens, how it reads texts, how it rounds.
+If llama.cpp is installed, each file is opened with it, its tokenization is compared, and kernel noise is measured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FILE = "model.gguf"
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What has been found sound before anything is written."""
+    """The results of all checks that precede writing."""
 
     sources: Mapping[str, GgufSource]
     adapters: Mapping[str, ImportedAdapter]
@@ -60,7 +60,7 @@ class _Checked:
 
 
 def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
-    """Import a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
+    """Import a pair or a single target. Raises ExportError or IncompatiblePair, after removing all it has written."""
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
         checked = _check(request)
@@ -102,7 +102,7 @@ def _check(request: ImportRequest) -> _Checked:
 
 
 def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: Path, stages: Stages) -> Imported:
-    """Give a model's file its place, and ask llama.cpp about it where that is there."""
+    """Copy or reference a model's file and check it with llama.cpp, if that is available."""
     source = checked.sources[role]
     file = f"{role}/{_FILE if request.copy else source.path.name}"
     entry = _entry(source, file, license=request.license)
@@ -111,9 +111,9 @@ def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: 
     with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
         outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
     if (fault := engine_fault()) is not None:
-        note = f"llama.cpp was not asked about the file, nor its noise measured: {fault}"
+        note = f"the file was not checked with llama.cpp, and kernel noise was not measured: {fault}"
         return Imported(replace(entry, notes=(*entry.notes, note)), outside)
-    with stages.stage(f"{role}: llama.cpp opens it"):
+    with stages.stage(f"{role}: check with llama.cpp"):
         opening = try_file(source, checked.tokenizer)
         entry = replace(entry, notes=(*entry.notes, *opening.notes), parity=opening.measured)
     if not request.noise_positions:
@@ -173,14 +173,14 @@ _RUNTIME = "llama"
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Sentences for the user, and numbers that were measured."""
+    """Notes for the user, and measured values."""
 
     notes: tuple[str, ...] = ()
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
 def engine_fault() -> str | None:
-    """Return why llama.cpp cannot be used here; None: it can. A child process tries it."""
+    """Return why llama.cpp cannot be used, or None if it can. A child process tries it."""
     try:
         device = next(iter(find_runtime(_RUNTIME).devices()))
     except RuntimeUnavailable as error:
@@ -189,7 +189,7 @@ def engine_fault() -> str | None:
 
 
 def try_file(source: GgufSource, tokenizer: ImportedTokenizer) -> Opening:
-    """Open the file in a child process and compare how texts are read. Raises ExportError where it cannot be opened."""
+    """Open the file in a child process and compare tokenizations. Raises ExportError if it cannot be opened."""
     splits = splits_of(source.vocabulary.pre)
     try:
         reading = compare_reading(
@@ -210,7 +210,7 @@ def measured_noise(
     positions: int,
     progress: Callable[[int], None],
 ) -> ModelEntry:
-    """Return the entry with its kernels' noise, or with a note on why that cannot be measured."""
+    """Return the entry with its kernel noise, or with a note on why it cannot be measured."""
     if entry.context < LEAST_CONTEXT:
         return _unmeasured(entry, f"its context of {entry.context} is too short")
     ends = generation.end_token_ids
@@ -220,7 +220,7 @@ def measured_noise(
     try:
         with opened(entry, pack, texts, runtime=_RUNTIME) as model:
             if not model.card.rollback:
-                return _unmeasured(entry, "its recurrent layers read row by row")
+                return _unmeasured(entry, "its recurrent layers process one row at a time")
             return with_noise(entry, noise_of(model, texts, progress=progress))
     except RuntimeUnavailable as error:
         return _unmeasured(entry, str(error))

@@ -1,4 +1,4 @@
-"""A language model in a GGUF file that someone else made, its defaults, widths and adapters: checked before use."""
+"""Reads and checks a user's GGUF files: the model, its generation defaults and weight widths, and adapters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
-"""Architectures that read texts, or fill gaps in them, but do not write on."""
+"""Architectures that encode texts or fill gaps, but do not generate continuations."""
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _SAMPLING = "general.sampling."
 _TYPES = (
@@ -45,17 +45,17 @@ _TYPES = (
     "IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
 )
 _NAMES = {number: name for number, name in enumerate(_TYPES.split()) if name != "-"}
-"""ggml's names of the tensor types."""
+"""ggml's name of each tensor type."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
-    """A file whose header has been found sound."""
+    """A file whose header has been checked."""
 
     path: Path
-    """Absolute, links resolved."""
+    """Absolute, with links resolved."""
     name: str
-    """The file's name as it was given."""
+    """The file name that the user gave."""
     metadata: Metadata
     header: Header
     vocabulary: Vocabulary
@@ -71,19 +71,19 @@ class GgufSource:
 
     @property
     def strips(self) -> bool:
-        """Whether special tokens take the spaces after them: llama.cpp asks the model's name for Phi-3's."""
+        """Whether special tokens absorb following spaces, as Phi-3's do. llama.cpp decides this by the model's name."""
         return _PHI3.search(self.metadata.text("general.name")) is not None
 
 
 def open_gguf_source(path: Path) -> GgufSource:
-    """Read and check the header of the model in `path`. Raises ExportError: one line that says what to do."""
+    """Read and check the header of the model in `path`. Raises ExportError."""
     contents = open_contents(path)
     metadata, name = Metadata(contents), path.name
     _check_kind(metadata, path)
     with refused():
         header = header_of(contents, path)
     if not header.context:
-        raise ExportError(f"{path} does not say how long its context is: convert it again")
+        raise ExportError(f"{path} does not declare its context length: convert it again")
     vocabulary = read_vocabulary(metadata, name=name)
     if len(vocabulary.tokens) > header.rows:
         raise ExportError(f"{path} lists {len(vocabulary.tokens)} tokens for {header.rows} rows: convert it again")
@@ -98,33 +98,33 @@ def open_gguf_source(path: Path) -> GgufSource:
 
 
 def open_contents(path: Path) -> Contents:
-    """Read all of a file but its data. Raises ExportError for one that is missing, damaged, foreign, newer or split."""
+    """Read a file except its tensor data. Raises ExportError if it is missing, damaged, not GGUF, too new or split."""
     if path.is_dir():
         raise ExportError(f"{str(path)!r} is a folder: give the GGUF file in it")
     if not path.is_file():
         raise ExportError(f"there is no file {str(path)!r}: give a GGUF file")
     if not str(path.resolve()).isprintable() or {":", "\\"} & set(path.resolve().name):
-        raise ExportError(f"{str(path)!r} has a name that a pack cannot hold: rename it")
+        raise ExportError(f"{str(path)!r} has a name that a pack cannot store: rename it")
     with refused():
         return read_contents(path, arrays=True)
 
 
 def _check_kind(metadata: Metadata, path: Path) -> None:
-    """Refuse files of other kinds, and models that do not write texts."""
+    """Raise ExportError for files that hold no model, and for models that do not generate text."""
     kind = metadata.text("general.type") or "model"
     if kind == "adapter":
         raise ExportError(f"{path} is an adapter: give it with --adapter NAME={path.name}, and its model with --target")
     if kind != "model":
-        raise ExportError(f"{path} holds no language model but is of the type {kind!r}: give the model's file")
+        raise ExportError(f"{path} is not a language model but of the type {kind!r}: give the model's file")
     architecture = metadata.text("general.architecture")
     pooled = metadata.integer(f"{architecture}.pooling_type")
     causal = metadata.flag(f"{architecture}.attention.causal", usual=True)
     if _ENCODERS.fullmatch(architecture) or pooled or not causal:
-        raise ExportError(f"{path} holds an encoder ({architecture}), which writes no text: give a decoder's file")
+        raise ExportError(f"{path} is an encoder ({architecture}), which does not generate text: give a decoder's file")
 
 
 def read_gguf_generation(source: GgufSource) -> Generation:
-    """Collect whatever ends an answer, and the sampling values of newer files; what cannot be used is left out."""
+    """Collect end tokens, and the sampling values that newer files have; values out of range are left out."""
     tokens, specials, metadata = source.vocabulary.tokens, source.specials, source.metadata
     given = {
         option: (metadata.integer if option.whole else metadata.number)(_SAMPLING + option.gguf)
@@ -140,25 +140,26 @@ def read_gguf_generation(source: GgufSource) -> Generation:
 
 
 def read_gguf_template(source: GgufSource, generation: Generation) -> ChatTemplate | None:
-    """Return the chat template, None without one. Raises ExportError for a broken one."""
+    """Return the chat template, or None without one. Raises ExportError if it does not compile."""
     text = source.metadata.text("tokenizer.chat_template")
     return compiled_template(text, generation, name=source.name) if text else None
 
 
 @dataclass(frozen=True, slots=True)
 class WeightWidths:
-    """Bits and block size of most of the layers' matrices; their types, the commonest first; the head's bits."""
+    """How a file's weights are quantized; `bits` and `block_size` are those of most of the layers' weights."""
 
     parameters: int
     bits: int
     block_size: int
-    """0: floats, which have no blocks."""
+    """0 for float types, which have no blocks."""
     head_bits: int
     quantization: str
+    """Names of the layers' types, the most common first."""
 
 
 def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
-    """Count a file's tensors, given by name, by their types."""
+    """Summarize the types of a file's tensors, given by name."""
     counted: Counter[int] = Counter()
     for tensor in tensors.values():
         if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
@@ -175,7 +176,7 @@ def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
 
 
 def _bits(kind: int) -> int:
-    """Return the bits that a type is named after."""
+    """Return the number of bits in a type's name."""
     digits = re.search(r"\d+", _NAMES[kind])
     assert digits is not None
     return int(digits[0])
@@ -183,21 +184,21 @@ def _bits(kind: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ImportedAdapter:
-    """A file, and its entry; the entry's `file` is set when the file has its place."""
+    """An adapter's file and its manifest entry, whose `file` is set once the file is placed."""
 
     path: Path
     entry: AdapterEntry
 
 
 def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
-    """Check the adapter in `path` against the model it is for. Raises ExportError: one line that says what to do."""
+    """Check the adapter in `path` against its base model. Raises ExportError."""
     return ImportedAdapter(path.resolve(), read_adapter(path, base.header, name=base.name, role=role))
 
 
 def read_adapter(path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
-    """Check the adapter in `path` against the model `name` of this header; return its entry without a file.
+    """Check the adapter in `path` against the header of the model `name`; return its entry without a file.
 
-    Raises ExportError: one line that says what to do.
+    Raises ExportError.
     """
     contents = open_contents(path)
     with refused():
@@ -214,6 +215,6 @@ def read_adapter(path: Path, header: Header, *, name: str, role: str) -> Adapter
 
 
 def _module(tensor: str, architecture: str) -> str:
-    """Return PEFT's name of a projection, or llama.cpp's where PEFT's is not known."""
+    """Return PEFT's name of a projection, or llama.cpp's if PEFT's is unknown."""
     found = module_of(tensor, architecture)
     return tensor.removesuffix(".weight").split(".", 2)[-1] if found is None else found.module

@@ -1,7 +1,7 @@
-"""The tokenizer of an imported GGUF file: the tokenizer.json beside it, where it is the same, else one that is built.
+"""Finds the tokenizer of an imported GGUF file: the tokenizer.json next to it if the ids match, else a rebuilt one.
 
-One that is built gives a text the ids that llama.cpp gives it. Two kinds are: byte-level BPE (`gpt2`), and BPE with
-scores and byte tokens as SentencePiece makes it (`llama`).
+A rebuilt tokenizer gives the same ids as llama.cpp. Two kinds are supported: byte-level BPE (`gpt2`), and scored BPE
+with byte fallback as in SentencePiece (`llama`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["ImportedTokenizer", "build_tokenizer", "read_tokenizer"]
 _SPACE = "\u2581"
 _ADDED = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
-_BESIDE = "put the model's tokenizer.json next to it"
+_REMEDY = "put the model's tokenizer.json next to it"
 _Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedTokenizer:
-    """A tokenizer.json's text, and a sentence on where it comes from."""
+    """A tokenizer.json's text, and a note on its origin."""
 
     text: str
     note: str
@@ -48,18 +48,18 @@ class ImportedTokenizer:
 
 
 def read_tokenizer(source: GgufSource, *, folder: Path) -> ImportedTokenizer:
-    """Take the tokenizer.json in `folder` if its ids mean the same, else build one. Raises ExportError if none can be.
+    """Take the tokenizer.json in `folder` if its ids match, else build one. Raises ExportError if that is impossible.
 
-    folder: where the file was found, which its resolved path may not be.
+    folder: the folder of the given path, which a link may lead out of.
     """
-    beside = folder / TOKENIZER
+    neighbour = folder / TOKENIZER
     reason = ""
-    if beside.is_file():
-        text = _read(beside)
+    if neighbour.is_file():
+        text = _read(neighbour)
         difference = _difference(text, source.vocabulary)
         if difference is None:
             return ImportedTokenizer(text, f"the tokenizer is the {TOKENIZER} next to it")
-        reason = f", since the {TOKENIZER} next to it is another one ({difference})"
+        reason = f", because the {TOKENIZER} next to it differs ({difference})"
     built = build_tokenizer(source.vocabulary, source.specials, strips=source.strips, name=source.name)
     return ImportedTokenizer(
         built.to_str(), f"the tokenizer was built from the vocabulary inside {source.name}{reason}"
@@ -75,7 +75,7 @@ def _read(path: Path) -> str:
 
 
 def _difference(text: str, vocabulary: Vocabulary) -> str | None:
-    """Return where the file's ids differ; padding, and how runs of spaces are spelled, do not count."""
+    """Return the first difference from the file's ids, or None; padding and the spelling of spaces are ignored."""
     tokenizer, size = Tokenizer(tokenizers.Tokenizer.from_str(text)), used_size(vocabulary)
     for id in range(max(tokenizer.size, size)):
         mine = tokenizer.token_text(id)
@@ -85,7 +85,7 @@ def _difference(text: str, vocabulary: Vocabulary) -> str | None:
         if _spelled(mine) != _spelled(theirs):
             return f"id {id} is {mine!r} there and {theirs!r} in the file"
     if vocabulary.merges and (merges := _merges(text)) != vocabulary.merges:
-        return f"its {len(merges)} merges are not the file's {len(vocabulary.merges)}"
+        return f"its {len(merges)} merges differ from the file's {len(vocabulary.merges)}"
     return None
 
 
@@ -99,14 +99,15 @@ def _merges(text: str) -> tuple[str, ...]:
 
 
 def build_tokenizer(vocabulary: Vocabulary, specials: Specials, *, strips: bool, name: str) -> tokenizers.Tokenizer:
-    """Build the tokenizer of the file `name`. strips: special tokens take the spaces after them, as Phi-3's do.
+    """Build the tokenizer of the file `name`. strips: special tokens absorb following spaces, as Phi-3's do.
 
-    Raises ExportError for kinds of vocabularies, and names of splits, that are unknown here.
+    Raises ExportError for unknown kinds of vocabularies and unknown pre-tokenizers.
     """
     build = {"gpt2": _byte_level, "llama": _scored}.get(vocabulary.model)
     if build is None:
         raise ExportError(
-            f"{name} has a vocabulary of the kind {vocabulary.model or 'none'!r}, known are gpt2 and llama: {_BESIDE}"
+            f"{name} has a vocabulary of the kind {vocabulary.model or 'none'!r}, supported are gpt2 and llama: "
+            f"{_REMEDY}"
         )
     state = {
         "version": "1.0",
@@ -119,15 +120,15 @@ def build_tokenizer(vocabulary: Vocabulary, specials: Specials, *, strips: bool,
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{name} has tokens and merges that do not fit ({reason_of(error)}): {_BESIDE}") from None
+        raise ExportError(f"{name} has inconsistent tokens and merges ({reason_of(error)}): {_REMEDY}") from None
 
 
 def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     splits = splits_of(vocabulary.pre)
     if splits is None:
         raise ExportError(
-            f"{name} splits text by {vocabulary.pre or 'no name'!r} (tokenizer.ggml.pre), known are "
-            f"{', '.join(KNOWN)}: {_BESIDE}"
+            f"{name} has the pre-tokenizer {vocabulary.pre or 'none'!r} (tokenizer.ggml.pre), supported are "
+            f"{', '.join(KNOWN)}: {_REMEDY}"
         )
     return {
         "normalizer": {"type": splits.normal_form} if splits.normal_form else None,
@@ -141,7 +142,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
 
 def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     if not vocabulary.scores:
-        raise ExportError(f"{name} lists no scores of its tokens: {_BESIDE}")
+        raise ExportError(f"{name} has no token scores: {_REMEDY}")
     marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.space_prefix else []
@@ -168,7 +169,7 @@ def _model(
     unknown: str | None = None,
     fallback: bool = False,
 ) -> _Json:
-    """Return the BPE model; added tokens are among its tokens, so that they keep their ids."""
+    """Return the BPE model. It includes the added tokens, so that they keep their ids."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -189,23 +190,23 @@ def _halves(merge: str) -> tuple[str, str]:
 
 
 def _merges_of_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Order all ways to make a token of two by its score: neighbours whose token scores best are merged first.
+    """Return every merge of two tokens into one, by descending score of the result: the best are merged first.
 
-    Of one token's ways those with the lower ids come first, as in transformers' SentencePieceExtractor.
+    Merges with the same result are ordered by ascending ids, as in transformers' SentencePieceExtractor.
     """
     plain = [id for id, kind in enumerate(vocabulary.kinds) if kind is Kind.NORMAL]
     ids = {vocabulary.tokens[id]: id for id in plain}
-    ways = [
+    merges = [
         (-vocabulary.scores[id], ids[token[:place]], ids[token[place:]])
         for token, id in ids.items()
         for place in range(1, len(token))
         if token[:place] in ids and token[place:] in ids
     ]
-    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(ways)]
+    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(merges)]
 
 
 def _added_tokens(vocabulary: Vocabulary, specials: Specials, *, strips: bool) -> list[_Json]:
-    """List what stands for itself in a text; such a token that ends an answer is special whatever its type."""
+    """List the tokens that are matched literally in a text; user-defined end tokens are marked special too."""
     return [
         {
             "id": id,
@@ -222,14 +223,14 @@ def _added_tokens(vocabulary: Vocabulary, specials: Specials, *, strips: bool) -
 
 
 def _post_processor(vocabulary: Vocabulary, specials: Specials) -> _Json | None:
-    """Put the beginning and the end around a text where the file says so."""
+    """Return a step that adds the BOS and end tokens to a text, or None if the file wants neither."""
     front = specials.beginning if specials.add_beginning else None
     back = specials.ends[0] if specials.add_end and specials.ends else None
     if front is None and back is None:
         return None
     around = {vocabulary.tokens[id]: id for id in (front, back) if id is not None}
 
-    def whole(letter: str, type: int) -> list[_Json]:
+    def wrapped(letter: str, type: int) -> list[_Json]:
         before, after = (
             [] if id is None else [{"SpecialToken": {"id": vocabulary.tokens[id], "type_id": type}}]
             for id in (front, back)
@@ -238,7 +239,7 @@ def _post_processor(vocabulary: Vocabulary, specials: Specials) -> _Json | None:
 
     return {
         "type": "TemplateProcessing",
-        "single": whole("A", 0),
-        "pair": [*whole("A", 0), *whole("B", 1)],
+        "single": wrapped("A", 0),
+        "pair": [*wrapped("A", 0), *wrapped("B", 1)],
         "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]} for text, id in around.items()},
     }

@@ -1,7 +1,4 @@
-"""The vocabulary inside a GGUF file: what `edgedecode.export.gguf.vocabulary` writes, read back.
-
-Values that a file leaves out are those that llama.cpp takes then (src/llama-vocab.cpp).
-"""
+"""Reads the vocabulary of a GGUF file. Missing values get llama.cpp's defaults (src/llama-vocab.cpp)."""
 
 from __future__ import annotations
 
@@ -38,15 +35,15 @@ _ENDS = (
     "<EOT>",
     "_<EOT>",
 )
-"""Spellings of tokens that end an answer even where no key names them."""
-_UNNAMED = "default"
-"""How llama.cpp splits where the file does not say."""
-_BEGINNING_ADDED = "llama-bpe"
-"""Splits whose tokenizers put a beginning before a text unless the file says otherwise."""
+"""Texts of tokens that end an answer even if no key names them."""
+_DEFAULT_PRE = "default"
+"""llama.cpp's pre-tokenizer for files that name none."""
+_ADDS_BOS = "llama-bpe"
+"""The pre-tokenizer for which llama.cpp adds BOS by default."""
 
 
 def read_vocabulary(metadata: Metadata, *, name: str) -> Vocabulary:
-    """Collect tokens, types, merges or scores. Raises ExportError for a file that lists none, or one text twice."""
+    """Read tokens, types, merges and scores. Raises ExportError if the file has no tokens or a duplicate."""
     tokens = metadata.texts(_PREFIX + "tokens")
     if not tokens:
         raise ExportError(f"{name} lists no tokens: convert it again with its tokenizer")
@@ -66,9 +63,9 @@ def read_vocabulary(metadata: Metadata, *, name: str) -> Vocabulary:
 
 
 def read_specials(metadata: Metadata, vocabulary: Vocabulary, *, name: str) -> Specials:
-    """Find the special ids. Raises ExportError for one that is not a token."""
+    """Read the special ids. Raises ExportError for an id outside the vocabulary."""
     model, splits = vocabulary.model, splits_of(vocabulary.pre)
-    added = splits is not None and splits.name == _BEGINNING_ADDED
+    added = splits is not None and splits.name == _ADDS_BOS
     named = [_id(metadata, key, vocabulary, name=name) for key in _END_KEYS]
     places = {token: id for id, token in enumerate(vocabulary.tokens)}
     spelled = [places[text] for text in _ENDS if text in places and vocabulary.kinds[places[text]] is not Kind.NORMAL]
@@ -84,13 +81,13 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, *, name: str) -> S
 
 
 def used_size(vocabulary: Vocabulary) -> int:
-    """Count tokens up to the last that is not padding."""
+    """Return the number of tokens without the padding at the end."""
     last = (id for id in reversed(range(len(vocabulary.kinds))) if vocabulary.kinds[id] is not Kind.UNUSED)
     return next(last, -1) + 1
 
 
 def first_difference(one: Vocabulary, other: Vocabulary) -> str | None:
-    """Return where two vocabularies first differ, None where their ids mean the same; padding is no difference."""
+    """Return the first difference between two vocabularies, or None if they are equal; padding is ignored."""
     for id, (mine, theirs) in enumerate(zip_longest(_used(one), _used(other))):
         if mine != theirs:
             return f"id {id} is {_named(mine)} in one and {_named(theirs)} in the other"
@@ -103,8 +100,8 @@ def first_difference(one: Vocabulary, other: Vocabulary) -> str | None:
 
 
 def _splits(vocabulary: Vocabulary) -> tuple[str, str]:
-    """Return what decides how a text is split: llama.cpp asks for the name in byte-level BPE alone."""
-    return vocabulary.model, (vocabulary.pre or _UNNAMED) if vocabulary.model == "gpt2" else ""
+    """Return the values that determine how text is split; llama.cpp uses the pre-tokenizer only in byte-level BPE."""
+    return vocabulary.model, (vocabulary.pre or _DEFAULT_PRE) if vocabulary.model == "gpt2" else ""
 
 
 def _used(vocabulary: Vocabulary) -> Sequence[str | None]:
@@ -131,19 +128,19 @@ def _id(metadata: Metadata, key: str, vocabulary: Vocabulary, *, name: str) -> i
     id = metadata.integer(_PREFIX + key)
     if id is None or 0 <= id < len(vocabulary.tokens):
         return id
-    if id in (-1, 0xFFFFFFFF):  # how some converters say that there is none
+    if id in (-1, 0xFFFFFFFF):  # written by some converters for "none"
         return None
     raise ExportError(f"{name} has the {key} {id}, but {len(vocabulary.tokens)} tokens: convert it again")
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Typed access to the fields and arrays of a GGUF file that was read with its arrays."""
+    """Typed access to the fields of a GGUF file that was read with its arrays."""
 
     contents: Contents
 
     def text(self, key: str) -> str:
-        """Return a text; empty where there is none."""
+        """Return a string; empty if it is missing."""
         value = self.contents.fields.get(key)
         return value if isinstance(value, str) else ""
 
@@ -152,7 +149,7 @@ class Metadata:
         return value if isinstance(value, int) and key not in self.contents.arrays else None
 
     def number(self, key: str) -> float | None:
-        """Return a finite number."""
+        """Return a finite number, or None."""
         value = self.contents.fields.get(key)
         return float(value) if isinstance(value, (int, float)) and isfinite(value) else None
 
@@ -161,9 +158,9 @@ class Metadata:
         return usual if value is None else bool(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return an array of texts; empty where there is none."""
+        """Return an array of strings; empty if it is missing."""
         return tuple(value for value in self.contents.arrays.get(key, ()) if isinstance(value, str))
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return an array of numbers; empty where there is none."""
+        """Return an array of numbers; empty if it is missing."""
         return tuple(value for value in self.contents.arrays.get(key, ()) if not isinstance(value, str))

@@ -1,4 +1,4 @@
-"""What an imported graph says of its model: sizes, and how its weights are stored. Reads shapes, never weights."""
+"""Derives a model's sizes and quantization from an imported graph's shapes, without reading its weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..graph.passes.picked_rows import head_of
 
 __all__ = ["GraphSizes", "read_sizes"]
 
-_TABLES = 2
-"""Axes of a weight that counts: norms and biases have one."""
+_MATRIX_AXES = 2
+"""Minimum number of axes of a counted weight; excludes norms and biases."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Sizes of the architecture; widths in bits are those of most of the body's weights, and of the head's."""
+    """Sizes of a model; `bits` and `block_size` are those of most weights outside the head."""
 
     rows: int
     hidden: int
@@ -33,12 +33,12 @@ class GraphSizes:
     block_size: int
     head_bits: int
     quantization: str
-    """Every width of the body where there are several; else empty."""
+    """All bit widths outside the head if there are several; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A stored matrix: how many weights, of how many bits, in blocks of how many (0: floats)."""
+    """A stored matrix: its number of weights, their bits, and the block size (0 for floats)."""
 
     name: str
     weights: int
@@ -47,14 +47,14 @@ class _Table:
 
 
 def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
-    """Read the sizes of a graph with `past_key_values.N.key` inputs; `name` is for errors, which are ExportErrors.
+    """Read the sizes of a graph with `past_key_values.N.key` inputs. Raises ExportErrors that begin with `name`.
 
-    head_size: taken where the graph leaves it open.
+    head_size: used if the graph does not define it.
     """
     keys = [value for value in model.graph.inputs if str(value.name).endswith(".key")]
     shape = keys[0].shape if keys else None
     if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
-        raise ExportError(f"{name}: its graph has no inputs past_key_values.N.key [batch, heads, past, size]")
+        raise ExportError(f"{name}: its graph lacks inputs past_key_values.N.key [batch, heads, past, size]")
     head = head_of(model)
     head_table = next(_tables_of(head), None)
     tables = {table.name: table for node in model.graph for table in _tables_of(node)}
@@ -76,12 +76,12 @@ def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
         bits=bits,
         block_size=block_size,
         head_bits=head_table.bits,
-        quantization=_mixture(body),
+        quantization=_mixed_widths(body),
     )
 
 
 def _tables_of(node: ir.Node) -> Iterator[_Table]:
-    """Yield the matrices that a node reads: quantized ones by its attributes, float ones by their shapes."""
+    """Yield the matrices that a node reads; quantized ones are described by the node's attributes."""
     if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
         weight = node.inputs[1 if node.op_type == "MatMulNBits" else 0]
         bits, block = (node.attributes.get_int(key, 0) for key in ("bits", "block_size"))
@@ -94,14 +94,14 @@ def _tables_of(node: ir.Node) -> Iterator[_Table]:
         if (
             source is not None
             and source.shape is not None
-            and len(source.shape) >= _TABLES
+            and len(source.shape) >= _MATRIX_AXES
             and source.dtype is not None
         ):
             yield _Table(str(source.name), prod(source.shape.numpy()), source.dtype.bitwidth)
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:
-    """Return the initializer behind a value, through nodes that only give it another form."""
+    """Return the initializer that a value reshapes, transposes or casts; None if there is none."""
     while value is not None and not value.is_initializer():
         producer = value.producer()
         if producer is None or producer.op_type not in ("Reshape", "Transpose", "Cast"):
@@ -111,7 +111,7 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
 
 
 def _rows(model: ir.Model) -> int:
-    """Return the width of the logits, which opening the source found to be a number."""
+    """Return the width of the logits, which was checked when the source was opened."""
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     assert logits.shape is not None
     width = logits.shape[-1]
@@ -119,6 +119,6 @@ def _rows(model: ir.Model) -> int:
     return width
 
 
-def _mixture(body: list[_Table]) -> str:
+def _mixed_widths(body: list[_Table]) -> str:
     widths = sorted({table.bits for table in body})
     return f"mixed: {' and '.join(str(width) for width in widths)} bits" if len(widths) > 1 else ""

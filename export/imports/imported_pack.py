@@ -1,4 +1,4 @@
-"""What all imports share: the request, and files that stay where they lie or are copied."""
+"""Shared by all imports: the request, and files that are copied into the pack or referenced where they are."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = ["ImportRequest", "Imported", "outside_file", "outside_weights", "plac
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """What to import: folders of ONNX graphs or GGUF files, where to, and whether their weights are copied."""
+    """The models to import (ONNX folders or GGUF files), the pack to create, and how."""
 
     target: Path
     draft: Path | None
     out: Path
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """GGUF files of adapters for a target in GGUF, by name."""
+    """GGUF adapters for a GGUF target, by name."""
     copy: bool = False
+    """Copy the weights into the pack instead of referencing them."""
     name: str | None = None
-    """The pack's name; None: its folder's."""
+    """The pack's name; None: the folder's name."""
     license: str | None = None
-    """Overrides what the models say of themselves."""
+    """Overrides the licence that the models declare."""
     noise_positions: int = POSITIONS
-    """How long a text the kernels' noise is measured on; 0: not at all."""
+    """Positions that kernel noise is measured on; 0: not measured."""
 
     @property
     def paths(self) -> Mapping[str, Path]:
@@ -40,33 +41,33 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An entry, and its weights where they stayed outside the pack."""
+    """A model's manifest entry, and its weights file if that stays outside the pack."""
 
     entry: ModelEntry
     outside: OutsideFile | None
 
     @property
     def located(self) -> ModelEntry:
-        """The entry as engines open it before there is a manifest."""
+        """The entry with paths that engines can open before a manifest is written."""
         if self.outside is None:
             return self.entry
         return replace(self.entry, weights=self.outside.path, gguf=self.outside.path if self.entry.gguf else "")
 
 
 def outside_weights(models: Mapping[str, Imported]) -> dict[str, OutsideFile]:
-    """Return the weights that stayed outside, by the names that the manifest gives them."""
+    """Return the weights files outside the pack, by their names in the manifest."""
     return {model.entry.weights: model.outside for model in models.values() if model.outside is not None}
 
 
 def outside_file(path: Path, *, progress: Callable[[int], None] = lambda amount: None) -> OutsideFile:
-    """Describe a file that stays where it lies; `progress` gets the bytes hashed."""
+    """Describe a file that stays outside the pack; `progress` gets the bytes hashed."""
     return OutsideFile(str(path), path.stat().st_size, file_sha256(path, progress=progress))
 
 
 def place_file(
     path: Path, place: Path, *, copy: bool, progress: Callable[[int], None] = lambda amount: None
 ) -> OutsideFile | None:
-    """Copy a file to its place in the pack, or describe it where it lies."""
+    """Copy a file to `place` in the pack and return None, or return a description of the file outside the pack."""
     if not copy:
         return outside_file(path, progress=progress)
     place.parent.mkdir(parents=True, exist_ok=True)

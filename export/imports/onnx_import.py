@@ -1,4 +1,4 @@
-"""Folders with finished ONNX graphs become a pack: refusals first, then each model, then the manifest."""
+"""Imports folders with ONNX graphs as a pack: checks first, then each model, then the manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .foreign_graphs import (
 from .graph_sizes import GraphSizes
 from .imported_pack import Imported, ImportRequest, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
-from .reference_graph import ContextLimit, Untouched, check_import, context_limit
+from .reference_graph import ContextLimit, OriginalGraph, check_import, context_limit
 
 __all__ = ["import_pair"]
 
@@ -46,7 +46,7 @@ _BUILDER_CAPABILITIES = ("tree", "rows")
 
 
 def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
-    """Import a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
+    """Import a pair or a single target. Raises ExportError or IncompatiblePair, after removing all it has written."""
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
         sources = {"target": open_onnx_source(request.target)}
@@ -77,7 +77,9 @@ def _job(
 ) -> ImportJob:
     limit = context_limit(source)
     if limit.context < LEAST_CONTEXT:
-        raise ExportError(f"{source.name} serves {limit.context} positions: it cannot be checked below {LEAST_CONTEXT}")
+        raise ExportError(
+            f"{source.name} has a context of {limit.context} tokens: at least {LEAST_CONTEXT} are needed to check it"
+        )
     ends = generation.end_token_ids
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
     texts = replace(texts, noise_positions=request.noise_positions)
@@ -86,7 +88,7 @@ def _job(
 
 @dataclass(frozen=True, slots=True)
 class ImportJob:
-    """What is imported as which role; `limit` says how much of its context can be used."""
+    """A model to import in a role; `limit` is its usable context."""
 
     role: str
     source: OnnxSource
@@ -94,29 +96,29 @@ class ImportJob:
     texts: CheckTexts
     limit: ContextLimit
     copy: bool
-    """Copy the weights into the pack instead of using them where they lie."""
+    """Copy the weights into the pack instead of referencing them."""
 
     @property
     def nbytes(self) -> int:
-        """About how much the pack grows."""
+        """Approximate size in the pack."""
         weights = self.source.weights
         graph = self.source.graph.stat().st_size
         return graph + (weights.stat().st_size if weights is not None and self.copy else 0)
 
 
 def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
-    """Write the model's graph into the role's folder of `pack`, find its weights a place, and check the result.
+    """Write the model's graph into the role's folder of `pack`, copy or reference its weights, and check the result.
 
-    Raises ExportError for a graph that cannot be rewritten, and when a check fails.
+    Raises ExportError if the graph cannot be rewritten or a check fails.
     """
     folder = pack / job.role
     folder.mkdir()
     source = job.source
     with stages.stage(f"{job.role}: structure"):
-        foreign = not has_builder_attention(source)
-        sizes = read_optimum_sizes(source) if foreign else read_builder_sizes(source)
-        untouched = Untouched(source.model, source.weights, sizes)
-        capabilities = rewrite_optimum_graph(source.model) if foreign else _rewrite(job, sizes)
+        optimum = not has_builder_attention(source)
+        sizes = read_optimum_sizes(source) if optimum else read_builder_sizes(source)
+        original = OriginalGraph(source.model, source.weights, sizes)
+        capabilities = rewrite_optimum_graph(source.model) if optimum else _rewrite(job, sizes)
         entry = _entry(job, sizes, capabilities)
     nbytes = source.weights.stat().st_size if source.weights is not None else 0
     with stages.stage(f"{job.role}: weights", nbytes) as advance:
@@ -124,24 +126,24 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     with stages.stage(f"{job.role}: parity"):
         _write_exact(folder)
         exact = f"{job.role}/{EXACT_FILE}"
-        parity = check_import(imported.located, pack, exact=exact, untouched=untouched, texts=job.texts)
+        parity = check_import(imported.located, pack, exact=exact, original=original, texts=job.texts)
         (folder / EXACT_FILE).unlink()
     imported = replace(imported, entry=replace(imported.entry, parity=parity))
     return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
 
 
 def _rewrite(job: ImportJob, sizes: GraphSizes) -> tuple[str, ...]:
-    """Rewrite a builder's graph; where rows are picked, `export` decides by the same rule."""
+    """Rewrite a builder graph, selecting rows at the same place as `export` does."""
     early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
     rewrite_builder_graph(job.source.model, head_size=sizes.head_size, early_rows=early, name=job.source.name)
     return _BUILDER_CAPABILITIES
 
 
 def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
-    """Write the graph, and its weights where they do not stay outside."""
+    """Write the graph, and its weights if they belong into the pack."""
     model, weights = job.source.model, job.source.weights
     inside = replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}")
-    if weights is None:  # they came inside the graph's file
+    if weights is None:  # they are stored in the graph's file
         ir.save(model, folder / GRAPH_FILE, external_data=WEIGHTS_FILE)
         return Imported(_checked(inside, folder), None)
     if job.copy:
@@ -157,7 +159,7 @@ def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callab
 
 def _checked(entry: ModelEntry, folder: Path) -> ModelEntry:
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ExportError(f"the graph in {folder.name} has no weights worth a file: it is not a language model's")
+        raise ExportError(f"the graph in {folder.name} has almost no weights: it is not a language model's")
     return entry
 
 
@@ -177,7 +179,7 @@ def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
 
 
 def _write_exact(folder: Path) -> None:
-    """Write the graph once more, for checking only: its products do not round activations."""
+    """Write a second graph for the checks, whose products do not round activations."""
     exact = ir.load(folder / GRAPH_FILE)
     exact_products(exact)
     ir.save(exact, folder / EXACT_FILE)
@@ -190,7 +192,7 @@ def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stage
 
 
 def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:
-    """Describe the model; its weights get their place later."""
+    """Return the model's manifest entry; its weights file is set later."""
     graph = job.source.model.graph
     base = Graph(
         file=f"{job.role}/{GRAPH_FILE}",

@@ -1,6 +1,6 @@
-"""A language model as another tool left it: a folder with one ONNX graph, its weights, its tokenizer. Runs nothing.
+"""Opens a folder made by another exporter: one ONNX graph, its weights and its tokenizer.
 
-Reads what onnxruntime-genai (genai_config.json) or Hugging Face (config.json) say beside the graph.
+The configuration is onnxruntime-genai's genai_config.json or Hugging Face's config.json.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _OTHER_PARTS = ("vision", "speech", "embedding", "encoder")
 
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
-    """A folder whose graph and tokenizer have been found sound. The graph's weights are named, not read."""
+    """A folder whose graph and tokenizer have been checked. The weights are not read."""
 
     name: str
     folder: Path
     graph: Path
     model: ir.Model
     weights: Path | None
-    """The one file of weights, links resolved; None: they lie inside the graph's file."""
+    """The weights file, with links resolved; None: the weights are stored in the graph's file."""
     config: Fields
-    """What its configuration says of the model: genai_config.json's `model`, else config.json."""
+    """The model's configuration: `model` of genai_config.json, else config.json."""
     search: Fields | None
-    """genai_config.json's defaults for decoding."""
+    """The decoding defaults of genai_config.json."""
     tokenizer: Tokenizer
     rows: int
     architecture: str
     context: int
     window: int
-    """Positions its layers see, as the configuration says; 0: all."""
+    """Sliding window in tokens, from the configuration; 0: none."""
     license: str
 
 
 def open_onnx_source(folder: Path) -> OnnxSource:
-    """Find and check the one model in `folder`. Raises ExportError: one line that says what to do."""
+    """Find and check the model in `folder`. Raises ExportError."""
     if not folder.is_dir():
         raise ExportError(f"there is no folder {str(folder)!r}: give the folder of an ONNX model")
     with refused(folder):
@@ -62,7 +62,7 @@ def _open(folder: Path) -> OnnxSource:
     genai = _optional(folder / _GENAI)
     config = genai.child("model") if genai is not None else _optional(folder / _CONFIG)
     if config is None:
-        raise ExportError(f"{folder} has neither {_GENAI} nor {_CONFIG}: nothing says what its model is")
+        raise ExportError(f"{folder} has neither {_GENAI} nor {_CONFIG}, which describe the model")
     graph = _graph_file(folder, config if genai is not None else None)
     if not (folder / TOKENIZER).is_file():
         raise ExportError(f"{folder} has no {TOKENIZER}: copy it there from the base model's folder")
@@ -71,7 +71,7 @@ def _open(folder: Path) -> OnnxSource:
     rows = _rows(model, graph)
     if tokenizer.size > rows:
         raise ExportError(
-            f"{folder}: its tokenizer knows {tokenizer.size} ids, its graph computes {rows} logits: "
+            f"{folder}: its tokenizer has {tokenizer.size} ids, its graph computes {rows} logits: "
             f"the files do not belong together"
         )
     return OnnxSource(
@@ -97,19 +97,19 @@ def _optional(path: Path) -> Fields | None:
 
 
 def _graph_file(folder: Path, genai: Fields | None) -> Path:
-    """Return the graph that genai_config.json names, else model.onnx, else the only one there is."""
+    """Return the graph that genai_config.json names; without it model.onnx, or the only graph in the folder."""
     if genai is not None:
         decoder = genai.child("decoder")
         if "pipeline" in decoder.values or any(part in genai.values for part in _OTHER_PARTS):
-            raise ExportError(f"{folder} holds a model of several graphs: only plain decoders can be imported")
+            raise ExportError(f"{folder} has a model of several graphs: only plain decoders can be imported")
         name = decoder.text("filename")
     else:
         found = sorted(path.name for path in folder.glob("*.onnx"))
         if len(found) > 1 and _GRAPH not in found:
-            raise ExportError(f"{folder} has {len(found)} graphs ({', '.join(found[:3])}) and none is called {_GRAPH}")
+            raise ExportError(f"{folder} has {len(found)} graphs ({', '.join(found[:3])}), none named {_GRAPH}")
         name = found[0] if len(found) == 1 else _GRAPH
     if Path(name).name != name or not (folder / name).is_file():
-        raise ExportError(f"{folder} has no {name}: give the folder that the model was built into")
+        raise ExportError(f"{folder} has no {name}: give the output folder of the exporter")
     return folder / name
 
 
@@ -118,20 +118,20 @@ def _load(path: Path) -> ir.Model:
 
     try:
         return ir.load(path)
-    except Exception as error:  # protobuf's errors and onnx_ir's own
-        raise ExportError(f"{path} is not a sound ONNX file ({reason_of(error)}): build or download it again") from None
+    except Exception as error:  # protobuf and onnx_ir raise various types
+        raise ExportError(f"{path} is not a valid ONNX file ({reason_of(error)}): build or download it again") from None
 
 
 def _rows(model: ir.Model, graph: Path) -> int:
     logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     if logits is None or logits.shape is None or not isinstance(logits.shape[-1], int):
         found = ", ".join(str(value.name) for value in model.graph.outputs[:3]) or "nothing"
-        raise ExportError(f"{graph} gives {found}, no logits of a known width: it is not a language model's graph")
+        raise ExportError(f"{graph} has the outputs {found}, but no logits of known width: it is not a language model")
     return logits.shape[-1]
 
 
 def _weights(model: ir.Model, graph: Path) -> Path | None:
-    """Return the file that every external weight lies in, and make the graph call it by its own name."""
+    """Return the file of all external weights, and rename it in the graph to the name that its link resolves to."""
     import onnx_ir as ir
 
     tensors = list(_external(model))
@@ -141,7 +141,7 @@ def _weights(model: ir.Model, graph: Path) -> Path | None:
     if len(names) > 1:
         raise ExportError(f"{graph} has its weights in {len(names)} files ({names[0]} first): save them as one")
     if Path(names[0]).name != names[0]:
-        raise ExportError(f"{graph} has its weights in {names[0]!r}, which is not next to it: refused")
+        raise ExportError(f"{graph} has its weights in {names[0]!r}, which is not next to it: unsupported")
     path = graph.parent / names[0]
     if not path.is_file():
         raise ExportError(f"{graph} has its weights in {names[0]}, which is missing: copy or download it again")
@@ -149,7 +149,7 @@ def _weights(model: ir.Model, graph: Path) -> Path | None:
     needed = max((tensor.offset or 0) + tensor.nbytes for _, tensor in tensors)
     if path.stat().st_size < needed:
         raise ExportError(f"{path} is truncated: it has {path.stat().st_size} bytes of {needed}; download it again")
-    for value, tensor in tensors:  # the hub's cache calls the file otherwise behind its link
+    for value, tensor in tensors:  # in the hub's cache, the linked file has a different name
         assert value.dtype is not None
         value.const_value = ir.ExternalTensor(
             path.name,
@@ -177,7 +177,7 @@ def _architecture(config: Fields) -> str:
 
 
 def _window(config: Fields) -> int:
-    """Return the window of genai_config.json or config.json; 0 where there is none, or it is switched off."""
+    """Return the sliding window of genai_config.json or config.json; 0 if there is none or it is disabled."""
     inner = config.child("decoder") if "decoder" in config.values else config
     value = inner.values.get("sliding_window")
     if value is None or inner.values.get("use_sliding_window") is False:

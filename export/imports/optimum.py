@@ -1,6 +1,6 @@
-"""Drives optimum's exporter as a child process; it wants another transformers than we do, so it has an environment.
+"""Runs optimum's exporter as a child process, then imports its graphs.
 
-Its graphs are then imported like any folder's.
+Optimum needs a different version of transformers, so it has a separate environment.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 
 @dataclass(frozen=True, slots=True)
 class OptimumRequest:
-    """What to export: folders or hub ids, and how the pack that comes of it is imported."""
+    """The models to export (folders or hub ids), and how to import the result."""
 
     target: str
     draft: str | None
     make_environment: bool
-    """Whether the environment may be made now, which downloads some 300 MB."""
+    """Create the environment if it is missing, which downloads about 300 MB."""
     importing: ImportRequest
-    """Its folders are replaced by those that optimum fills."""
+    """Settings of the import; `target` and `draft` are replaced by optimum's output."""
 
 
 def export_with_optimum(request: OptimumRequest, stages: Stages) -> Manifest:
-    """Export every model with optimum, then import the folders; the weights are copied, for the folders go.
+    """Export every model with optimum, then import and copy the results, which are temporary.
 
-    Raises ExportError, and RuntimeUnavailable where there is no environment and none may be made.
+    Raises ExportError, and RuntimeUnavailable if there is no environment and creating one is not allowed.
     """
     from .onnx_import import import_pair
 
@@ -62,21 +62,21 @@ def export_with_optimum(request: OptimumRequest, stages: Stages) -> Manifest:
     with stages.stage("environment"):
         scripts = find_environment(make=request.make_environment)
     with TemporaryDirectory(prefix="edgedecode-optimum-") as place:
-        made: dict[str, Path] = {}
+        exported: dict[str, Path] = {}
         for role, model in models.items():
             with stages.stage(f"{role}: optimum"):
                 staged = _staged(model, configs[role], Path(place) / role / "model")
-                made[role] = Path(place) / role / _title(names[role])
-                _run_exporter(scripts, staged, made[role])
-                copy_text_files(model, made[role])
-        folders = replace(request.importing, target=made["target"], draft=made.get("draft"), copy=True)
+                exported[role] = Path(place) / role / _title(names[role])
+                _run_exporter(scripts, staged, exported[role])
+                copy_text_files(model, exported[role])
+        folders = replace(request.importing, target=exported["target"], draft=exported.get("draft"), copy=True)
         return import_pair(folders, stages)
 
 
 def find_environment(*, make: bool) -> Path:
-    """Return the folder of the environment's programs; without one make it, if that is allowed.
+    """Return the environment's folder of programs; if there is none, create it with `make`.
 
-    Raises RuntimeUnavailable with the two commands that make it.
+    Raises RuntimeUnavailable, naming the two commands that create it.
     """
     folder = area("optimum")
     scripts = folder / _SCRIPTS
@@ -86,15 +86,15 @@ def find_environment(*, make: bool) -> Path:
     if not make:
         lines = " && ".join(" ".join(_quoted(word) for word in command) for command in commands)
         raise RuntimeUnavailable(
-            f"optimum needs an environment of its own: add --make-environment (downloads some 300 MB), or run: {lines}"
+            f"optimum needs a separate environment: add --make-environment (downloads about 300 MB), or run: {lines}"
         )
     for command in commands:
-        _run(command, what="the environment for optimum was not made")
+        _run(command, what="the environment for optimum could not be created")
     return scripts
 
 
 def readable_config(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Spell a config.json of transformers 5 as older ones read it: else they silently take default positions."""
+    """Convert a config.json of transformers 5 for older versions, which would silently use the default RoPE."""
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_theta" in config:
         return config
@@ -106,18 +106,18 @@ def readable_config(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _config(model: Path) -> dict[str, JsonValue]:
-    """Read a model's configuration and refuse what is never run: code, and pickles."""
+    """Read a model's configuration. Raises ExportError for models with Python code or pickled weights."""
     config = read_json(model / "config.json")
     if not isinstance(config, dict):
         raise ExportError(f"{model} is not a model folder: it has no config.json")
     if config.get("auto_map"):
-        raise ExportError(f"{model} brings its own Python code (auto_map in config.json), which is never run")
+        raise ExportError(f"{model} needs its own Python code (auto_map in config.json), which is never run")
     weight_files(model)
     return config
 
 
 def _staged(model: Path, config: dict[str, JsonValue], folder: Path) -> Path:
-    """Lay out what optimum may read: safetensors by link, texts, and a configuration it understands."""
+    """Create the folder that optimum reads: links to safetensors, text files, and a configuration it understands."""
     folder.mkdir(parents=True)
     copy_text_files(model, folder)
     for path in weight_files(model):
@@ -129,11 +129,14 @@ def _staged(model: Path, config: dict[str, JsonValue], folder: Path) -> Path:
 def _run_exporter(scripts: Path, model: Path, out: Path) -> None:
     words = ["export", "onnx", "--model", str(model), "--task", "text-generation-with-past"]
     words += ["--framework", "pt", "--device", "cpu", "--dtype", "fp32", str(out)]
-    _run([str(_program(scripts)), *words], what="optimum did not export the model")
+    _run([str(_program(scripts)), *words], what="optimum could not export the model")
 
 
 def _run(command: Sequence[str], *, what: str) -> None:
-    """Run a child to its end; an exception here, such as Ctrl-C, ends it. Raises ExportError with its last line."""
+    """Run a child process and wait for it; an exception here, such as Ctrl-C, kills it.
+
+    Raises ExportError with the last line of its output if it fails.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     child = subprocess.run(
         command,
@@ -146,7 +149,7 @@ def _run(command: Sequence[str], *, what: str) -> None:
     )
     if child.returncode:
         lines = [line.strip() for line in (child.stderr or child.stdout).splitlines() if line.strip()]
-        raise ExportError(f"{what}: {(lines or ['it said nothing'])[-1][:300]}")
+        raise ExportError(f"{what}: {(lines or ['it printed nothing'])[-1][:300]}")
 
 
 def _commands(folder: Path) -> list[list[str]]:
@@ -163,5 +166,5 @@ def _program(scripts: Path) -> Path:
 
 
 def _title(name: str) -> str:
-    """Return what the pack calls the model's source: the folder's name, or the hub id's last part."""
+    """Return the name of the model's source in the pack: the folder's name, or the hub id's last part."""
     return Path(name).expanduser().resolve().name

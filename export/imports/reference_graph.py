@@ -1,4 +1,4 @@
-"""An imported graph in its original form, run by plain onnxruntime: the reference for the rewritten graph."""
+"""Checks a rewritten graph against the original one, run by plain onnxruntime, and finds its usable context."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ from .onnx_source import OnnxSource
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["ContextLimit", "Untouched", "check_import", "context_limit"]
+__all__ = ["ContextLimit", "OriginalGraph", "check_import", "context_limit"]
 
-_SILENT = 4
+_FATAL_ONLY = 4
+"""ONNX Runtime's log severity."""
 _LONGEST_PROBE = 4096
+"""Maximum number of tokens for probing a sliding window; more take too long."""
 _LARGEST_LOGITS = 1 << 30
+"""Maximum bytes of logits while probing."""
 
 
-class Untouched:
-    """A copy of a graph made before any pass; `weights` is its file of weights, None where they lie inside it."""
+class OriginalGraph:
+    """A copy of a graph before it is rewritten. weights: its weights file; None if they are stored in the graph."""
 
     def __init__(self, model: ir.Model, weights: Path | None, sizes: GraphSizes) -> None:
         self._model = model.clone()
-        for node in self._model.graph:  # a ring of slots wants a cache of the window's size, which one pass has not
+        for node in self._model.graph:  # a ring buffer needs a cache of the window's size; here the cache is empty
             node.attributes.pop("sliding_window_cache", None)
         self._weights = weights
         self._nbytes = 0 if weights is None else weights.stat().st_size
@@ -47,7 +50,7 @@ class Untouched:
     def logits(self, tokens: Sequence[int], *, exact: bool) -> FloatArray:
         """Return the logits of one pass over a text, [tokens, rows]; `exact`: products do not round activations.
 
-        Raises ExportError where the engine cannot run the graph.
+        Raises ExportError if the engine cannot run the graph.
         """
         try:
             session = self._session(exact=exact)
@@ -65,7 +68,7 @@ class Untouched:
         if exact:
             exact_products(model)
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT
+        options.log_severity_level = _FATAL_ONLY
         if self._weights is not None:
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(self._weights.parent))
@@ -76,7 +79,7 @@ class Untouched:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _feed(self, value: Any, tokens: Sequence[int]) -> npt.NDArray[np.generic]:  # noqa: ANN401
-        """Return one input of a pass without a past."""
+        """Return one input of a pass with an empty KV cache."""
         count = len(tokens)
         if value.name.startswith("past_key_values."):
             return np.zeros((1, self._sizes.kv_heads, 0, self._sizes.head_size), np.float32)
@@ -88,13 +91,13 @@ class Untouched:
 
 
 def check_import(
-    entry: ModelEntry, pack: Path, *, exact: str, untouched: Untouched, texts: CheckTexts
+    entry: ModelEntry, pack: Path, *, exact: str, original: OriginalGraph, texts: CheckTexts
 ) -> Mapping[str, float]:
-    """Compare a model with itself and with the original graph; there are no original weights to compare with.
+    """Check that a model is consistent, and that it agrees with the original graph. Raises ExportError.
 
-    exact: the file of its graph whose products do not round activations. On that graph whole, pieces, crop and a tree
-    of two passes must agree with each other and with the untouched graph up to summation order; the shipped kernels
-    are then held to its rows. Raises ExportError.
+    exact: the file of its graph whose products do not round activations. On that graph, one pass, several passes,
+    a rollback and a tree in two passes must agree with each other and with the original graph up to summation order.
+    The shipped kernels are then compared with the exact graph's rows.
     """
     length = len(texts.text.text)
     graph = replace(entry.graphs["base"], file=exact)
@@ -102,70 +105,68 @@ def check_import(
         expected = own_rows(model, texts.text)
         numbers = {"tokens": float(len(expected)), "deviation": float(expected.std())}
         numbers |= check_exact(model, texts.text, expected)
-    numbers["source_error"] = _difference(expected[:length], untouched, texts)
+    numbers["source_error"] = _difference(expected[:length], original, texts)
     if min(entry.bits, entry.head_bits) < 16:
         with opened(entry, pack, texts) as model:
             numbers |= check_kernels(model, texts.text, expected)
             found = own_rows(model, texts.text)[:length]
-        came = untouched.logits(texts.text.text, exact=False)
-        numbers["source_kernel_error"] = float(np.abs(found - came).max())
+        reference = original.logits(texts.text.text, exact=False)
+        numbers["source_kernel_error"] = float(np.abs(found - reference).max())
     return numbers
 
 
-def _difference(found: FloatArray, untouched: Untouched, texts: CheckTexts) -> float:
-    """Return the largest difference from the original graph. Raises ExportError where it is not a rounding."""
-    came = untouched.logits(texts.text.text, exact=True)
-    error = float(np.abs(found - came).max())
-    limit = TOLERANCE * max(1.0, float(came.std()))
+def _difference(found: FloatArray, original: OriginalGraph, texts: CheckTexts) -> float:
+    """Return the largest difference from the original graph. Raises ExportError if it exceeds rounding errors."""
+    reference = original.logits(texts.text.text, exact=True)
+    error = float(np.abs(found - reference).max())
+    limit = TOLERANCE * max(1.0, float(reference.std()))
     if not error <= limit:
         raise ExportError(
-            f"the rewritten graph does not compute what the original does (largest difference {error:.2g}, allowed "
-            f"{limit:.2g}): this model cannot be imported"
+            f"the rewritten graph differs from the original (largest difference {error:.2g}, allowed {limit:.2g}): "
+            f"this model cannot be imported"
         )
     return error
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
-    """Positions that give the model's own results, and a sentence where they are fewer than it claims."""
+    """The context within which results are correct, and a note if it is shorter than the declared one."""
 
     context: int
     notes: tuple[str, ...] = ()
 
 
 def context_limit(source: OnnxSource) -> ContextLimit:
-    """Find the limit; runs a graph of optimum's where its configuration names a window. Raises ExportError."""
+    """Find the limit. Runs the graph if it is optimum's and its configuration has a window. Raises ExportError."""
     if has_builder_attention(source):
-        # The engine's window counts slots, which is wrong for trees past it; inside it there is none to get wrong.
+        # The engine counts its window in cache slots, which is wrong for trees, so the context ends at the window.
         context = min(source.context, cached_positions(source))
         return _within(window_of(source) or source.window, context, "the model's sliding window")
     if not 0 < source.window < source.context:
         return ContextLimit(source.context)
-    honoured = _honours_window(source)
-    if honoured:
+    applied = _applies_window(source)
+    if applied:
         return ContextLimit(source.context)
-    reason = (
-        "its sliding window: the graph sees further" if honoured is False else "its sliding window, too long to probe"
-    )
-    return _within(source.window, source.context, reason)
+    reason = "which the graph ignores" if applied is False else "which is too long to probe"
+    return _within(source.window, source.context, f"the model's sliding window, {reason}")
 
 
 def _within(window: int, context: int, reason: str) -> ContextLimit:
     if not 0 < window < context:
         return ContextLimit(context)
-    return ContextLimit(window, (f"context limited to {window} tokens, {reason}, of {context}",))
+    return ContextLimit(window, (f"context limited to {window} of {context} tokens: {reason}",))
 
 
-def _honours_window(source: OnnxSource) -> bool | None:
-    """Return whether a token that no window reaches leaves the last row's logits alone; None: too long to try.
+def _applies_window(source: OnnxSource) -> bool | None:
+    """Return whether a token outside all windows leaves the last row's logits unchanged; None: too long to probe.
 
-    A layer sees window - 1 positions back, so all layers together layers · (window - 1).
+    A layer attends to window - 1 earlier positions, so all layers together reach layers · (window - 1).
     """
     sizes = read_optimum_sizes(source)
     length = sizes.layers * (source.window - 1) + 2
     if length > min(_LONGEST_PROBE, source.context) or length * sizes.rows * 4 > _LARGEST_LOGITS:
         return None
-    graph = Untouched(source.model, source.weights, sizes)
+    graph = OriginalGraph(source.model, source.weights, sizes)
     text = [3 + index % 17 for index in range(length)]
     before, after = (graph.logits([first, *text[1:]], exact=True)[-1] for first in (text[0], text[0] + 50))
     return bool((before == after).all())

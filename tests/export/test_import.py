@@ -127,7 +127,7 @@ def test_a_window_limits_the_context(copied: Path, tmp_path: Path) -> None:
 
     entry = imported(change(copied, narrow), tmp_path / "pack").models["target"]
     assert entry.context == 96
-    assert entry.notes == ("context limited to 96 tokens, the model's sliding window, of 256",)
+    assert entry.notes == ("context limited to 96 of 256 tokens: the model's sliding window",)
 
 
 def test_weights_behind_a_link(copied: Path, tmp_path: Path) -> None:
@@ -242,22 +242,22 @@ def constant_elsewhere(model: ir.Model) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no graph": (without(GRAPH), "has no model.onnx: give the folder that the model was built into"),
-    "several graphs": (several, "has 2 graphs .*none is called model.onnx"),
+    "no graph": (without(GRAPH), "has no model.onnx: give the output folder of the exporter"),
+    "several graphs": (several, "has 2 graphs .*none named model.onnx"),
     "no configuration": (without("genai_config.json"), "neither genai_config.json nor config.json"),
     "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json: copy it there"),
     "foreign tokenizer": (many_tokens, "do not belong together"),
     "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
     "truncated weights": (truncated, "is truncated: it has"),
-    "weights elsewhere": (edited(weights_elsewhere), "not next to it: refused"),
+    "weights elsewhere": (edited(weights_elsewhere), "not next to it: unsupported"),
     "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' is stored in '/etc/hostname'"),
-    "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is not a sound ONNX file"),
-    "another input": (edited(another_input), "needs the input prompt_lengths"),
-    "no logits": (edited(renamed_logits), "gives scores.*, no logits"),
+    "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is not a valid ONNX file"),
+    "another input": (edited(another_input), "has the unknown input prompt_lengths"),
+    "no logits": (edited(renamed_logits), "has the outputs scores.*, but no logits"),
     "another attention": (edited(renamed_attention("MultiHeadAttention")), "uses com.microsoft.MultiHeadAttention"),
     "sparse attention": (edited(renamed_attention("SparseAttention")), "uses com.microsoft.SparseAttention"),
     "another provider's": (edited(foreign_operator), "uses com.qti.aisw.GroupQueryAttention"),
-    "half precision": (edited(half_outputs), "logits in float16: it is made for another provider"),
+    "half precision": (edited(half_outputs), "logits in float16: it was built for another provider"),
     "several parts": (configured(vision={}), "a model of several graphs"),
     "damaged configuration": (lambda folder: (folder / "genai_config.json").write_text("{"), "cannot be read"),
     "no context": (configured(context_length=None), "context_length must be an integer"),

@@ -149,10 +149,15 @@ def test_rows_are_picked_before_the_head(folder: Path) -> None:
     ("honoured", "config", "context", "note"),
     [
         (16, {"sliding_window": 16}, 256, None),
-        (0, {"sliding_window": 80}, 80, "context limited to 80 tokens, its sliding window: the graph sees further"),
+        (0, {"sliding_window": 80}, 80, "the model's sliding window, which the graph ignores"),
         (0, {"sliding_window": 16, "use_sliding_window": False}, 256, None),
         (0, {"sliding_window": None}, 256, None),
-        (0, {"sliding_window": 200}, 200, "context limited to 200 tokens, its sliding window, too long to probe"),
+        (
+            0,
+            {"sliding_window": 200},
+            200,
+            "the model's sliding window, which is too long to probe",
+        ),
     ],
 )
 def test_a_window_that_the_graph_lost_limits_the_context(
@@ -161,7 +166,7 @@ def test_a_window_that_the_graph_lost_limits_the_context(
     folder = write_folder(tmp_path / "folder", graph=drawn(tmp_path, window=honoured), **config)
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert entry.context == context
-    limits = () if note is None else (f"{note}, of 256",)
+    limits = () if note is None else (f"context limited to {context} of 256 tokens: {note}",)
     assert entry.notes == (*limits, NO_TEMPLATE)
 
 
@@ -192,7 +197,7 @@ def rounded_together(model: ir.Model) -> None:
 CASES: dict[str, tuple[Callable[[ir.Model], None], str]] = {
     "no mask": (without_input("attention_mask"), "no input attention_mask: export it with --task text-generation-with"),
     "no past": (without_past, "has no past_key_values: export it with --task"),
-    "another input": (without_input("position_ids"), "needs the input something_else"),
+    "another input": (without_input("position_ids"), "has the unknown input something_else"),
     "half precision": (half, "logits in float16: export it with --dtype fp32"),
     "rounded together": (rounded_together, "DynamicQuantizeLinear, which rounds the rows of a pass together"),
 }
@@ -213,5 +218,5 @@ def test_a_graph_that_is_no_language_model(folder: Path, tmp_path: Path) -> None
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [])
     graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1]))
     onnx.save(helper.make_model(graph), folder / GRAPH)
-    with pytest.raises(ExportError, match=r"gives y, no logits of a known width"):
+    with pytest.raises(ExportError, match=r"has the outputs y, but no logits of known width"):
         imported(folder, tmp_path / "pack")

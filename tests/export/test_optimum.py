@@ -73,7 +73,7 @@ def test_its_failure_is_one_line(llama: Path, cache: Path, tmp_path: Path, capsy
     pretend(cache, "echo Traceback >&2\necho 'ValueError: unsupported architecture' >&2\nexit 1")
     assert run("export", "--exporter", "optimum", "--target", llama, "--out", tmp_path / "pack") == 1
     error = capsys.readouterr().err
-    assert "optimum did not export the model: ValueError: unsupported architecture\n" in error
+    assert "optimum could not export the model: ValueError: unsupported architecture\n" in error
     assert not (tmp_path / "pack").exists()
 
 

@@ -81,7 +81,7 @@ def test_a_pair_stays_where_it_lies(target: Path, draft: Path, capsys: pytest.Ca
     assert manifest.generation.eos_token == "<|end|>"
     assert (pack / "chat_template.jinja").read_text() == TEMPLATE
     assert entry.notes[0] == "the tokenizer was built from the vocabulary inside large.gguf"
-    assert "llama.cpp was not asked" in entry.notes[1]
+    assert "not checked with llama.cpp" in entry.notes[1]
     check_files(manifest, pack, full=True)
 
 
@@ -144,13 +144,13 @@ def test_a_tokenizer_beside_is_used_where_it_is_the_same(target: Path) -> None:
     other.add_tokens(["<more>"])
     other.save(str(beside))
     entry = Manifest.load(run(target, out=pack.with_name("second"))).models["target"]
-    assert "next to it is another one (id 323 is '<more>' there and None in the file)" in entry.notes[0]
+    assert "next to it differs (id 323 is '<more>' there and None in the file)" in entry.notes[0]
 
 
 def test_a_tokenizer_beside_serves_where_none_can_be_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "files").mkdir()
     file = write_file(tmp_path / "files" / "a.gguf", byte_level(), File(pre="no-such"))
-    assert "splits text by 'no-such'" in refused(capsys, file)
+    assert "has the pre-tokenizer 'no-such'" in refused(capsys, file)
     byte_level().save(str(file.with_name("tokenizer.json")))
     assert Manifest.load(run(file)).vocabulary_size == 323
     file.with_name("tokenizer.json").write_text("{}")
@@ -262,12 +262,12 @@ def projector(writer: GGUFWriter) -> None:
         (patched(4, "<I", 4), "GGUF version 4"),
         (of(more=split), "part 1 of 3 of a split file"),
         (of(more=projector), "of the type 'mmproj'"),
-        (of(more=encoder), "holds an encoder (llama)"),
-        (of(more=pooled), "holds an encoder (llama)"),
-        (of(architecture="bert"), "holds an encoder (bert)"),
+        (of(more=encoder), "is an encoder (llama)"),
+        (of(more=pooled), "is an encoder (llama)"),
+        (of(architecture="bert"), "is an encoder (bert)"),
         (of(template="{% for %}"), "chat template is invalid"),
-        (of(context=0), "how long its context is"),
-        (of(pre="no-such"), "splits text by 'no-such'"),
+        (of(context=0), "does not declare its context length"),
+        (of(pre="no-such"), "has the pre-tokenizer 'no-such'"),
         (write_adapter, "is an adapter: give it with --adapter NAME="),
         (lambda path: path.unlink(), "there is no file"),
         (lambda path: path.rename(path.with_name("x")) and path.mkdir(), "is a folder: give the GGUF file in it"),

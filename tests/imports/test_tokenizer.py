@@ -192,12 +192,12 @@ def test_llama_cpp_splits_alike_by_every_name(pre: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pre": "no-such"}, "splits text by 'no-such'"),
-        ({"pre": ""}, "splits text by 'no name'"),
+        ({"pre": "no-such"}, "has the pre-tokenizer 'no-such'"),
+        ({"pre": ""}, "has the pre-tokenizer 'none'"),
         ({"model": "t5"}, "of the kind 't5'"),
         ({"model": "none"}, "of the kind 'none'"),
-        ({"model": "llama"}, "lists no scores"),
-        ({"merges": ("zz zzz",)}, "tokens and merges that do not fit"),
+        ({"model": "llama"}, "has no token scores"),
+        ({"merges": ("zz zzz",)}, "inconsistent tokens and merges"),
     ],
 )
 def test_what_cannot_be_built(change: dict[str, str], message: str, tmp_path: Path) -> None:
