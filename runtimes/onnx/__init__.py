@@ -1,4 +1,4 @@
-"""ONNX Runtime back end. The engine itself is imported when a runtime is made, not when this package is."""
+"""ONNX Runtime back end. The engine is imported when a runtime is created, not with this package."""
 
 from .onnx_runtime import OnnxRuntime
 

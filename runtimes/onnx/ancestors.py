@@ -1,4 +1,4 @@
-"""Pending rows that form a tree: who descends from whom, as the attention bias wants it."""
+"""The tree of pending rows: each row's ancestors, as the attention bias needs them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgedecode.errors import InputError
 __all__ = ["BLOCKED", "Ancestors"]
 
 BLOCKED = -1e9
-"""Added to the score of a row that is no ancestor. Finite, so that no row is ever all infinities (NaN after softmax),
-and far below any score: its share is exactly zero."""
+"""Added to the score of a row that is not an ancestor. Finite, so that no row has only infinities (NaN after softmax),
+and so far below any score that its weight is exactly zero."""
 _BIAS_OF_BIT = np.array([BLOCKED, 0.0], np.float32)
 _CACHED_MASKS = 512
 
 
 class Ancestors:
-    """The tree of one state's pending rows; starts as a chain.
+    """The tree of one state's pending rows; initially a chain.
 
-    A row's ancestors, itself included, are the bits of one integer. Integers are kept for the newest rows and rebuilt
-    by walking the parents for others, so that hundreds of branches hundreds of rows long stay small.
+    A row's ancestors, including itself, are the bits of one integer. The integers of recent rows are cached; others are
+    rebuilt from the parents, so that hundreds of branches of hundreds of rows need little memory.
     """
 
     __slots__ = ("_depths", "_masks", "_parents")
@@ -33,7 +33,7 @@ class Ancestors:
         self._masks: dict[int, int] = {}
 
     def grow(self, parents: Iterable[int], *, after: int) -> None:
-        """Append rows behind the first `after`; rows behind those, left by a pass that was interrupted, are dropped."""
+        """Append rows after the first `after`; later rows, left by an interrupted pass, are dropped."""
         if len(self._parents) > after:
             del self._parents[after:], self._depths[after:]
             self._masks.clear()
@@ -55,7 +55,7 @@ class Ancestors:
         return self._parents[:stop]
 
     def fill_bias(self, bias: FloatArray, *, settled: int, start: int) -> None:
-        """Write the bias of the rows from `start`: [rows, settled + start + rows], every settled position visible."""
+        """Write the bias of the rows from `start`, [rows, settled + start + rows]; settled positions are visible."""
         rows, total = bias.shape
         pending = total - settled
         nbytes = (pending + 7) // 8

@@ -1,6 +1,6 @@
-"""What a pass adds to attention scores: nothing for a chain, blocked rows for a tree, and what lies beyond a window.
+"""The attention bias of a pass: zeros for a chain, blocked rows for a tree, and blocked positions beyond a window.
 
-A window is written here, by position: the engine's own counts slots, which a tree's rows do not fill in order.
+Windows are applied here, by position, since the engine's own windows count slots, which trees do not fill in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Biases", "TreePaths", "block_far"]
 
 
 class Biases:
-    """The bias inputs of one graph: `inputs` names those it has, `window` is the positions a window layer sees."""
+    """The bias inputs of one graph. inputs: the graph's inputs. window: positions visible to a sliding-window layer."""
 
     def __init__(self, buffers: Buffers, *, inputs: Sequence[str], window: int) -> None:
         self._buffers = buffers
@@ -29,14 +29,14 @@ class Biases:
         self._window = window if WINDOW_BIAS in inputs else 0
 
     def plan(self, capacity: int, *, tree: bool) -> None:
-        """Take the memory that a state of `capacity` rows needs beside the zeros. Raises BudgetExceeded."""
+        """Allocate the buffers that a state of `capacity` rows needs besides the zeros. Raises BudgetExceeded."""
         if 0 < self._window < capacity:
             self._buffers.plan_window()
         if tree:
             self._buffers.plan_tree()
 
     def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:
-        """Bind the biases of the pending rows from `start`, whose positions stand in the buffers already."""
+        """Bind the biases of the pending rows from `start`, whose positions are in the buffers already."""
         total = state.length + start + width
         tree: FloatArray | None = None
         if state.tree is not None:
@@ -48,11 +48,11 @@ class Biases:
             binding.bind_input(FULL_BIAS, "cpu", 0, np.float32, shape, pointer)
         if self._window:
             if total > self._window:
-                pointer = self._beyond_window(state, tree, width=width, total=total)
+                pointer = self._fill_window(state, tree, width=width, total=total)
             binding.bind_input(WINDOW_BIAS, "cpu", 0, np.float32, shape, pointer)
 
-    def _beyond_window(self, state: OnnxState, tree: FloatArray | None, *, width: int, total: int) -> int:
-        """Fill the window's bias and return where it lies."""
+    def _fill_window(self, state: OnnxState, tree: FloatArray | None, *, width: int, total: int) -> int:
+        """Fill the window's bias and return its address."""
         buffers = self._buffers
         bias = buffers.window_bias(width, total)
         slots = buffers.counter[:total]
@@ -67,14 +67,14 @@ class Biases:
 
 
 class TreePaths:
-    """Binds the parents of a state's pending rows; the stand-in for `Biases` of a graph with our attention."""
+    """Binds the parents of a state's pending rows; replaces `Biases` for a graph with our attention."""
 
     def __init__(self, engine: Untyped) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._chain = self._value(np.empty(0, np.int32))
 
     def plan(self, capacity: int, *, tree: bool) -> None:
-        """Take nothing: a tree's parents are counted with its rows."""
+        """Allocate nothing: a tree's parents are planned with its rows."""
 
     def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:
         """Bind the parents of pending rows 0 to start + width - 1, or none for a chain."""
@@ -85,10 +85,10 @@ class TreePaths:
             return
         state.bound_chain = False
         parents = np.array(state.tree.parents(start + width), np.int32)
-        state.bound_parents = self._value(parents)  # kept: not every version of the engine's binding does
+        state.bound_parents = self._value(parents)  # not every version of the engine's binding keeps it alive
         binding.bind_ortvalue_input(PARENTS, state.bound_parents)
 
 
 def block_far(bias: FloatArray, *, rows: IntArray, slots: IntArray, window: int) -> None:
-    """Block in `bias`, [rows, slots], each slot whose position is `window` or more behind its row's."""
+    """Block in `bias`, [rows, slots], each slot whose position is `window` or more before its row's."""
     np.copyto(bias, np.float32(BLOCKED), where=slots <= (rows - window)[:, None])

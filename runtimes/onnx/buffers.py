@@ -1,6 +1,6 @@
-"""The arrays one model's passes read and write, made once: inputs, attention bias, logits.
+"""The arrays of a model's passes, allocated once: inputs, attention bias, logits.
 
-The engine's values share these arrays' memory, so an input is changed by writing into its array.
+The engine's values share these arrays' memory, so that writing into an array changes the input.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ INDEX_NBYTES = 8
 
 
 def buffers_nbytes(footprint: Footprint, context: int) -> int:
-    """Return what a model's inputs and its chains' bias take."""
+    """Return the bytes of a model's inputs and of the bias for chains."""
     return footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * footprint.rows_per_pass)
 
 
 def bias_copies(footprint: Footprint, *, tree: bool, window: bool) -> int:
-    """Return what trees and window layers add to the buffers; filling a bias takes more than the bias."""
+    """Return the bytes that trees and window layers add to the buffers, with temporaries for filling a bias."""
     return (2 * footprint.bias_nbytes if tree else 0) + (3 * footprint.bias_nbytes // 2 if window else 0)
 
 
 def logits_nbytes(count: int, *, rows: int, hidden: int, copies: int) -> int:
-    """Return what `count` rows of logits take, made of `copies` others, with the hidden states beside them."""
+    """Return the bytes of `count` rows of logits, their `copies` inside the graph, and their hidden states."""
     return count * ((1 + copies) * rows + hidden) * FLOAT_NBYTES
 
 
 class Buffers:
-    """Input, bias and logits arrays of one model, under leases taken before each is allocated."""
+    """Input, bias and logits arrays of one model. Each is leased before it is allocated."""
 
     def __init__(
         self, engine: Untyped, *, name: str, rows: int, hidden: int, context: int, footprint: Footprint, budget: Budget
@@ -49,7 +49,7 @@ class Buffers:
         self._bias_nbytes = footprint.bias_nbytes
         self._tree_nbytes = bias_copies(footprint, tree=True, window=False)
         self._window_nbytes = bias_copies(footprint, tree=False, window=True)
-        with ExitStack() as undo:  # gives the leases back when an array cannot be made
+        with ExitStack() as undo:  # releases the leases if an array cannot be allocated
             self._lease = undo.enter_context(budget.reserve(f"buffers:{name}", buffers_nbytes(footprint, context)))
             self._logits_lease = undo.enter_context(budget.reserve(f"logits:{name}", 0))
             self.ids: IntArray = np.zeros(width, np.int64)
@@ -73,7 +73,7 @@ class Buffers:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """What these arrays hold of the budget."""
+        """The leases over these arrays."""
         return (self._lease, self._logits_lease)
 
     def width_values(self, width: int) -> tuple[Untyped, Untyped]:
@@ -92,18 +92,18 @@ class Buffers:
         return value
 
     def plan_tree(self) -> FloatArray:
-        """Make the bias of trees. Raises BudgetExceeded when it does not fit."""
+        """Allocate the bias for trees. Raises BudgetExceeded."""
         if self._tree_bias is None:
             self._lease.resize(self._lease.nbytes + self._tree_nbytes)
             self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
         return self._tree_bias
 
     def tree_bias(self, rows: int, total: int) -> FloatArray:
-        """Return a bias to fill, [rows, total]. Raises as `plan_tree`, for a state that was made without trees."""
+        """Return a bias to fill, [rows, total]. Raises as `plan_tree`, for a state created without trees."""
         return self.plan_tree()[: rows * total].reshape(rows, total)
 
     def plan_window(self) -> None:
-        """Make the bias of window layers, which chains need too once they outgrow the window. Raises BudgetExceeded."""
+        """Allocate the bias of window layers, which chains longer than the window need too. Raises BudgetExceeded."""
         if self._window_bias is None:
             self._lease.resize(self._lease.nbytes + self._window_nbytes)
             self._window_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
@@ -114,17 +114,17 @@ class Buffers:
         return self._window_bias[: rows * total].reshape(rows, total)
 
     def hold_rows(self, count: int) -> None:
-        """Make logits, and the hidden states beside them, `count` rows at least. Raises BudgetExceeded first."""
+        """Grow the logits and hidden states to at least `count` rows. Raises BudgetExceeded before allocating."""
         if len(self.logits) < count:
             self._logits_lease.resize(count * self._row_nbytes)
-            self._drop_rows()  # gives the old rows back first
+            self._drop_rows()  # frees the old rows first
             fresh: FloatArray = np.empty((count, self._rows), np.float32)
             self.hidden = np.empty((count, self._hidden_size), np.float32)
             self.logits_pointer, self.hidden_pointer = fresh.ctypes.data, self.hidden.ctypes.data
-            self.logits = fresh  # last: an interrupt before this line makes the next call start over
+            self.logits = fresh  # last: after an interrupt before this line, the next call allocates again
 
     def shrink(self, count: int, *, tree: bool) -> None:
-        """Give back the rows beyond `count`, and the bias of trees unless any will be read."""
+        """Free the rows beyond `count`, and the bias for trees unless `tree`."""
         if len(self.logits) > count:
             self._drop_rows()
             self.hold_rows(count)
@@ -134,14 +134,14 @@ class Buffers:
             self._lease.resize(self._lease.nbytes - self._tree_nbytes)
 
     def pick(self, rows: Sequence[int]) -> None:
-        """Ask for these rows of the coming pass."""
+        """Request the logits of these rows in the next pass."""
         if len(rows) == 1:
             self.picked[0] = rows[0]
         else:
             self.picked[: len(rows)] = rows
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free the arrays and release the leases."""
         self._widths.clear()
         self._picks.clear()
         self._tree_bias = self._window_bias = None

@@ -1,4 +1,4 @@
-"""Which of a model's graphs is opened: the smallest that offers what is asked for. Opens nothing."""
+"""Choose which of a model's graphs to open: the smallest that offers all needs."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 INT8_KV = "kv:int8"
 _KV = "kv:"
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
-"""The graph that offers a need, by its name in `export --graphs`."""
+"""Needs by the name of the graph in `export --graphs` that offers them."""
 
 
 def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[str]) -> Graph:
-    """Return the graph with the fewest capabilities beside `needs`, of several the smallest file.
+    """Return the graph with the fewest capabilities besides `needs`, and of several the smallest file.
 
-    A graph with 8-bit keys and values is taken where they are asked for and nowhere else: they round. Raises
-    CapabilityError that says what is there and how to export what is not.
+    A graph with 8-bit keys and values, which are rounded, is only chosen on request. Raises CapabilityError with the
+    graphs of the pack and how to export the missing one.
     """
     if not entry.graphs:
         raise CapabilityError(
-            f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
+            f"the pack has no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
             f"or use --runtime llama"
         )
     if loading := sorted({NO_MMAP, NO_REPACK} & set(needs)):
         raise CapabilityError(
-            f"ONNX Runtime loads weights in one way: leave out --{loading[0]}, or use --runtime llama"
+            f"ONNX Runtime loads weights in one way only: leave out --{loading[0]}, or use --runtime llama"
         )
     asked = {need for need in needs if need.startswith(_KV)}
     kv_types = {need.removeprefix(_KV) for need in asked} or {"float32"}
     wanted = set(needs) - asked
-    serving = [
+    suitable = [
         graph for graph in entry.graphs.values() if {graph.kv_type} == kv_types and wanted <= set(graph.capabilities)
     ]
-    if not serving:
+    if not suitable:
         raise CapabilityError(_refusal(entry, name, needs=needs))
-    return min(serving, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
+    return min(suitable, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
 
 
 def file_nbytes(path: Path) -> int:
-    """Return a file's size. Raises ManifestError where it cannot be read."""
+    """Return a file's size. Raises ManifestError if it cannot be read."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -58,12 +58,12 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     )
     exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
     several = "" if len(exported) + ("trim" in needs) < 2 else " (no one graph offers them together)"
-    way_out = f"export the pack again with --graphs {','.join(['base', *exported])}"
+    remedy = f"export the pack again with --graphs {','.join(['base', *exported])}"
     if "trim" in needs:
-        way_out = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
+        remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
     elif not exported:
-        way_out = "leave it to the default"
+        remedy = "use the default"
     return (
         f"the pack's {name} has no graph that offers {' and '.join(sorted(needs)) or 'float32 KV'}{several}; it has "
-        f"{offered}: {way_out}"
+        f"{offered}: {remedy}"
     )

@@ -1,4 +1,4 @@
-"""What a graph takes by its own nodes: what it reads of its weights, and the values that are needed at one time."""
+"""Measure a graph's memory from its nodes: the weights it uses, and the values that are live at one time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ATTENTION = (_ENGINES_ATTENTION, "TreeAttention", "TreeAttentionInt8")
 class GraphSizes:
     """Sizes of one graph as the engine opens it.
 
-    tables_nbytes: of initializers that are used where they lie, such as the embedding. products_nbytes: of matrices
-    that the engine multiplies by, as it packs them. values: the most floats that a row of a pass needs at one time.
-    logits: the most rows of logits that are made of one row before they are the graph's output. unpacked_nbytes: of the
-    largest matrix that the engine writes out as floats while it multiplies by it.
+    tables_nbytes: of initializers used in place, such as the embedding. products_nbytes: of product matrices as the
+    engine packs them. values: peak number of live floats per row of a pass. logits: peak number of live copies of a
+    row of logits before the graph's output. unpacked_nbytes: of the largest matrix that the engine dequantizes to
+    multiply by it.
     """
 
     tables_nbytes: int
@@ -43,9 +43,9 @@ _MEASURED: dict[tuple[bytes, int], GraphSizes] = {}
 
 
 def measured_sizes(data: bytes, *, hidden: int) -> GraphSizes:
-    """Return `graph_sizes` of a file's bytes, read once a process: a plan asks, and then what opens the model.
+    """Return `graph_sizes` of a file's bytes, cached per process, as both planning and opening a model need them.
 
-    Raises ValueError or IndexError for what is no graph.
+    Raises ValueError or IndexError if the bytes are not a graph.
     """
     key = sha256(data).digest(), hidden
     if key not in _MEASURED:
@@ -54,7 +54,7 @@ def measured_sizes(data: bytes, *, hidden: int) -> GraphSizes:
 
 
 def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
-    """Measure a graph whose hidden states have `hidden` values. A table that is shared by two uses counts in both."""
+    """Measure a graph whose hidden states have `hidden` values. A table that is used both ways counts twice."""
     tables: dict[str, int] = {}
     products: dict[str, float] = {}
     unpacked = 0
@@ -63,10 +63,10 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
         for place, name in enumerate(node.inputs):
             tensor = file.initializers.get(name)
             if tensor is None or tensor.external is None:
-                continue  # what the graph itself holds is counted with its file
+                continue  # tensors inside the graph are counted with its file
             nbytes = tensor.external.length or 0
             if place and node.op_type in _PRODUCTS:
-                products[name] = nbytes * _packed(node, tensor, nbytes)
+                products[name] = nbytes * _packing_factor(node, tensor, nbytes)
             else:
                 tables[name] = nbytes
     every = _widths(file, hidden)
@@ -74,17 +74,17 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
     return GraphSizes(
         tables_nbytes=sum(tables.values()),
         products_nbytes=round(sum(products.values())),
-        values=_most_alive(file, every),
-        logits=_most_alive(file, after),
+        values=_most_live(file, every),
+        logits=_most_live(file, after),
         unpacked_nbytes=unpacked,
     )
 
 
-def _packed(node: Node, tensor: Tensor, nbytes: int) -> float:
-    """Return how many times what is stored of it a matrix takes.
+def _packing_factor(node: Node, tensor: Tensor, nbytes: int) -> float:
+    """Return the ratio of a matrix's packed size to its stored size.
 
-    A quantized block of b bytes and a float32 scale is packed as b bytes, a scale and a sum, and the file's scales are
-    kept: (b + 12) / (b + 4). 16-bit values are kept as read and as float32.
+    A quantized block of b bytes and a float32 scale is packed as b bytes, a scale and a sum, and the file's scales stay
+    in memory: (b + 12) / (b + 4). 16-bit values stay in memory as read and as float32.
     """
     if node.op_type == _QUANTIZED:
         block = _number(node, "block_size") * _number(node, "bits") / 8
@@ -93,9 +93,9 @@ def _packed(node: Node, tensor: Tensor, nbytes: int) -> float:
 
 
 def _unpacked_nbytes(node: Node) -> int:
-    """Return what the engine writes out of a quantized matrix: all of it in each pass, where it has no kernel.
+    """Return the bytes of a quantized matrix that the engine dequantizes in each pass, if it has no kernel for it.
 
-    It has one for 4 bits and, where activations may be rounded to 8 bits, for 8.
+    It has kernels for 4 bits and, if activations may be rounded to 8 bits, for 8.
     """
     if node.op_type != _QUANTIZED:
         return 0
@@ -103,21 +103,21 @@ def _unpacked_nbytes(node: Node) -> int:
     return 0 if served else FLOAT_NBYTES * _number(node, "N") * _number(node, "K")
 
 
-def _most_alive(file: GraphFile, widths: Mapping[str, int]) -> int:
-    """Walk the nodes in their order; return the largest sum of the widths that are needed at one time."""
+def _most_live(file: GraphFile, widths: Mapping[str, int]) -> int:
+    """Walk the nodes in order; return the largest total width of the values that are live at one time."""
     outputs = {value.name for value in file.outputs}
     last = {name: index for index, node in enumerate(file.nodes) for name in node.inputs}
-    alive = most = 0
+    live = most = 0
     for index, node in enumerate(file.nodes):
-        alive += sum(widths.get(name, 0) for name in node.outputs if name not in outputs)
-        most = max(most, alive + _inside(node, widths))
+        live += sum(widths.get(name, 0) for name in node.outputs if name not in outputs)
+        most = max(most, live + _temporaries(node, widths))
         done = {name for name in (*node.inputs, *node.outputs) if last.get(name, index) <= index}
-        alive -= sum(widths.get(name, 0) for name in done if name not in outputs)
+        live -= sum(widths.get(name, 0) for name in done if name not in outputs)
     return most
 
 
-def _inside(node: Node, widths: Mapping[str, int]) -> int:
-    """Return what the engine's own operator works with, beside its inputs and outputs."""
+def _temporaries(node: Node, widths: Mapping[str, int]) -> int:
+    """Return the width of temporary values inside one of the engine's operators."""
     if node.op_type == _ENGINES_ATTENTION:  # queries, keys and values by head, before and after they are rotated
         return 2 * sum(widths.get(name, 0) for name in node.inputs[:3])
     if node.op_type == _QUANTIZED:  # rounded to 8 bits, with scales
@@ -126,12 +126,12 @@ def _inside(node: Node, widths: Mapping[str, int]) -> int:
 
 
 def _widths(file: GraphFile, hidden: int) -> dict[str, int]:
-    """Return how many floats a row has of each value that is made of all rows of a pass."""
+    """Return the floats per row of each value that is computed for all rows of a pass."""
     widths: dict[str, int] = {}
     for node in file.nodes:
         if width := _width(node, file.initializers, widths, hidden=hidden):
-            made = node.outputs[:1] if node.op_type in _ATTENTION else node.outputs  # its others are the cache
-            widths.update((name, width) for name in made if name)
+            computed = node.outputs[:1] if node.op_type in _ATTENTION else node.outputs  # the others are the cache
+            widths.update((name, width) for name in computed if name)
     return widths
 
 
@@ -140,7 +140,7 @@ def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int],
     if node.op_type == _OUR_EMBEDDING:
         return hidden
     if node.op_type in _PICKS:
-        return hidden if names[0] in tensors else 0  # of the embedding; else of computed rows, which are few
+        return hidden if names[0] in tensors else 0  # the embedding; otherwise picked rows, which are few
     if not any(name in widths for name in names):
         return 0
     if node.op_type in _ATTENTION:
@@ -155,7 +155,7 @@ def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int],
 
 
 def _after_heads(file: GraphFile, every: Mapping[str, int]) -> dict[str, int]:
-    """Return, as 1 each, what is made of logits: products of the few rows that are picked."""
+    """Return the values computed from logits, that is from head products of the picked rows, each with width 1."""
     found: dict[str, int] = {}
     outputs = {value.name for value in file.outputs}
     rows = max((width for width in every.values()), default=0)

@@ -1,4 +1,4 @@
-"""Opens a graph file as an engine session: options, one-line errors, and the check that it follows our contract."""
+"""Open a graph file as an engine session: options, one-line errors, and the check against our graph contract."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ __all__ = [
 ]
 
 Untyped: TypeAlias = Any
-"""A value of the engine, which ships no types."""
+"""A value of the engine, which has no type annotations."""
 
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
-"""float32 [1, 1, rows, slots], added to the scores of layers that see everything, and of those with a window."""
+"""float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""
 HEADS_INPUT = "heads"
-"""int64 [2]: how many of the picked rows go to the whole and to the trimmed head; [3] where there is a local one."""
+"""int64 [2]: how many of the picked rows go to the full and to the trimmed head; [3] in graphs with a local head."""
 LOCAL_ROWS, LOCAL_IDS = "local_rows", "local_ids"
-"""Inputs of a third head, which older packs have: float32 [ids, hidden size] and int64 [ids]. It is not used."""
+"""Inputs of the local head of older packs, which is not used: float32 [ids, hidden size] and int64 [ids]."""
 TRIM_LOGITS = "trim_logits"
 CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
-# Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
-# other process; threads that never spin wake up too late. A millisecond covers the host's work between two passes.
+# Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
+# other processes; threads that never spin wake up too late. One millisecond covers the host overhead between passes.
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
 # inflated pair drafting 2 and 4 tokens: 1 ms 1.04 and 1.02, default 1.02 and 0.98, never 0.99 and 1.03.
 SPINNING = {"session.intra_op.spin_duration_us": "1000", "session.intra_op.spin_backoff_max": "8"}
 _SHARED_ALLOCATORS = Lock()
 _LEAST_FOLDED_NBYTES = 1 << 20
 _DEAD_NBYTES = 4096
-SILENT = 4  # fatal only: our own errors say the rest
+SILENT = 4  # fatal only: our own errors report the rest
 
 
 def import_engine() -> Untyped:
-    """Import onnxruntime. Raises RuntimeUnavailable with the line that installs it."""
+    """Import onnxruntime. Raises RuntimeUnavailable with the command that installs it."""
     try:
         import onnxruntime
     except ImportError as error:
         raise RuntimeUnavailable(
             f"ONNX Runtime does not start ({first_line(error)}): pip install 'edgedecode[onnx]'"
         ) from None
-    onnxruntime.set_default_logger_severity(SILENT)  # what no session says: refused allocations
+    onnxruntime.set_default_logger_severity(SILENT)  # for messages outside a session, such as refused allocations
     return onnxruntime
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKernels:
-    """What opening a graph with our operators takes: their library and the rewritten graph."""
+    """Our operators' library, and the graph rewritten for them."""
 
     library: Path
     data: bytes
@@ -86,11 +86,11 @@ def open_session(
     limit_nbytes: int | None = None,
     region_nbytes: int = 1 << 20,
 ) -> Untyped:
-    """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
+    """Open the graph at `path` on exactly this provider.
 
-    limit_nbytes: the most that the session's allocator may take, whatever the graph asks for; a pass that needs more
-    fails. region_nbytes: what it reserves first, which should hold all of a pass. Raises ManifestError where the graph
-    is missing or damaged.
+    weights: in any folder, under the file name that the graph contains. limit_nbytes: limit of the session's allocator;
+    a pass that needs more fails. region_nbytes: its first region, which should hold a full pass. Raises ManifestError
+    if the graph is missing or damaged.
     """
     engine = import_engine()
     options = engine.SessionOptions()
@@ -98,16 +98,16 @@ def open_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
-    # A pattern is remembered for every total length seen and never used again: it only grows.
+    # A pattern would be stored for every total length and never used again.
     options.enable_mem_pattern = False
-    # Else the engine tells from the bytes, and could read what was checked as ONNX in a format of its own.
+    # Otherwise the engine guesses the format from the bytes, and may not read the file as the ONNX that we checked.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # The arena stays: it keeps what the longest pass took, which is bounded and planned, where the heap's own
-    # fragments came to twice that (inflated target: 21 MiB against up to 40, of 24 planned).
+    # The arena stays enabled: it keeps the memory of the longest pass, which is bounded and planned, whereas the heap
+    # fragmented to twice as much (inflated target: 21 MiB against up to 40, of 24 planned).
     for key, value in SPINNING.items():
         options.add_session_config_entry(key, value)
     if limit_nbytes is not None:
-        # Constants are computed outside the allocator: the largest sound one is a matrix of 16 bits made to 32.
+        # Constant folding allocates outside the allocator. The largest legitimate result is a 16-bit matrix as 32-bit.
         most = max(2 * weights.stat().st_size, _LEAST_FOLDED_NBYTES)
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(most))
     if not path.is_file():
@@ -117,7 +117,7 @@ def open_session(
         options.register_custom_ops_library(str(own.library))
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = own.data
-    elif weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
+    elif weights.parent != path.parent:  # the engine looks in the graph's folder, unless it gets the graph as bytes
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
     try:
@@ -133,9 +133,9 @@ def open_session(
 
 @contextmanager
 def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None, *, region_nbytes: int) -> Iterator[None]:
-    """Give the session that is opened inside an allocator of its own that takes no more than `limit_nbytes`.
+    """Give the session opened in this block a separate allocator with a limit of `limit_nbytes`.
 
-    The engine has one setting for the whole process, which a session takes over when it is opened.
+    The engine has one process-wide setting, which a session adopts when it is opened.
     """
     if limit_nbytes is None:
         yield
@@ -144,13 +144,13 @@ def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None, *, reg
 
     memory = native.OrtMemoryInfo("Cpu", native.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, native.OrtMemType.DEFAULT)
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # One region from the start, split exactly: of regions that double each keeps what a wider pass found too small.
+    # One region from the start, split exactly: doubling regions would keep those that became too small.
     first = {"initial_chunk_size_bytes": region_nbytes, "max_dead_bytes_per_chunk": _DEAD_NBYTES}
     with _SHARED_ALLOCATORS:
         engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes, **first}))
         try:
             yield
-        finally:  # else the engine would hold the session's memory after it was closed
+        finally:  # otherwise the engine would hold the session's memory after it was closed
             engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes}))
 
 
@@ -158,24 +158,24 @@ _KV_KINDS = {"float32": "tensor(float)", "int8": "tensor(int8)"}
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
-    """Return the names of the graph's cache values, key before value, layer by layer."""
+    """Return the names of the graph's cache values by layer, key before value."""
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
 def check_contract(
     session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path, replaced: Sequence[str] | None = None
 ) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes.
+    """Raise ManifestError unless the graph has the inputs and outputs that the manifest states, in the entry's sizes.
 
-    replaced: the bias inputs it had before it was rewritten for our operators, whose inputs no pack's graph may have.
+    replaced: the bias inputs before the graph was rewritten for our operators; None: it was not rewritten.
     """
     own = replaced is not None
     biases = _biases(entry, [value.name for value in session.get_inputs()] if replaced is None else replaced)
     if replaced is not None:
         if missing := [name for name in biases if name not in replaced]:
             raise ManifestError(f"{path} has no {', '.join(missing)}: it is not a base graph; export the pack again")
-        if foreign := [name for name in replaced if name not in biases]:
-            raise ManifestError(f"{path} has the unknown input {foreign[0]}: export the pack again")
+        if unknown := [name for name in replaced if name not in biases]:
+            raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
     heads = [HEADS_INPUT, TRIM_LOGITS] if "trim" in graph.capabilities else []
@@ -183,13 +183,13 @@ def check_contract(
     _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
-        raise ManifestError(f"{path} keeps keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
+        raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
     if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
-        raise ManifestError(f"{path} takes no adapter, the manifest says it does: export the pack again")
+        raise ManifestError(f"{path} has no adapter inputs, the manifest says it does: export the pack again")
 
 
 def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs of one that joins past and present itself."""
+    """Raise ManifestError unless the graph has the inputs and outputs of one that concatenates past and present."""
     _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
 
 
@@ -200,8 +200,8 @@ def _check_contract(
     wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is not a base graph; export the pack again")
-    if foreign := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
-        raise ManifestError(f"{path} has the unknown input {foreign[0]}: upgrade edgedecode or export the pack again")
+    if unknown := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
+        raise ManifestError(f"{path} has the unknown input {unknown[0]}: upgrade edgedecode or export the pack again")
     cache = shapes["past_key_values.0.key"]
     found = [shapes["logits"][-1], cache[1], cache[3]]
     if found != [entry.rows, entry.kv_heads, entry.head_size]:
@@ -212,21 +212,21 @@ def _check_contract(
 
 
 def _biases(entry: ModelEntry, inputs: Sequence[str]) -> list[str]:
-    """Return the bias inputs the graph must have: a model of window layers only has no other."""
+    """Return the bias inputs the graph must have: a model with only sliding-window layers has no full bias."""
     if not entry.window:
         return [FULL_BIAS]
     return [WINDOW_BIAS, FULL_BIAS] if FULL_BIAS in inputs else [WINDOW_BIAS]
 
 
-def check_allocated(error: Exception, what: str) -> None:
-    """Raise BudgetExceeded where the engine says that its allocator's limit is reached."""
+def check_allocated(error: Exception, subject: str) -> None:
+    """Raise BudgetExceeded if the engine's error means that its allocator's limit is reached."""
     if "smaller than requested" in str(error):
         advice = "use --runtime llama, or export the pack again"
-        raise BudgetExceeded(f"{what} needs more memory than was planned for it", advice, table="") from None
+        raise BudgetExceeded(f"{subject} needs more memory than was planned for it", advice, table="") from None
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an engine's message, which may hold its stack, and characters of the pack's own."""
+    """Return the printable first line of an engine's message, which may contain a stack trace and text of the pack."""
     lines = str(error).strip().splitlines()
     line = lines[0] if lines else type(error).__name__
     return "".join(character if character.isprintable() else "\ufffd" for character in line)

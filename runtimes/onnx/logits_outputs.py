@@ -1,6 +1,6 @@
-"""The heads of a graph: through which one a pass's rows leave, and what is bound for that.
+"""The heads of a graph: bind a pass's outputs for the head that computes its logits.
 
-Every head's logits are bound in every pass, with no rows for those that it does not go through: these cost nothing.
+Every head's logits are bound in every pass, with zero rows for unused heads, which cost nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from .onnx_footprint import FLOAT_NBYTES
 
 __all__ = ["HeadBinding", "Heads"]
 
-WHOLE, TRIMMED = range(2)
-"""Places in the input that says how many of a pass's rows go to which head."""
+FULL, TRIMMED = range(2)
+"""Indices in the input with the number of rows per head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadBinding:
-    """A head as a pass leaves through it."""
+    """A head: its index in the input with the rows per head, its output, and its logits per row."""
 
     place: int
     output: str
     width: int
-    """Logits a row."""
 
 
 class Heads:
     """Binds the outputs of one model's passes.
 
-    inputs: the graph's; one without further heads has the whole one alone. columns: its hidden size. trimmed: what a
-    trimmed head knows.
+    inputs: the graph's input names, which show its heads. columns: its hidden size. trimmed: the trimmed head's
+    vocabulary, if any.
     """
 
     def __init__(
@@ -54,19 +53,19 @@ class Heads:
         value = engine.OrtValue.ortvalue_from_numpy
         self._buffers = buffers
         self._hidden_size = card.hidden_size
-        self.whole = HeadBinding(WHOLE, "logits", card.rows)
+        self.full = HeadBinding(FULL, "logits", card.rows)
         self.trimmed = None if trimmed is None else HeadBinding(TRIMMED, TRIM_LOGITS, len(trimmed))
-        self._fixed = [outlet for outlet in (self.whole, self.trimmed) if outlet is not None]
+        self._fixed = [outlet for outlet in (self.full, self.trimmed) if outlet is not None]
         self._counts: IntArray = np.zeros(3 if LOCAL_ROWS in inputs else 2, np.int64)
-        further = {
+        optional = {
             HEADS_INPUT: self._counts,
             LOCAL_ROWS: np.zeros((0, columns), np.float32),
             LOCAL_IDS: np.zeros(0, np.int64),
         }
-        self._inputs = {name: value(array) for name, array in further.items() if name in inputs}
+        self._inputs = {name: value(array) for name, array in optional.items() if name in inputs}
 
     def bind_counts(self, binding: Untyped) -> None:
-        """Bind what says how many rows go to which head, once a state."""
+        """Bind the input with the number of rows per head, once per state."""
         for name, given in self._inputs.items():
             binding.bind_ortvalue_input(name, given)
 
@@ -81,19 +80,19 @@ class Heads:
             binding.bind_output("hidden", "cpu", 0, np.float32, (rows, width), hidden)
 
     def share(self, outlet: HeadBinding, rows: int) -> None:
-        """Send all rows of the coming pass through one head."""
+        """Send all rows of the next pass through one head."""
         self._counts.fill(0)
         self._counts[outlet.place] = rows
 
     def places(self, outlet: HeadBinding, slot: int) -> tuple[int, int]:
-        """Return where the logits and the hidden states of the buffer's row `slot` lie: one may move alone."""
+        """Return the addresses of the logits and of the hidden states of the buffer's row `slot`."""
         row_nbytes = slot * FLOAT_NBYTES
         logits = self._buffers.logits_pointer + row_nbytes * outlet.width
         return logits, self._buffers.hidden_pointer + row_nbytes * self._hidden_size
 
     def logits(self, outlet: HeadBinding, count: int) -> FloatArray:
-        """Return the buffer's first rows as a head has written them."""
-        if outlet is self.whole:
+        """Return the buffer's first rows in the width of a head."""
+        if outlet is self.full:
             return self._buffers.logits[:count]
         return self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
 

@@ -1,6 +1,6 @@
-"""How much memory a model takes, planned from its manifest entry and file sizes before anything is loaded.
+"""Plan a model's memory from its manifest entry and graph before anything is loaded.
 
-Knows arithmetic only. Upper bounds: the figures beside the constants were measured with onnxruntime 1.31 on x86-64.
+Plans are upper bounds. Figures next to constants were measured with onnxruntime 1.31 on x86-64.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ MIB = 2**20
 FLOAT_NBYTES = 4
 SESSION_NBYTES = MIB // 8
 LAYER_NBYTES = 96 * 1024
-"""A session without weights: allocators; each layer's nodes (measured: 84 KiB)."""
+"""A session without weights: its allocators, and the nodes of each layer (measured: 84 KiB)."""
 ENGINE_NBYTES = 10 * MIB
-"""Pages of the engine's library that the first session and pass of a process touch, and what the first session leaves
-in the heap (measured: 8.2 MiB with our kernels and 9.3 with the engine's, and 1.5)."""
+"""Pages of the engine's library that the first session and pass of a process touch (measured: 8.2 MiB with our kernels,
+9.3 with the engine's), and memory that the first session leaves in the heap (1.5)."""
 ARENA_SHARE = 9 / 8
 ARENA_NBYTES = 3 * MIB // 2
-"""The engine's allocator places a pass's values in one region, with gaps between them."""
+"""Gaps between a pass's values in the region of the engine's allocator."""
 ARENA_MARGIN_NBYTES = 8 * MIB
 THREADS_NBYTES = MIB
-"""What the engine's products of quantized weights keep for their threads, beside the allocator."""
+"""Per-thread buffers of the engine's quantized products, outside the allocator."""
 ROWS_PER_PASS = 256
-"""A toy of the bundled target's shape reads a prompt at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
+"""A toy of the bundled target's shape prefills at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
 BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
-"""Limit of one pass's other intermediate values; with wide MLPs it shortens the pass."""
+"""Limit of one pass's other intermediate values. Wide MLPs therefore get fewer rows per pass."""
 LOGITS_NBYTES = 16 * 2**20
-"""Limit of one pass's logits where the graph computes every row's."""
+"""Limit of one pass's logits if the graph computes them for every row."""
 SCORE_COPIES = 2
-"""Scores and their softmax, for every head; the mask is one of the values that are counted for a row."""
+"""Scores and their softmax, for every head; the mask is counted among a row's values."""
 SPREAD_COPIES = 4
 """Keys and values repeated for every query head, each in two layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The plan for one model: bytes by use, and how many rows a pass may have."""
+    """The plan for one model: bytes by use, and rows per pass."""
 
     weights_nbytes: int
     bias_nbytes: int
-    """Size of one bias buffer; there is one of zeros for chains and, once a tree is used, one for trees. 0: our
-    attention, which takes none."""
+    """Size of one bias buffer: there is one of zeros for chains and, once a tree is used, one for trees. 0 with our
+    attention, which needs no bias."""
     workspace_nbytes: int
     rows_per_pass: int
     logits_copies: int = 0
-    """Rows of logits that are made of one before it is given out."""
+    """Intermediate copies of each row of logits in the graph."""
     packed_nbytes: int = 0
-    """Of the weights: what the engine packs for itself."""
+    """The part of the weights that the engine packs, with its session."""
     unpacked_nbytes: int = 0
-    """Floats of a matrix that the engine writes out in a pass, beside its allocator's region."""
+    """Floats of a matrix that the engine dequantizes in a pass, outside its allocator's region."""
 
     def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
-        """Return the most that the engine's allocator may reserve: what is planned, and as much again, and 8 MiB.
+        """Return the limit for the engine's allocator: packed weights, twice the workspace, logits and 8 MiB.
 
-        Its regions are reserved whole and twice as large each time; of one the rest is never touched.
+        The allocator reserves regions of doubling size, of which the unused rest is never touched.
         """
         logits = self.logits_copies * self.rows_per_pass * logits_row_nbytes
         return self.packed_nbytes + 2 * self.workspace_nbytes + logits + ARENA_MARGIN_NBYTES
 
     def rows_after(self, total: int) -> int:
-        """Return how many rows a pass may append when `total` rows are there: rows × (total + rows) fits the bias."""
+        """Return how many rows a pass may append to `total` rows, so that rows × (total + rows) fits the bias."""
         if not self.bias_nbytes:
             return self.rows_per_pass
         floats = self.bias_nbytes // FLOAT_NBYTES
@@ -76,23 +76,23 @@ class Footprint:
 
 
 def rows_per_pass(entry: ModelEntry, *, adapters: bool) -> int:
-    """Return the most rows of a pass, so that its intermediate values stay below their limit."""
+    """Return the rows per pass that keep its intermediate values below their limit."""
     return max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // _row_nbytes(entry, adapters=adapters)))
 
 
 def plan_own_footprint(
     entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, tiles_nbytes: int, scratch_nbytes: int, adapters: bool
 ) -> Footprint:
-    """Plan a model on our kernels: weights as tiles, used in place; what is left to the engine it packs.
+    """Plan a model on our kernels: weights are tiles used in place; the engine packs those of its own products.
 
     sizes, graph_nbytes: of the rewritten graph.
     """
     rows = rows_per_pass(entry, adapters=adapters)
-    left = _threads_nbytes(entry) if sizes.products_nbytes else 0
+    threads = _threads_nbytes(entry) if sizes.products_nbytes else 0
     return Footprint(
         weights_nbytes=tiles_nbytes + _held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=0,
-        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + left,
+        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + threads,
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
@@ -101,9 +101,9 @@ def plan_own_footprint(
 
 
 def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, adapters: bool = False) -> Footprint:
-    """Plan a model on the engine's kernels; `adapters`: its graph adds deltas to projections.
+    """Plan a model on the engine's kernels. adapters: whether its graph adds deltas to projections.
 
-    The engine's attention computes by blocks of positions, also with a bias: no scores of a whole pass exist.
+    The engine's attention works on blocks of positions, also with a bias, so a pass's full scores never exist.
     """
     rows = rows_per_pass(entry, adapters=adapters)
     bias = max(min(BIAS_NBYTES, rows * entry.context * FLOAT_NBYTES), entry.context * FLOAT_NBYTES)
@@ -119,7 +119,7 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
 
 
 def _held_nbytes(entry: ModelEntry, sizes: GraphSizes, graph_nbytes: int) -> int:
-    """Return what an open session holds: tables where they lie, what it packed, the graph read and optimized."""
+    """Return the memory of an open session: tables used in place, packed weights, the graph as read and optimized."""
     session = SESSION_NBYTES + LAYER_NBYTES * entry.layers
     return sizes.tables_nbytes + sizes.products_nbytes + 2 * graph_nbytes + session
 
@@ -133,15 +133,17 @@ def _arena_nbytes(sizes: GraphSizes, rows: int) -> int:
 
 
 def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
-    """Bound one row's live intermediate values: five of the MLP's width (with deltas six), eight of the hidden size."""
+    """Return an upper bound of a row's live values: five of the MLP's width (six with deltas), eight hidden sizes."""
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
     return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)
 
 
 def widen_footprint(base: Footprint, entry: ModelEntry) -> Footprint:
-    """Return the plan of a graph that joins past and present itself, from that of a base graph: its attention is made
-    of plain nodes, whose intermediate values all exist."""
+    """Return the plan of a graph that concatenates past and present itself, from that of a base graph.
+
+    Its attention consists of basic operators, whose intermediate values all exist.
+    """
     rows = base.rows_per_pass
     if "rows" not in entry.graphs["base"].capabilities:
         rows = max(2, min(rows, LOGITS_NBYTES // (FLOAT_NBYTES * entry.rows)))

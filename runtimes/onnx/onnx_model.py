@@ -1,7 +1,7 @@
-"""A model on ONNX Runtime: turns rows to append into engine passes.
+"""A model on ONNX Runtime: split rows to append into forward passes.
 
-Everything a pass needs is bound once and written in place. What is bound again: the attention bias at every pass (its
-shape holds the total length), ids and positions when the width changes, logits when their number or place does.
+A pass's inputs and outputs are bound once and updated in place. Bound again are the attention bias at every pass (its
+shape contains the total length), ids and positions when the width changes, logits when their number or place changes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["OnnxModel"]
 class OnnxModel(SessionModel[OnnxState]):
     """Implements `LanguageModel`, and `HeadedModel` with `trimmed` ids, over one open session.
 
-    It owns the session and the `leases` given. tiles: the weights that our products read, by the graph's
-    input; tiled: its attention is ours, whose keys lie in tiles too.
+    It owns the session and the given `leases`. tiles: the weights of our products, by graph input. tiled: the graph has
+    our attention, whose keys are stored in tiles too.
     """
 
-    def __init__(  # noqa: PLR0913  (what one open graph is made of)
+    def __init__(  # noqa: PLR0913  (the parts of one open graph)
         self,
         engine: Untyped,
         *,
@@ -87,9 +87,9 @@ class OnnxModel(SessionModel[OnnxState]):
         self._kv_type = card.kv_type
 
     def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
-        """Use as many of the card's threads as are fastest, where our kernels run: kept at `kept`, or measured now.
+        """Use the fastest number of threads, up to the card's, with our kernels: cached at `kept`, or measured now.
 
-        otherwise: what to use where a state of one row does not fit the budget. Closes the model when a pass fails.
+        otherwise: used if a state of one row does not fit the budget. Closes the model if a pass fails.
         """
         most = self._card.threads or 1
 
@@ -140,7 +140,7 @@ class OnnxModel(SessionModel[OnnxState]):
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        return self._forward(self._heads.whole, tokens, state, parents=parents, rows=rows, adapter=adapter)
+        return self._forward(self._heads.full, tokens, state, parents=parents, rows=rows, adapter=adapter)
 
     @property
     def trimmed(self) -> Head | None:
@@ -159,7 +159,7 @@ class OnnxModel(SessionModel[OnnxState]):
         rows: RowRequest,
         adapter: AdapterUse | None,
     ) -> Output:
-        """Do what `forward` says, the rows asked for leaving through a head."""
+        """Implement `forward` through a given head."""
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
@@ -171,7 +171,7 @@ class OnnxModel(SessionModel[OnnxState]):
                 own.grow(count, parents=parents)
                 output = self._append(own, tokens, rows=wanted, outlet=outlet)
             except BaseException:
-                own.tree = tree  # a chain stays one when its first tree is refused or interrupted
+                own.tree = tree  # a chain stays a chain if its first tree is refused or interrupted
                 raise
             own.commit(count)
         return output
@@ -191,14 +191,14 @@ class OnnxModel(SessionModel[OnnxState]):
         self._buffers.close()
         self._adapters.close()
 
-    def _give_back(self) -> None:
+    def _shrink(self) -> None:
         with self._lock:
             states = self._open_states()
             rows = max((state.rows for state in states), default=0)
             self._buffers.shrink(rows, tree=any(state.plans_tree for state in states))
 
     def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
-        """Run the passes that append `tokens` and return what `rows` gave."""
+        """Run the passes that append `tokens` and return the output of `rows`."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
         try:
@@ -210,8 +210,8 @@ class OnnxModel(SessionModel[OnnxState]):
             raise
         except Exception as error:  # the engine's exceptions share no base class
             check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
-            what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
-            raise RuntimeUnavailable(what) from error
+            message = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
+            raise RuntimeUnavailable(message) from error
         return self._output(outlet, len(rows))
 
     def _output(self, outlet: HeadBinding, count: int) -> Output:
@@ -220,7 +220,7 @@ class OnnxModel(SessionModel[OnnxState]):
         return Output(self._heads.logits(outlet, count), hidden)
 
     def _bind(self, state: OnnxState) -> Untyped:
-        """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
+        """Bind the parts that never change: the cache, read as past and written as present, and the two lengths."""
         binding = self._session.io_binding()
         layers = self._entry.layers
         names = zip(cache_names("past_key_values", layers), cache_names("present", layers), strict=True)
@@ -236,7 +236,7 @@ class OnnxModel(SessionModel[OnnxState]):
         return binding
 
     def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
-        """Append `tokens` in several passes and compute each row where it falls."""
+        """Append `tokens` in several passes and collect the rows from each."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         self._buffers.hold_rows(len(rows) + LEAST_ROWS)
@@ -246,13 +246,13 @@ class OnnxModel(SessionModel[OnnxState]):
         output = self._output(outlet, len(rows))
         if ascending == list(rows):
             return output
-        asked = np.argsort(order)
-        return Output(output.logits[asked], None if output.hidden is None else output.hidden[asked])
+        requested = np.argsort(order)
+        return Output(output.logits[requested], None if output.hidden is None else output.hidden[requested])
 
     def _rows_next(self, state: OnnxState, start: int) -> int:
         """Return how many rows the pass from pending row `start` may have.
 
-        Without a past the engine's attention counts positions by slot, so a tree's first row goes alone there.
+        Without a past, the engine's attention counts positions by slot, so a tree's first row needs its own pass.
         """
         total = state.length + start
         alone = total == 0 and state.tree is not None and not self._tiled
@@ -275,7 +275,7 @@ class OnnxModel(SessionModel[OnnxState]):
         if len(rows) == 1 and width > 1 and not self._card.row_invariant:
             rows = (rows[0], rows[0])
         if state.bound_width != width:
-            state.bound_width = 0  # an interrupt between the two bindings must not look like neither
+            state.bound_width = 0  # after an interrupt between the two bindings, both are bound again
             ids, positions = buffers.width_values(width)
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
@@ -300,11 +300,11 @@ class OnnxModel(SessionModel[OnnxState]):
         self._session.run_with_iobinding(binding)
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
-        """Bind the adapter's matrices where others are bound now; the engine's defaults are the base model."""
+        """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""
         matrices = self._adapters.matrices(use)
         if matrices is state.bound_adapter or (use is None and state.bound_adapter is None):
             return
         assert matrices is not None
-        state.bound_adapter = ()  # an interrupt in the middle must look like neither
+        state.bound_adapter = ()  # after an interrupt, neither adapter counts as bound
         self._adapters.bind(state.binding, matrices)
         state.bound_adapter = matrices

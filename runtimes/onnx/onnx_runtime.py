@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine as a `Runtime`: lists its devices and opens a pack's models."""
+"""The ONNX Runtime engine as a `Runtime`: list its devices and open a pack's models."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ __all__ = ["OnnxRuntime"]
 
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
-"""A graph's bytes, its tensors' own and as they were written, and the rewritten graph; two of them stay."""
+"""Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
-"""Every one brings the same module."""
+"""All of them install the same module."""
 
 
 class OnnxRuntime:
-    """Implements `Runtime`. Making one imports the engine; raises RuntimeUnavailable when it is not installed.
+    """Implements `Runtime`. Creating one imports the engine; raises RuntimeUnavailable if it is not installed.
 
-    A role has several graphs over one weights file, and one of them is opened: the engine packs a session's weights for
-    itself, so a second session over the same file would hold them twice.
+    A role has several graphs over one weights file, and only one of them is opened: the engine packs the weights per
+    session, so a second session over the same file would hold them twice.
     """
 
     def __init__(self) -> None:
         self._engine = import_engine()
         self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
-        """Per budget: the engine's own pages. They stay while the process lives, so this lease outlives the models."""
+        """Per budget: the lease for the engine's own pages. They stay until the process ends, so it outlives models."""
 
     @property
     def name(self) -> str:
@@ -67,9 +67,9 @@ class OnnxRuntime:
 
     @staticmethod
     def engine_version() -> str | None:
-        """Return onnxruntime's version, whichever of its distributions is installed, and our kernels where they run.
+        """Return onnxruntime's version, of any of its distributions, and the name of our kernels if they are used.
 
-        What is measured of an engine is kept under it. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+        Cached measurements of the engine are stored under it. Raises InputError for an invalid `EDGEDECODE_KERNELS`.
         """
         if find_spec("onnxruntime") is None:
             return None
@@ -82,7 +82,7 @@ class OnnxRuntime:
 
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
-        """Say what `open` would refuse of a model before it opens a session."""
+        """Return why `open` would refuse a model before opening a session; None if it would not."""
         known = [each.name for each in PROVIDERS]
         if provider not in known:
             return Refusal(f"ONNX Runtime has no provider {provider!r}; it has: {', '.join(known)}")
@@ -94,8 +94,8 @@ class OnnxRuntime:
 
     @staticmethod
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
-        """Say which kernels run each graph of a model on the processor."""
-        reason = "ONNX Runtime's own kernels: the graph joins past and present itself"
+        """Return which kernels run each graph of a model on the processor."""
+        reason = "ONNX Runtime's own kernels: the graph concatenates past and present itself"
         return [
             GraphKernels(name, "", reason)
             if CONCAT in graph.capabilities
@@ -104,12 +104,12 @@ class OnnxRuntime:
         ]
 
     def row_draw(self) -> RowDraw | None:
-        """Return the library's drawing of tokens; None where it is not here or the engine's kernels were chosen."""
+        """Return the native sampler; None if there is no kernel library, or the engine's kernels were chosen."""
         library = load_kernels()
         return None if library is None else NativeRowDraw(library.handle)
 
     def devices(self) -> Sequence[Device]:
-        """Return every provider this runtime knows, and whether this installation has it."""
+        """Return every provider this runtime knows, and whether it is installed."""
         installed: Sequence[str] = self._engine.get_available_providers()
         return [
             Device(
@@ -124,9 +124,9 @@ class OnnxRuntime:
 
     def open(self, request: ModelRequest) -> LanguageModel:
         entry, name, budget, threads = request.entry, request.name, request.budget, request.threads
-        found = self._found(request)
+        found = self._find(request)
         graph, served, footprint = found.graph, found.served, found.footprint
-        with ExitStack() as undo:  # gives every lease back when a later step fails
+        with ExitStack() as undo:  # releases every lease if a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
             fixed = name == "target"
             leases = [
@@ -143,7 +143,7 @@ class OnnxRuntime:
                 found.path,
                 weights=request.root / entry.weights,
                 provider=found.provider,
-                threads=1 if invariant else found.threads,  # two pools would wait for each other
+                threads=1 if invariant else found.threads,  # two thread pools would wait for each other
                 own=own,
                 limit_nbytes=None if budget.limit is None else footprint.arena_nbytes(logits_row_nbytes=4 * entry.rows),
                 region_nbytes=footprint.workspace_nbytes,
@@ -184,8 +184,8 @@ class OnnxRuntime:
         return model
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
-        """Return what a model takes; nothing is loaded, but its graph is read."""
-        found = self._found(request)
+        """Return a model's memory. Nothing is loaded, but its graph is read."""
+        found = self._find(request)
         chooses = request.threads is None and found.chooses_threads
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
         found = found._replace(card=replace(found.card, threads=threads))
@@ -198,13 +198,13 @@ class OnnxRuntime:
         return ModelFootprint(found.card, (*loaded, buffers), holders)
 
     def _kept_choice(self, found: _Found) -> Path | None:
-        """Return the file that keeps how many threads are fastest; None: nothing can be kept."""
+        """Return the cache file with the fastest number of threads; None if it cannot be cached."""
         if found.served is None:
             return None
         build = str(found.served.library.path.stat().st_mtime_ns)
         return kept_choice([found.served.digest, found.graph.file, str(self.engine_version()), build])
 
-    def _found(self, request: ModelRequest) -> _Found:
+    def _find(self, request: ModelRequest) -> _Found:
         """Choose the provider and the graph, and plan the model."""
         entry, root, name = request.entry, request.root, request.name
         provider = choose_provider(request.provider, installed=self._engine.get_available_providers())
@@ -236,14 +236,14 @@ class _Found(NamedTuple):
     path: Path
     concat: bool
     threads: int
-    """Of the engine, where nothing is measured."""
+    """The engine's threads, unless they are measured."""
     served: Served | None
     footprint: Footprint
     card: ModelCard
 
     @property
     def chooses_threads(self) -> bool:
-        """Whether threads are measured where none are asked for: those of our kernels, with weights that are known."""
+        """Whether threads are measured if none are requested: only with our kernels, and weights of a known digest."""
         return self.served is not None and self.card.row_invariant and self.served.digest != ""
 
 
@@ -255,7 +255,7 @@ def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:
 
 
 def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) -> Footprint:
-    """Return what the model takes, with our kernels or the engine's."""
+    """Return the model's memory plan, with our kernels or the engine's."""
     adapters = "lora" in graph.capabilities
     data = _graph_bytes(path) if served is None else served.rewritten.data
     try:
@@ -283,7 +283,7 @@ def _graph_bytes(path: Path) -> bytes:
 
 
 def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -> ModelCard:
-    """Return what the manifest says of the model; how it runs here is not in it."""
+    """Return the card as far as the manifest determines it."""
     return ModelCard(
         name=name,
         rows=entry.rows,

@@ -22,20 +22,20 @@ from .session_model import SessionState
 __all__ = ["OnnxState", "position_nbytes", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
-"""A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
+"""A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
 
 
 KEY_TILE = 16
-"""Slots of a tile of keys, which our attention stores transposed."""
+"""Slots per tile of keys, which our attention stores transposed."""
 
 
 def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
-    """Return what a state of `capacity` rows takes; tiled: for our attention."""
+    """Return the bytes of a state of `capacity` rows; tiled: for our attention."""
     return _slots(capacity, tiled) * (position_nbytes(entry, kv_type=kv_type) + TREE_ROW_NBYTES)
 
 
 def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
-    """Return what keys and values of one position take."""
+    """Return the bytes of one position's keys and values."""
     return 2 * entry.layers * entry.kv_heads * entry.head_size * np.dtype(kv_type).itemsize
 
 
@@ -49,7 +49,7 @@ def state_holders(
     rows: int = 1,
     tree: bool = False,
 ) -> tuple[Holder, ...]:
-    """Return what a model's first state takes, buffers included."""
+    """Return the memory of a model's first state, including buffers."""
     window = not tiled and 0 < entry.window < capacity
     buffers = bias_copies(footprint, tree=tree and card.tree and not tiled, window=window)
     copies = footprint.logits_copies
@@ -66,11 +66,11 @@ def _slots(capacity: int, tiled: bool) -> int:
 
 
 class OnnxState(SessionState):
-    """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
+    """Implements `State`: slots 0 to length are settled, the next `pending` slots hold pending rows in arrival order.
 
-    All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
-    the engine reads its past from the slots in use and writes its present into the following ones.
-    tiled: our attention's layout, whose keys are stored by tiles of 16 slots, [slots / 16, head size, 16].
+    All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size].
+    The engine reads the past from the used slots and writes the present into the following ones.
+    tiled: our attention's layout, which stores keys in tiles of 16 slots, [slots / 16, head size, 16].
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class OnnxState(SessionState):
     ) -> None:
         super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
         self.plans_tree = False
-        """Whether the model's buffers hold the bias of trees for it."""
+        """Whether the model's buffers must hold a bias for trees because of this state."""
         self._tiled = tiled
         shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
         self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
         self.tree: Ancestors | None = None
-        """The pending rows' shape; None: a chain."""
+        """The tree of the pending rows; None: a chain."""
         self.bound_width = 0
-        """What the binding is bound to now, here and below."""
+        """The current values of the binding, here and below."""
         self.bound_rows = -1
         self.bound_places = (0, 0)
         self.bound_outlet: object = None
@@ -116,7 +116,7 @@ class OnnxState(SessionState):
         self._settle(length)
 
     def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
-        """Check that `count` rows fit and hang them into the tree. They are pending only after `commit`."""
+        """Check that `count` rows fit, and add them to the tree. They count as pending only after `commit`."""
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
         if parents is not None and not continues(parents, count=count, after=self._pending):
             if self.tree is None:
@@ -130,7 +130,7 @@ class OnnxState(SessionState):
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
 
     def _gather(self, path: Sequence[int]) -> None:
-        """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""
+        """Move the path's rows to the first pending slots in all layers, unless they are there already."""
         if path[-1] >= len(path):
             start, sources = self._length, np.asarray(path, np.int64) + self._length
             if not self._tiled:

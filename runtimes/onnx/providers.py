@@ -1,4 +1,4 @@
-"""Execution providers, chosen by name. A provider that is not here is an error: nothing falls back silently."""
+"""Execution providers, chosen by name. A provider that is not installed is an error: there is no silent fallback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PROVIDERS", "Provider", "choose_provider"]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One execution provider: our name for it, the engine's, and a line for people."""
+    """One execution provider: our name, the engine's name, and a description for users."""
 
     name: str
     engine_name: str
@@ -32,7 +32,7 @@ PROVIDERS = (
 
 
 def choose_provider(name: str, *, installed: Sequence[str]) -> Provider:
-    """Return the provider called `name`. Raises CapabilityError listing those this installation has."""
+    """Return the provider called `name`. Raises CapabilityError listing the installed ones."""
     usable = {provider.name: provider for provider in PROVIDERS if provider.engine_name in installed}
     if name not in usable:
         known = ", ".join(usable) or "none"

@@ -1,6 +1,6 @@
-"""What both kinds of models over one open session share: their states, and requests split into passes.
+"""Base classes of the models and states over an open session, and splitting of requests into passes.
 
-A session of the engine serves one pass at a time, and the buffers it writes are the model's: both stand under its lock.
+A session of the engine runs one pass at a time into the model's buffers; the model's lock protects both.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Piece", "SessionModel", "SessionState", "split_rows"]
 
 
 class SessionState(RowState):
-    """A state over a binding of the session. `busy` is what the model enters for a pass: the engine writes then."""
+    """A state over a binding of the session. busy: the model's lock, held during a pass, when the engine writes."""
 
     def __init__(self, *, capacity: int, owner: object, lease: Lease, busy: AbstractContextManager[object]) -> None:
         super().__init__(capacity=capacity, owner=owner)
         self._lease = lease
         self._busy = busy
         self.rows = 0
-        """How many rows of logits the model holds for it."""
+        """Rows of logits that the model's buffers hold for this state."""
         self.on_close: Callable[[], None] | None = None
         self.binding: Any = None
 
@@ -53,7 +53,7 @@ class SessionState(RowState):
                 self.on_close()
 
     def _drop(self) -> None:
-        """Let go of keys and values."""
+        """Free keys and values."""
         raise NotImplementedError
 
 
@@ -61,7 +61,7 @@ _State = TypeVar("_State", bound=SessionState)
 
 
 class SessionModel(Generic[_State]):
-    """Owns one open session, and the `leases` given."""
+    """Owns one open session and the given `leases`."""
 
     def __init__(
         self,
@@ -80,15 +80,15 @@ class SessionModel(Generic[_State]):
         self._budget = budget
         self._leases = list(leases)
         self._states: WeakSet[_State] = WeakSet()
-        self._lock = RLock()  # closing the model closes its states, which give buffers back
-        """Held for a pass, and while a state is made or closed: one of these at a time."""
+        self._lock = RLock()  # reentrant: closing the model closes its states, which shrink the buffers
+        """Held during a pass, and while a state is created or closed."""
 
     @property
     def card(self) -> ModelCard:
         return self._card
 
     def close(self) -> None:
-        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        """Close every state and release the memory, after a running pass has ended. Idempotent."""
         with self._lock:
             for state in list(self._states):
                 state.close()
@@ -98,27 +98,27 @@ class SessionModel(Generic[_State]):
                 lease.release()
 
     def _new_state(self, capacity: int, nbytes: int, *, rows: int, make: Callable[[Lease, int], _State]) -> _State:
-        """Lease `nbytes` and make a state with its binding; `make` gets the lease and the rows of logits to hold."""
+        """Lease `nbytes` and create a state with its binding; `make` gets the lease and the rows of logits to hold."""
         check_capacity(capacity, self._card)
-        with self._lock:  # the buffers that grow may be those that a pass is writing
+        with self._lock:  # a running pass may be writing to the buffers that grow
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
             lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
             try:
                 state = make(lease, rows + LEAST_ROWS)
-                state.rows, state.on_close = rows + LEAST_ROWS, self._give_back
-                finalize(state, lease.release)  # a state that is dropped, not closed
+                state.rows, state.on_close = rows + LEAST_ROWS, self._shrink
+                finalize(state, lease.release)  # for a state that is collected without being closed
             except BaseException:
                 lease.release()
-                self._give_back()
+                self._shrink()
                 raise
             self._states.add(state)
         return state
 
     def _own(self, state: object, kind: type[_State]) -> _State:
-        """Return the state, checked to be an open one of this model's."""
+        """Return the state after checking that it is open and belongs to this model."""
         if not isinstance(state, kind) or state.owner is not self:
-            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+            raise InputError(f"the state was not created by {self._card.name}'s new_state")
         if self._session is None or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
@@ -126,18 +126,17 @@ class SessionModel(Generic[_State]):
     def _open_states(self) -> list[_State]:
         return [state for state in self._states if not state.closed]
 
-    def _give_back(self) -> None:
-        """Shrink the buffers to what the open states need."""
+    def _shrink(self) -> None:
+        """Shrink the buffers to the needs of the open states."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Let go of the buffers."""
+        """Free the buffers."""
         raise NotImplementedError
 
 
 class Piece(NamedTuple):
-    """One pass of a request: its rows, those of them that are computed, counted from `start`, and how many were
-    computed before it."""
+    """One pass of a request: its range, its rows with logits counted from `start`, and how many came before it."""
 
     start: int
     stop: int
@@ -146,7 +145,7 @@ class Piece(NamedTuple):
 
 
 def split_rows(count: int, ascending: Sequence[int], *, most: Callable[[int], int]) -> Iterator[Piece]:
-    """Split a request of `count` rows into passes, none of one row without need; `most` rows from a row on."""
+    """Split a request of `count` rows into passes, avoiding passes of one row. most: row limit of a pass by start."""
     start = filled = 0
     while start < count:
         width = min(count - start, most(start))

@@ -1,4 +1,4 @@
-"""A model's trimmed head: its ids, as the pack has them, and passes of the model that leave through it."""
+"""A model's trimmed head: read its ids from the pack, and run forward passes through it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TrimmedModelHead", "read_trimmed"]
 
 
 class Passes(Protocol):
-    """A model's `forward` through a head."""
+    """A model's `forward` through a given head."""
 
     def __call__(
         self,
@@ -59,14 +59,14 @@ class TrimmedModelHead:
 def read_trimmed(
     session: Untyped, *, entry: ModelEntry, graph: Graph, root: Path, vocabulary_size: int
 ) -> TrimmedVocabulary | None:
-    """Read the ids of the trimmed head of a graph that `check_contract` has passed; None where it has none.
+    """Read the ids of a graph's trimmed head, after `check_contract`; None if the graph has no trimmed head.
 
-    Raises ManifestError unless the graph's head has a row for each of them.
+    Raises ManifestError unless the head has one row per id.
     """
     if "trim" not in graph.capabilities:
         return None
     if entry.trim is None:
-        raise ManifestError(f"{root} has a trimmed head and nothing that maps it: run `edgedecode trim` again")
+        raise ManifestError(f"{root} has a trimmed head without a token map: run `edgedecode trim` again")
     ids = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=vocabulary_size)
     (width,) = (value.shape[-1] for value in session.get_outputs() if value.name == TRIM_LOGITS)
     if width != len(ids):

@@ -61,7 +61,7 @@ def test_the_smallest_graph_that_serves_is_opened(
         (("base", "hidden", "lora"), ("lora", "hidden"), "offers hidden and lora.*no one graph"),
         (("base", "hidden", "kv8"), ("kv:int8", "hidden"), "offers hidden and kv:int8"),
         (("kv8",), (), "offers float32 KV"),
-        (("base",), ("kv:float16",), "offers kv:float16.*base: tree, rows, float32 KV: leave it to the default"),
+        (("base",), ("kv:float16",), "offers kv:float16.*base: tree, rows, float32 KV: use the default"),
     ],
     ids=str,
 )
@@ -87,9 +87,9 @@ def test_of_equal_graphs_the_smaller_file_is_opened(opener: Opener) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("base", {"kv_type": "int8"}, "keeps keys as"),
+        ("base", {"kv_type": "int8"}, "stores keys as"),
         ("base", {"capabilities": ("tree", "rows", "hidden")}, "has no hidden"),
-        ("base", {"capabilities": ("tree", "rows", "lora"), "lora_rank": 8}, "takes no adapter"),
+        ("base", {"capabilities": ("tree", "rows", "lora"), "lora_rank": 8}, "has no adapter inputs"),
     ],
     ids=str,
 )

@@ -117,7 +117,7 @@ def test_what_no_graph_offers_is_refused(entry: ModelEntry, pack: Path, needs: t
 
 
 def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
-    assert "nothing that maps it" in refused(replace(entry, trim=None), pack)
+    assert "without a token map" in refused(replace(entry, trim=None), pack)
     more = replace(entry, trim=TrimEntry(size=len(KEPT) + 1, token_ids=MAP))
     assert f"maps {len(KEPT)} rows" in refused(more, pack)
     write_token_ids(pack / MAP, np.append(KEPT, 128))

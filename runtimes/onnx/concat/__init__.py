@@ -1,1 +1,1 @@
-"""Graphs that join past and present keys and values themselves: their model, state and memory plan."""
+"""Graphs that concatenate past and present keys and values themselves: model, state and memory plan."""

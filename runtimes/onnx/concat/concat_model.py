@@ -1,6 +1,7 @@
-"""A model whose graph joins past and present itself, as optimum exports it: chains only, twice the memory for states.
+"""A model whose graph concatenates past and present itself, as exported by optimum.
 
-Such a graph cannot write into its past, so a state has two buffers that take turns: one is read, the other is written.
+It supports chains only. The graph cannot write into its past, so a state has two alternating buffers: one is read, the
+other is written.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ INDEX_NBYTES = 8
 
 
 def concat_buffers(card: ModelCard, footprint: Footprint, *, picks: bool) -> tuple[Holder, Holder]:
-    """Return what a model's inputs take, and the logits of every row of a pass where the graph cannot pick some."""
+    """Return the memory of a model's inputs, and of a full pass's logits if the graph cannot pick rows."""
     scratch = 0 if picks else footprint.rows_per_pass
     return (
         Holder(f"buffers:{card.name}", INDEX_NBYTES * 2 * card.context),
@@ -48,7 +49,7 @@ def concat_buffers(card: ModelCard, footprint: Footprint, *, picks: bool) -> tup
 def concat_holders(
     entry: ModelEntry, card: ModelCard, capacity: int, *, rows: int = 1, tree: bool = False
 ) -> tuple[Holder, ...]:
-    """Return what a model's first state takes; there are no trees here."""
+    """Return the memory of a model's first state; trees are not supported."""
     return (
         Holder(f"kv:{card.name}", concat_state_nbytes(entry, capacity)),
         Holder(f"logits:{card.name}", (rows + LEAST_ROWS) * card.rows * FLOAT_NBYTES),
@@ -56,15 +57,15 @@ def concat_holders(
 
 
 def concat_state_nbytes(entry: ModelEntry, capacity: int) -> int:
-    """Return what a state of `capacity` rows takes: its past and its present."""
+    """Return the bytes of a state of `capacity` rows: its past and its present."""
     return 2 * capacity * 2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES
 
 
 class ConcatState(SessionState):
     """Implements `State` for chains. A buffer holds, for each layer's keys and values, [kv heads, rows, head size].
 
-    `stored` rows lie in the buffer that is read. Rows that were cropped or not kept stay there until the next pass,
-    which first copies what is left, because rows are inside a head and not behind all heads.
+    The buffer that is read has `stored` rows. Rows that were cropped or not kept stay there until the next pass, which
+    first copies the remaining rows, because the rows of each head must be contiguous.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ConcatState(SessionState):
             raise CapabilityError(f"{name} has no tree attention: its graph reads chains only")
 
     def trim(self, rows: int) -> None:
-        """Leave the first `rows` stored rows, side by side."""
+        """Compact the first `rows` stored rows into the other buffer."""
         if rows == self._stored:
             return
         if rows > 0:
@@ -109,12 +110,12 @@ class ConcatState(SessionState):
         self._reading, self._stored = 1 - self._reading, rows
 
     def pointers(self, *, written: bool) -> list[int]:
-        """Return where each value's past lies, or where its present goes."""
+        """Return the address of each value's past or, if written, of its present."""
         buffer = self._buffers[1 - self._reading if written else self._reading]
         return [int(values.ctypes.data) for values in buffer]
 
     def turn(self, rows: int) -> None:
-        """Take what a finished pass wrote, `rows` in all, for the past of the next."""
+        """Swap the buffers: the `rows` rows that a finished pass wrote are the next pass's past."""
         self._reading, self._stored = 1 - self._reading, rows
 
     def _drop(self) -> None:
@@ -129,11 +130,11 @@ class ConcatState(SessionState):
 
 
 CONCAT = "concat"
-"""The capability of such graphs in a manifest."""
+"""The capability in a manifest that marks these graphs."""
 
 
 class ConcatModel(SessionModel[ConcatState]):
-    """Implements `LanguageModel` over one open session, which it owns with the `leases` given."""
+    """Implements `LanguageModel` over one open session, which it owns with the given `leases`."""
 
     def __init__(
         self,
@@ -197,15 +198,15 @@ class ConcatModel(SessionModel[ConcatState]):
                 raise
             except Exception as error:  # the engine's exceptions share no base class
                 check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
-                what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
-                raise RuntimeUnavailable(what) from error
+                message = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
+                raise RuntimeUnavailable(message) from error
             own.commit(len(tokens))
         return Output(logits)
 
     def _drop(self) -> None:
         self._scratch = self._logits = np.empty((0, self._card.rows), np.float32)
 
-    def _give_back(self) -> None:
+    def _shrink(self) -> None:
         with self._lock:
             count = max((state.rows for state in self._open_states()), default=0)
             if len(self._logits) > count:
@@ -214,7 +215,7 @@ class ConcatModel(SessionModel[ConcatState]):
                 self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
 
     def _append(self, state: ConcatState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
-        """Append `tokens` in one pass or several and compute each row where it falls."""
+        """Append `tokens` in one or several passes and collect the logits of `rows`."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         logits = self._reserve_logits(len(rows) + LEAST_ROWS)
@@ -227,7 +228,7 @@ class ConcatModel(SessionModel[ConcatState]):
         return logits if ascending == list(rows) else logits[np.argsort(order)]
 
     def _pass(self, state: ConcatState, tokens: Sequence[int], *, past: int, rows: list[int], out: FloatArray) -> None:
-        """Run one pass behind `past` rows; the logits of `rows` go to the first rows of `out`."""
+        """Run one pass after `past` rows; the logits of `rows` go to the first rows of `out`."""
         width = len(tokens)
         total = past + width
         binding = state.binding
@@ -262,9 +263,9 @@ class ConcatModel(SessionModel[ConcatState]):
             state.binding.bind_output(name, "cpu", 0, np.float32, (1, heads, total, size), pointer)
 
     def _reserve_logits(self, count: int) -> FloatArray:
-        """Return the logits array, of `count` rows at least. Raises BudgetExceeded before growing."""
+        """Return the logits array, with at least `count` rows. Raises BudgetExceeded before growing."""
         if len(self._logits) < count:
             self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
-            self._logits = np.empty((0, self._card.rows), np.float32)  # gives the old rows back first
+            self._logits = np.empty((0, self._card.rows), np.float32)  # frees the old rows first
             self._logits = np.empty((count, self._card.rows), np.float32)
         return self._logits
