@@ -45,6 +45,7 @@ class PlanCommand:
         group.add_argument("--drafter", metavar="NAME", help="plan for this drafter only, or for none")
         group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
         group.add_argument("--tree", action="store_true", help="plan for tree drafts")
+        group.add_argument("--adapter", metavar="NAME", help="plan for answers with this adapter of the pack")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
@@ -79,7 +80,11 @@ def _options(arguments: Namespace) -> SessionOptions:
     if arguments.turns is not None:
         context = arguments.turns * (arguments.turn_tokens or TURN_TOKENS)
     return SessionOptions(
-        context=context, drafter=arguments.drafter, draft_max=arguments.draft_max, tree=arguments.tree
+        context=context,
+        drafter=arguments.drafter,
+        draft_max=arguments.draft_max,
+        tree=arguments.tree,
+        adapter=arguments.adapter,
     )
 
 

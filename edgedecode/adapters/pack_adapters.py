@@ -16,10 +16,15 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Manifest
 from edgedecode.turns import FairLock
 
+from .adapter_parts import FLOAT_NBYTES
 from .peft_folder import read_peft_adapter
 
-__all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters"]
+__all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters", "loaded_nbytes"]
 
+_TENSOR_NBYTES = 4096
+"""An engine's overhead of a tensor."""
+_MOST_TENSORS = 512
+"""Tensors that are planned for an adapter whose file is not read."""
 _LEAST_USED = -(1 << 29)
 """Priority of the leases of the first adapter used; those used later have higher ones, all below 0."""
 
@@ -176,6 +181,18 @@ class PackAdapters:
 
     def _digest(self, listed: str) -> str:
         return (self._manifest.outside.get(listed) or self._manifest.files[listed]).sha256
+
+
+def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> int:
+    """Return the most that an engine holds of a loaded adapter of the pack. Raises as `PackAdapters.use`.
+
+    As float32, with an eighth more for the zeros of products that several projections share.
+    """
+    located, listed = manifest.located_adapter(name), manifest.adapters[name]
+    if not listed.config:
+        return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS
+    found = read_peft_adapter(root / listed.config, root / listed.file)
+    return FLOAT_NBYTES * found.values * 9 // 8 + _TENSOR_NBYTES * found.tensors
 
 
 def _digest_of(*parts: str) -> str:

@@ -71,6 +71,15 @@ class PeftAdapter:
     _scales: Mapping[tuple[int, str], tuple[str, str, float]] = field(repr=False)
     """By layer and module: the names of the two tensors, and the product's scale."""
 
+    @property
+    def values(self) -> int:
+        """How many numbers its matrices have."""
+        return sum(math.prod(self._file.shape(name)) for both in self._scales.values() for name in both[:2])
+
+    @property
+    def tensors(self) -> int:
+        return 2 * len(self._scales)
+
     def matrices(self) -> list[LowRank]:
         """Return each projection's change, the scale in its second matrix."""
         return [

@@ -40,6 +40,8 @@ class Choice:
     """Positions of the draft model's state; 0: as many as `context`."""
     no_mmap: bool = False
     kv_type: str = ""
+    adapter: str = ""
+    """Name of the adapter that answers; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

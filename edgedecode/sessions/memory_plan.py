@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from edgedecode.adapters.pack_adapters import loaded_nbytes
 from edgedecode.decoding.model import ModelCard
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
@@ -62,6 +63,7 @@ class PackFootprint:
         self._process, self._budget, self._provider, self._threads = tuple(process), budget, provider, threads
         self._kv_type, self._loading = kv_type or "", tuple(loading)
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
+        self._adapters: dict[str, int] = {}
 
     @property
     def card(self) -> ModelCard:
@@ -97,7 +99,8 @@ class PackFootprint:
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
         def holders(choice: Choice) -> list[Holder]:
-            return [holder for holder in self._of_session(choice) if holder.name not in shared]
+            without_adapter = replace(choice, adapter="")  # it is loaded before the rest of a session
+            return [holder for holder in self._of_session(without_adapter) if holder.name not in shared]
 
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
 
@@ -118,6 +121,7 @@ class PackFootprint:
             draft_max=drafting.draft_max,
             tree=wants_trees(options) and card.tree and drafting.names != (),
             kv_type=self._kv_type,
+            adapter=options.adapter or "",
         )
         models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
         bounds = Bounds(
@@ -137,6 +141,7 @@ class PackFootprint:
             sampling_holder(size, self._row_draw),
             prompts_holder(self._tokenizer, choice.context),
             *self._shared(choice),
+            *self._adapter(choice.adapter),
         ]
         sources = [find_drafter(name) for name in choice.drafters]
         if any(source.needs_model for source in sources):
@@ -149,6 +154,14 @@ class PackFootprint:
             if isinstance(source, PlannedSource):
                 found += source.holders(capacity=choice.context, vocabulary_size=size)
         return _merged(found)
+
+    def _adapter(self, name: str) -> list[Holder]:
+        """Return the memory of an adapter as float32, which is the most that an engine takes for it."""
+        if not name:
+            return []
+        if name not in self._adapters:
+            self._adapters[name] = loaded_nbytes(self._manifest, self._root, name)
+        return [Holder(f"adapter:{name}", self._adapters[name])]
 
     def _shared(self, choice: Choice) -> list[Holder]:
         """Return what the first session that uses the draft model loads for all sessions."""

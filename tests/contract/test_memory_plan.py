@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,9 @@ from edgedecode.engines.speed_child import _planned_nbytes
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import FreeMemory
 from edgedecode.pack import pack_tokenizer
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.user_notices import NOTICES
+from tests.peft_folders import list_adapter, write_peft
 
 ENGINES = {"onnx": "onnxruntime", "onnx, its own kernels": "onnxruntime", "llama": "llama_cpp"}
 OPTIONS = [
@@ -315,3 +320,17 @@ def test_plan_of_a_drafter_that_is_not_there_is_refused() -> None:
     pytest.importorskip("onnxruntime")
     with pytest.raises(InputError, match="nobody"):
         edgedecode.plan(None, SessionOptions(drafter="nobody"), runtime="onnx")
+
+
+def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+    options = SessionOptions(adapter="odd", context=512, drafter="none")
+    planned = {holder.name: holder.nbytes for holder in edgedecode.plan(pack, options, runtime=engine).memory.holders}
+    plain = edgedecode.plan(pack, replace(options, adapter=None), runtime=engine).memory
+    assert "adapter:odd" not in {holder.name for holder in plain.holders}
+    with edgedecode.load(pack, runtime=engine, adapters=True) as pair, pair.session(options) as session:
+        session.generate("Hello", max_tokens=4)
+        (held,) = [lease.nbytes for lease in pair.budget.leases if lease.name == "adapter:odd"]
+    assert held <= planned["adapter:odd"] < held + 2_500_000
