@@ -1,1 +1,1 @@
-"""A model of a pack as one GGUF file for llama.cpp: the same blocks, its tokenizer, and what its architecture needs."""
+"""Writes a pack's models as GGUF files for llama.cpp: the same quantized blocks, the tokenizer and the metadata."""

@@ -1,7 +1,7 @@
-"""The importance matrix of llama.cpp's quantizer: what a squared error in each column of a tensor counts.
+"""The importance matrix for llama.cpp's quantizer: the weight of squared errors in each column of a tensor.
 
-It is the mean square of the column's input on some text, measured through the torch network here, or read from a file
-that llama.cpp's own `llama-imatrix` made. Quantizes nothing.
+A column's importance is the mean square of its input on some text. It is measured with the torch network, or read from
+a file made by llama.cpp's `llama-imatrix`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["TensorImportance", "check_imatrix", "named_importance", "read_imatrix", "write_importance"]
 
 TensorImportance = Mapping[str, FloatArray]
-"""llama.cpp's name of a matrix → float32 [columns]."""
+"""llama.cpp's tensor name → float32 [columns]."""
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_SMALLEST_SHARE = 1e-6
-"""Least importance of a column, of the mean one: what the text never reached still counts a little."""
+_MIN_RELATIVE = 1e-6
+"""Minimum importance of a column, relative to the mean, so that columns unused by the text are not ignored."""
 
 
 def named_importance(
     found: Importance, network: PreTrainedModel, *, layout: Layout, layers: int
 ) -> dict[str, FloatArray]:
-    """Give importance that is named by projection llama.cpp's names; matrices that share an input share it."""
+    """Rename importance from projections to llama.cpp's tensor names; matrices with the same input share it."""
     own = {"lm_head": HEAD, "model.embed_tokens": EMBEDDING}
     named: dict[str, FloatArray] = {}
     for name, parameter in network.named_parameters():
@@ -48,14 +48,14 @@ def named_importance(
 
 
 def check_imatrix(path: Path) -> None:
-    """Raise ExportError for a file that is not an importance matrix, or a damaged one."""
+    """Raise ExportError if the file is not an importance matrix, or is damaged."""
     _read(path)
 
 
 def read_imatrix(path: Path, tensors: Sequence[Tensor]) -> dict[str, FloatArray]:
-    """Read what a file of llama.cpp's `llama-imatrix` says of these tensors.
+    """Read the importance of these tensors from a file of llama.cpp's `llama-imatrix`.
 
-    Raises ExportError for a file of another kind or that is damaged, and for one that was made with another model.
+    Raises ExportError if the file is of another kind, damaged, or made with another model.
     """
     sums = _read(path)
     wanted = {tensor.name: tensor.shape[1] for tensor in tensors if len(tensor.shape) == 2}
@@ -68,13 +68,13 @@ def read_imatrix(path: Path, tensors: Sequence[Tensor]) -> dict[str, FloatArray]
 
 
 def write_importance(path: Path, importance: TensorImportance) -> None:
-    """Write what the child process that quantizes reads: an .npz with an array for each matrix."""
+    """Write an .npz with one array per matrix, for the child process that quantizes."""
     with path.open("wb") as file:
         np.savez(file, **dict(importance))  # type: ignore[arg-type]  # numpy's stubs take the names for its options
 
 
 def _read(path: Path) -> dict[str, FloatArray]:
-    """Return the mean squares by tensor. Raises ExportError."""
+    """Return mean squares by tensor name. Raises ExportError."""
     import gguf
 
     wrong = f"{path} is not an importance matrix: give the GGUF file that llama.cpp's llama-imatrix writes"
@@ -84,28 +84,28 @@ def _read(path: Path) -> dict[str, FloatArray]:
     except OSError as error:
         raise ExportError(f"the importance matrix {path} cannot be read ({error.strerror or error})") from None
     if magic != b"GGUF":
-        raise ExportError(f"{wrong} (its older .dat files are not read)")
+        raise ExportError(f"{wrong} (the older .dat format is not supported)")
     try:
         tensors = {tensor.name: np.asarray(tensor.data, np.float32) for tensor in gguf.GGUFReader(path).tensors}
-    except Exception as error:  # the reader trusts its file: whatever it stumbles over is a damaged one
+    except Exception as error:  # the reader does not validate its input, so a damaged file can raise anything
         raise ExportError(f"{wrong}; it cannot be read ({type(error).__name__})") from None
     found: dict[str, FloatArray] = {}
     for name, total in tensors.items():
         counts = tensors.get(name.removesuffix(_SUMS) + _COUNTS)
         if not name.endswith(_SUMS) or counts is None or counts.size != 1:
-            continue  # the counts themselves, and experts, which no model here has
+            continue  # the counts themselves, and experts, which no supported model has
         count = float(counts.reshape(-1)[0])
         found[name.removesuffix(_SUMS)] = np.asarray(total.reshape(-1) / max(count, 1.0), np.float32)
     if not found:
         raise ExportError(wrong)
     if bad := [name for name, values in found.items() if not np.isfinite(values).all() or (values < 0).any()]:
-        raise ExportError(f"the importance matrix {path} holds numbers for {bad[0]} that are not mean squares")
+        raise ExportError(f"the importance matrix {path} has negative or non-finite values for {bad[0]}")
     return found
 
 
 def _floored(values: FloatArray) -> FloatArray:
-    """Return values above zero: the quantizer divides by sums of them."""
+    """Raise values to a positive minimum, because the quantizer divides by their sums."""
     mean = float(values.mean(dtype=np.float64))
     if mean <= 0:
         return np.ones_like(values)
-    return np.asarray(np.maximum(values, np.float32(mean * _SMALLEST_SHARE)), np.float32)
+    return np.asarray(np.maximum(values, np.float32(mean * _MIN_RELATIVE)), np.float32)

@@ -1,7 +1,7 @@
-"""What stock llama.cpp makes of each architecture, and a network's rotary positions in llama.cpp's terms.
+"""How stock llama.cpp computes each architecture, and a network's RoPE in llama.cpp's terms.
 
-What counts is the network's own frequencies, whatever its configuration calls them. Source: llama.cpp's src/models and
-conversion folders, as vendored by llama-cpp-python 0.3.36.
+RoPE is derived from the network's actual frequencies, not from names in its configuration. Source: llama.cpp's
+src/models and conversion folders, as vendored by llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYOUTS", "Layout", "Rotation", "read_rotation"]
 
-_SAME = 1e-5
+_TOLERANCE = 1e-5
+"""Relative difference below which frequencies are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One architecture in llama.cpp.
 
-    windows: it runs sliding windows. factors: the tensors that carry rotary factors; none: it takes no such tensor.
-    square: it wants heads × head size to equal the hidden size. shifted: the norms' weights are stored less one.
+    windows: supports sliding windows. factors: the tensors of RoPE factors, if it reads any. square: requires
+    heads × head size to equal the hidden size. shifted: the network stores norm weights minus one.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Layout:
 
     @property
     def interleaved(self) -> bool:
-        """Whether it rotates neighbouring rows of a head, not its halves as transformers does: q and k rows move."""
+        """Whether RoPE rotates adjacent rows of a head instead of halves; rows of q and k are then permuted."""
         return self.name in INTERLEAVED
 
 
@@ -68,10 +69,10 @@ LAYOUTS: Mapping[str, Layout] = {architecture: _BY_NAME[name] for architecture, 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """`size` rotated numbers of a head; `factors` divide the base's frequencies, [size / 2], or are empty.
+    """RoPE parameters. size: rotated elements of a head. factors: divisors of the base's frequencies, [size / 2].
 
-    kind: linear, yarn or empty, with its `factor` and for yarn the `original` context. strength: what both rotated
-    vectors are multiplied by, besides what llama.cpp does by itself. window_base: the base of layers with windows.
+    kind: linear, yarn or empty, with its `factor` and, for yarn, the `original` context. strength: factor of the
+    rotated q and k, in addition to llama.cpp's own. window_base: the base in layers with a sliding window.
     """
 
     size: int
@@ -86,16 +87,16 @@ class Rotation:
 
 
 def read_rotation(network: PreTrainedModel, layout: Layout) -> Rotation:
-    """Read what the network's rotary module computes. Raises ExportError for what the layout cannot carry."""
+    """Read the parameters from the network's rotary module. Raises ExportError if the layout does not support them."""
     parameters: Mapping[str, Any] = network.config.rope_parameters or {}
     if FULL in parameters or SLIDING in parameters:
-        return _by_kind_of_layer(network, parameters, layout)
+        return _by_layer_type(network, parameters, layout)
     rotary: Any = network.model.rotary_emb
     return _rotation(parameters, rotary.inv_freq.numpy(), strength=rotary.attention_scaling, layout=layout)
 
 
-def _by_kind_of_layer(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Layout) -> Rotation:
-    """Gemma 3: windowed layers have a base of their own and no scaling, which is all that llama.cpp knows."""
+def _by_layer_type(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Layout) -> Rotation:
+    """Read Gemma 3's parameters. llama.cpp supports a separate base for windowed layers, but no scaling of them."""
     rotary: Any = network.model.rotary_emb
     found = {
         kind: _rotation(
@@ -109,8 +110,8 @@ def _by_kind_of_layer(network: PreTrainedModel, parameters: Mapping[str, Any], l
     local = found[SLIDING]
     if local.kind or local.strength != 1.0:
         raise ExportError(
-            f"llama.cpp's {layout.name} scales the rotary positions of full layers only, this configuration those of "
-            f"windowed layers too: export without gguf among the --formats"
+            f"llama.cpp's {layout.name} scales RoPE only in layers with full attention, this configuration also in "
+            f"windowed layers: export without gguf among the --formats"
         )
     return replace(found[FULL], window_base=local.base)
 
@@ -120,22 +121,22 @@ def _rotation(parameters: Mapping[str, Any], frequencies: FloatArray, *, strengt
     plain = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
     factors = plain / frequencies.astype(np.float64)
     kind = str(parameters.get("rope_type", "default"))
-    if np.allclose(factors, factors[0], rtol=_SAME, atol=0) and strength == 1.0:
-        scaled = abs(factors[0] - 1.0) > _SAME
+    if np.allclose(factors, factors[0], rtol=_TOLERANCE, atol=0) and strength == 1.0:
+        scaled = abs(factors[0] - 1.0) > _TOLERANCE
         return Rotation(size, base, "linear" if scaled else "", float(factors[0]) if scaled else 1.0)
     if layout.factors:
         return Rotation(size, base, strength=strength, factors=factors.astype(np.float32))
     if kind == "yarn":
         return _yarn(parameters, size=size, base=base, strength=strength)
     raise ExportError(
-        f"llama.cpp's {layout.name} has no rotary positions of type {kind!r}: export without gguf among the --formats"
+        f"llama.cpp's {layout.name} does not support RoPE of type {kind!r}: export without gguf among the --formats"
     )
 
 
 def _yarn(parameters: Mapping[str, Any], *, size: int, base: float, strength: float) -> Rotation:
-    """llama.cpp computes yarn itself, with a strength of 1 + 0.1 ln(factor)."""
+    """Return yarn parameters; llama.cpp itself applies a strength of 1 + 0.1 ln(factor), which is divided out."""
     factor = float(parameters["factor"])
-    usual = 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    built_in = 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
     return Rotation(
         size,
         base,
@@ -143,5 +144,5 @@ def _yarn(parameters: Mapping[str, Any], *, size: int, base: float, strength: fl
         factor,
         int(parameters["original_max_position_embeddings"]),
         (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)),
-        strength / usual,
+        strength / built_in,
     )

@@ -1,6 +1,6 @@
-"""The child's side of every use of llama.cpp: one order as JSON on standard input, one answer on standard output.
+"""The child process of `llama_calls`: reads one request as JSON from standard input, writes one reply.
 
-Native code can end its process, by a signal or an assertion: only this one. Run as a child, never imported.
+A crash in native code then ends only this process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main() -> None:
 
 
 def _tokenized(order: dict[str, Any]) -> list[list[int]]:
-    """Open a file, or its vocabulary alone, and turn texts into ids, special tokens spelled in them included."""
+    """Open a file, or only its vocabulary, and tokenize texts; special tokens are recognized in those of `special`."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_default_params()
     parameters.vocab_only = not order["whole"]
-    parameters.use_extra_bufts = False  # weights stay mapped: nothing is computed here
+    parameters.use_extra_bufts = False  # do not repack weights, since nothing is computed
     model = llama_cpp.llama_model_load_from_file(order["file"].encode(), parameters)
     if not model:
         raise SystemExit("llama.cpp cannot read the file")
@@ -56,13 +56,13 @@ def _ids(vocabulary: Any, text: bytes, *, special: bool) -> list[int]:  # noqa: 
 
 
 def _quantized(order: dict[str, Any]) -> bool:
-    """Quantize one file into another with llama.cpp's own mixtures."""
+    """Quantize a file with one of llama.cpp's mixtures."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{order['kind']}")
     columns = _columns(order["importance"]) if order["importance"] else {}
-    entries = _entries(columns)  # both are held until the call returns
+    entries = _entries(columns)  # keep a reference to both until the call returns
     if columns:
         parameters.imatrix = entries
     status = llama_cpp.llama_model_quantize(order["source"].encode(), order["out"].encode(), ctypes.byref(parameters))
@@ -77,7 +77,7 @@ def _columns(path: str) -> dict[str, FloatArray]:
 
 
 def _entries(columns: dict[str, FloatArray]) -> Any:  # noqa: ANN401  (a ctypes array)
-    """Return llama.cpp's list of an importance matrix, ended by an entry without a name."""
+    """Return an importance matrix as llama.cpp's array of entries, terminated by one without a name."""
     import llama_cpp.llama_cpp as api
 
     entries = (api.llama_model_imatrix_data * (len(columns) + 1))()

@@ -1,7 +1,7 @@
-"""A pack's GGUF file from its plan, its weights file and its tokenizer, as the export would have written it.
+"""Builds a pack's GGUF file from its plan, weights file and tokenizer, identical to the one that export would write.
 
-Needs numpy and tokenizers: no training framework, no ONNX. The llama.cpp runtime finds it among the entry points of
-`edgedecode.makers`, so that runtimes need not know the export, nor packs with a GGUF file this module.
+Needs neither a training framework nor ONNX. The llama.cpp runtime loads it through the entry points of
+`edgedecode.makers`, so that runtimes do not depend on the export.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class GgufMaker:
     """Implements `Maker`."""
 
     def make(self, entry: ModelEntry, root: Path, out: Path) -> None:
-        """Write the file of `entry`, a model of the pack at `root`, to `out`, a few rows at a time.
+        """Write the GGUF file of `entry`, a model of the pack at `root`, to `out`, streaming its rows.
 
-        Raises ManifestError for a plan that does not fit the pack, OSError.
+        Raises ManifestError if the plan does not match the pack, or OSError.
         """
         plan = GgufPlan.load(root / entry.gguf_plan)
         tensors = plan.located(root / entry.weights)

@@ -1,4 +1,4 @@
-"""A model of a pack becomes one GGUF file beside it."""
+"""Writes a model as a GGUF file, or as a plan from which the file is built on first use."""
 
 from __future__ import annotations
 
@@ -52,53 +52,53 @@ _FLOATS_FILE, _IMPORTANCE_FILE = "model.f32.gguf", "importance.npz"
 
 @dataclass(frozen=True, slots=True)
 class GgufRequest:
-    """What the file needs besides the model. kind: one of `K_QUANTS`, made by llama.cpp; empty: the pack's blocks.
-
-    Of a mixture's importance matrix: the texts it is to be measured on, or the file it is read from, or neither.
-    importance is what was measured.
-    """
+    """Settings of a GGUF file."""
 
     generation: Generation
     chat_template: str | None
     kind: str = ""
+    """One of `K_QUANTS`, quantized by llama.cpp; empty: the pack's own blocks."""
     importance_texts: Tokens = ()
+    """Texts to measure a K-quant's importance matrix on; empty: not measured."""
     importance_file: Path | None = None
+    """File to read the importance matrix from, instead of measuring it."""
     importance: Importance = field(default_factory=dict)
+    """The measured importance matrix."""
     planned: bool = False
-    """Whether only its plan is written, from which it is made when it is first used."""
+    """Write only a plan, from which the file is built on first use."""
 
     def nbytes(self, recipe: Recipe, shape: Shape) -> int:
-        """Return about how much room making it needs."""
+        """Return the approximate disk space needed to make the file."""
         return 0 if self.planned else recipe.nbytes(shape) + (floats_nbytes(shape) if self.kind else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufResult:
-    """What is known of a file that was written: sentences for the user, and numbers that were measured."""
+    """Notes for the user and measured values of a written file."""
 
     notes: tuple[str, ...]
     measured: dict[str, float]
 
 
 def floats_nbytes(shape: Shape) -> int:
-    """Return about the size of the file of float32 numbers that a mixture is made from; it goes when that is done."""
+    """Return the approximate size of the temporary float32 file that a K-quant is made from."""
     return UNROUNDED.nbytes(shape)
 
 
 def mixture_notes(kind: str) -> tuple[str, ...]:
-    """Return what a user must know of a file whose weights are not the ONNX graphs'; `kind` as in `GgufRequest`."""
+    """Return notes on a file whose weights differ from the ONNX weights; `kind` as in `GgufRequest`."""
     if not kind:
         return ()
     return (
-        f"llama.cpp runs its own quantizer's {kind}, not the blocks of the ONNX weights: the two engines may answer "
+        f"llama.cpp runs its own {kind} quantization, not the blocks of the ONNX weights: the two engines may answer "
         f"differently",
     )
 
 
 def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
-    """Refuse what needs no weights to be refused: blocks without a type, tokenizers that llama.cpp cannot read.
+    """Run the checks that need no weights: GGUF types for the recipe, and a tokenizer that llama.cpp supports.
 
-    Raises ExportError, or RuntimeUnavailable where a package is missing.
+    Raises ExportError, or RuntimeUnavailable if a package is missing.
     """
     if find_spec("gguf") is None:
         raise RuntimeUnavailable("GGUF files need the gguf package, not installed: pip install 'edgedecode[export]'")
@@ -108,7 +108,7 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
             check_imatrix(request.importance_file)
     else:
         if request.planned and not (recipe.body.quantized and recipe.head.quantized):
-            raise ExportError("a GGUF file is made of a pack's blocks, and this recipe keeps floats")
+            raise ExportError("a GGUF file is built from quantized blocks, but this recipe keeps floats")
         for scheme in (recipe.body, recipe.head):
             kind_of(scheme)
     inner = _tokenizer(source)
@@ -117,7 +117,7 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
 
 
 def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
-    """Return how the network rotates. Raises ExportError for what llama.cpp would compute otherwise."""
+    """Return the network's RoPE parameters. Raises ExportError if llama.cpp would compute the network differently."""
     layout = LAYOUTS[source.shape.architecture]
     rotation = read_rotation(network, layout)
     check_network(network, source.shape, layout, rotation)
@@ -135,9 +135,9 @@ def write_gguf(
     progress: Callable[[int], None],
     release: Callable[[], None],
 ) -> GgufResult:
-    """Write `folder`/model.gguf from the same views and blocks as the pack's graphs, and let llama.cpp read its texts.
+    """Write `folder`/model.gguf from the same weights as the pack's graphs, and check its tokenizer with llama.cpp.
 
-    Raises ExportError for what llama.cpp cannot run or read.
+    Raises ExportError if llama.cpp does not support the model or the tokenizer.
     """
     content = _content(request, source, network, windows=windows, stored=stored)
     with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
@@ -151,9 +151,9 @@ def write_gguf(
 def write_plan(
     request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, weights: Weights, file: Path
 ) -> None:
-    """Write gguf.json beside the weights file, from which what `write_gguf` writes can be made without the network.
+    """Write gguf.json next to the weights file; the file of `write_gguf` can be built from it without the network.
 
-    Raises ExportError for what llama.cpp cannot run or blocks do not hold.
+    Raises ExportError if llama.cpp does not support the model, or a tensor is not stored in blocks.
     """
     stored = StoredRows(weights, file)
     content = _content(request, source, network, windows=windows, stored=stored)
@@ -164,7 +164,7 @@ def write_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """All that a file will hold: keys in `writer`, tensors, and what the vocabulary was read from."""
+    """The contents of a file: its keys in `writer`, its tensors, and its tokenizer."""
 
     writer: GGUFWriter
     tensors: list[Tensor]
@@ -193,7 +193,7 @@ def _content(
     writer = _writer(layout)
     if importance:
         writer.add_int32("quantize.imatrix.entries_count", len(importance))  # as llama.cpp's own tool does
-    identity = Identity(file_name(source.name, inner), source.license, _most(tensors))
+    identity = Identity(file_name(source.name, inner), source.license, _main_type(tensors))
     write_metadata(
         writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
     )
@@ -221,7 +221,7 @@ def _importance(
 
 @contextmanager
 def _quantized(path: Path, *, kind: str, importance: TensorImportance) -> Iterator[Path]:
-    """Give the place for a file: `path`, or with a `kind` one beside it that becomes `path` when llama.cpp is done."""
+    """Yield the path to write to: `path`, or with a `kind` a temporary float file, then quantized into `path`."""
     if not kind:
         yield path
         return
@@ -231,12 +231,12 @@ def _quantized(path: Path, *, kind: str, importance: TensorImportance) -> Iterat
         if importance:
             write_importance(columns, importance)
         quantize_file(floats, path, kind=kind, importance=columns if importance else None)
-    finally:  # the folder is kept after a failure, and what a rerun delivers holds neither
+    finally:  # the folder is reused after a failure, and must not contain temporary files
         floats.unlink(missing_ok=True)
         columns.unlink(missing_ok=True)
 
 
-def _most(tensors: Sequence[Tensor]) -> str:
-    """Return the type of most matrices, embedding and head left aside."""
+def _main_type(tensors: Sequence[Tensor]) -> str:
+    """Return the most common type of matrices, not counting embedding and head."""
     kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
     return max(sorted(set(kinds)), key=kinds.count)

@@ -1,7 +1,7 @@
-"""A network's sizes and constants under llama.cpp's keys.
+"""Writes a network's sizes and constants under llama.cpp's keys.
 
-What llama.cpp computes otherwise than the network is refused, folded into a norm, or a shorter context: nothing is
-carried that would be computed wrongly without a word.
+Where llama.cpp would compute differently from the network, the difference is folded into a norm, the context is
+shortened, or the export is refused. No file gives wrong results silently.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["Identity", "check_network", "query_factor", "window_notes", "write_metadata"]
 
 _UNCAPPED = 1e6
-"""A soft cap that caps nothing: where the key is left out, llama.cpp takes Gemma 2's own."""
+"""A soft cap without effect, because llama.cpp uses Gemma 2's own if the key is missing."""
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q4_0": "MOSTLY_Q4_0", "Q8_0": "MOSTLY_Q8_0"}
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose queries llama.cpp scales by hidden size over heads; all others by the head size."""
+"""Number of layers of the 27B models; llama.cpp scales their queries by hidden size / heads, others by head size."""
 _SMOLLM3_STEP = 4
 _WITHOUT = "export without gguf among the --formats"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the file says of itself."""
+    """The file's general metadata."""
 
     name: str
     license: str
@@ -52,7 +52,7 @@ def write_metadata(
     windows: Windows,
     identity: Identity,
 ) -> None:
-    """Add every key but the tokenizer's."""
+    """Add all keys except the tokenizer's."""
     _general(writer, identity)
     _sizes(writer, shape, context=context_limit(windows, layout, context=network.config.max_position_embeddings))
     writer.add_layer_norm_rms_eps(network.config.rms_norm_eps)
@@ -109,7 +109,7 @@ def _rotary(writer: GGUFWriter, rotation: Rotation) -> None:
 
 
 def _windows(writer: GGUFWriter, network: PreTrainedModel) -> None:
-    """Name windows even where the whole context fits in: their layers may rotate otherwise."""
+    """Add sliding windows even if they exceed the context, because their layers may have different RoPE."""
     config: Any = network.config
     if SLIDING in (kinds := config.layer_types) and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
@@ -125,25 +125,23 @@ def _multipliers(writer: GGUFWriter, network: PreTrainedModel) -> None:
 
 
 def check_network(network: PreTrainedModel, shape: Shape, layout: Layout, rotation: Rotation) -> None:
-    """Raise ExportError for what llama.cpp cannot compute of this configuration."""
+    """Raise ExportError if llama.cpp does not support this configuration."""
     config: Any = network.config
     if layout.square and shape.heads * shape.head_size != shape.hidden:
         raise ExportError(
-            f"llama.cpp's {layout.name} wants {shape.heads} heads of {shape.head_size} to make the hidden size "
+            f"llama.cpp's {layout.name} requires {shape.heads} heads of {shape.head_size} to equal the hidden size "
             f"{shape.hidden}: {_WITHOUT}"
         )
     if layout.interleaved and rotation.size != shape.head_size:
         raise ExportError(
-            f"llama.cpp's {layout.name} rotates whole heads of {shape.head_size}, this model {rotation.size} of each: "
+            f"llama.cpp's {layout.name} rotates all {shape.head_size} elements of a head, this model {rotation.size}: "
             f"{_WITHOUT}"
         )
     if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.shifted:
-        raise ExportError(
-            f"llama.cpp's {layout.name} has silu for its activation, not {config.hidden_act!r}: {_WITHOUT}"
-        )
+        raise ExportError(f"llama.cpp's {layout.name} has the activation silu, not {config.hidden_act!r}: {_WITHOUT}")
     if layout.name == "smollm3" and not _usual_positions(config.no_rope_layers):
         raise ExportError(
-            f"llama.cpp's smollm3 leaves positions out in every fourth layer, this one elsewhere: {_WITHOUT}"
+            f"llama.cpp's smollm3 has no RoPE in every fourth layer, this model in other layers: {_WITHOUT}"
         )
     if layout.name in _LARGEST_GEMMAS and layout.name != "gemma3" and query_factor(network, shape, layout) != 1.0:
         raise ExportError(
@@ -153,7 +151,7 @@ def check_network(network: PreTrainedModel, shape: Shape, layout: Layout, rotati
 
 
 def query_factor(network: PreTrainedModel, shape: Shape, layout: Layout) -> float:
-    """Return what Gemma's queries must be multiplied by so that llama.cpp's own scale makes them right."""
+    """Return the factor for Gemma's queries that compensates for llama.cpp's built-in scale; 1 for other models."""
     if layout.name not in _LARGEST_GEMMAS:
         return 1.0
     largest = shape.layers == _LARGEST_GEMMAS[layout.name]
@@ -163,17 +161,17 @@ def query_factor(network: PreTrainedModel, shape: Shape, layout: Layout) -> floa
 
 
 def context_limit(windows: Windows, layout: Layout, *, context: int) -> int:
-    """Return the positions up to which llama.cpp computes the same: without windows, where the first would end."""
+    """Return the context within which llama.cpp is correct: the window's size if it does not support windows."""
     return context if layout.windows or not windows.size else min(windows.size, context)
 
 
 def window_notes(windows: Windows, layout: Layout, *, context: int) -> tuple[str, ...]:
-    """Return what a user must know of the limit, a sentence each."""
+    """Return a note on the limit, if there is one."""
     if (limit := context_limit(windows, layout, context=context)) == context:
         return ()
     return (
         f"the GGUF file's context is {limit} of {context} tokens: llama.cpp's {layout.name} has no sliding windows, "
-        f"and longer texts would be computed otherwise",
+        f"so longer texts would give wrong results",
     )
 
 

@@ -1,7 +1,7 @@
-"""A GGUF file that is not there yet: its keys, and for each tensor where its numbers lie in a pack's weights file.
+"""The plan of a GGUF file: its keys, and where each tensor is stored in a pack's weights file.
 
-Small JSON that an export puts into the pack, so that the file can be made from the pack alone, without a checkpoint or
-a training framework. The vocabulary is left out, which the pack's tokenizer tells. Writes no tensor.
+The export puts this small JSON file into the pack, so that the GGUF file can be built from the pack alone, without a
+checkpoint or a training framework. The vocabulary is left out, because it is read from the pack's tokenizer.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["PLAN_FILE", "GgufPlan", "Vectors", "make_plan"]
 
 PLAN_FILE = "gguf.json"
 VERSION = 1
-_ARRAY_KINDS = {"Q4_0": Scheme(4, 32), "Q8_0": Scheme(8, 32)}
+_BLOCK_TYPES = {"Q4_0": Scheme(4, 32), "Q8_0": Scheme(8, 32)}
 VOCABULARY_KEYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
-"""What the pack's tokenizer tells, and is large."""
+"""Large arrays that are read from the pack's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKey:
-    """A key's value and ggml's number of its type; `element` is that of an array's elements where it is not implied."""
+    """A key's value and ggml's number of its type; `element` is the type of an array's elements, if not implied."""
 
     type: Count
     value: bool | int | float | str | list[bool | int | float | str]
@@ -46,8 +46,11 @@ class PlannedKey:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A matrix in blocks, whose pieces have `rows` rows and offsets of levels (`packed`) and `scales`; or float32
-    numbers, at an `offset` of the weights file or as bytes (`values`)."""
+    """Where a tensor's data is stored.
+
+    A matrix in blocks has pieces, each with its number of `rows` and the offsets of its levels (`packed`) and `scales`.
+    A float32 tensor is at an `offset` of the weights file, or stored here (`values`). head: as in `Tensor`.
+    """
 
     shape: tuple[Count, ...]
     type: str
@@ -60,54 +63,54 @@ class PlannedTensor:
 
     def __post_init__(self) -> None:
         if not len(self.rows) == len(self.packed) == len(self.scales):
-            raise ValueError("it has pieces of different kinds: export the pack again")
+            raise ValueError("its rows, packed and scales have different lengths: export the pack again")
 
     @property
     def pieces(self) -> tuple[BlockPiece, ...]:
         return tuple(map(BlockPiece, self.rows, self.packed, self.scales))
 
     def source(self, weights: Path) -> Rows:
-        """Return what reads its rows. Raises ManifestError where the plan reaches beyond the weights file."""
-        if self.type in _ARRAY_KINDS:
-            return BlockRows(weights, _ARRAY_KINDS[self.type], self.shape[1], self.pieces)
+        """Return the source of the tensor's rows."""
+        if self.type in _BLOCK_TYPES:
+            return BlockRows(weights, _BLOCK_TYPES[self.type], self.shape[1], self.pieces)
         count = int(np.prod(self.shape))
         if self.offset is None:
             return ArrayRows(np.frombuffer(self.values, np.float32, count=count).reshape(self.shape))
         return ArrayRows(np.fromfile(weights, np.float32, count=count, offset=self.offset).reshape(self.shape))
 
     def check(self, name: str, *, file_nbytes: int) -> None:
-        """Raise ManifestError unless all of it lies in a weights file of this size."""
-        if not self.shape or self.type not in (*_ARRAY_KINDS, "F32"):
+        """Raise ManifestError unless the tensor is valid and within a weights file of this size."""
+        if not self.shape or self.type not in (*_BLOCK_TYPES, "F32"):
             raise ManifestError(f"the GGUF plan has the tensor {name} of type {self.type}: export the pack again")
         count = int(np.prod(self.shape))
         if self.type == "F32":
-            whole = len(self.values) == 4 * count if self.offset is None else self.offset + 4 * count <= file_nbytes
-            even = True
+            complete = len(self.values) == 4 * count if self.offset is None else self.offset + 4 * count <= file_nbytes
+            shaped = True
         else:
-            scheme, columns = _ARRAY_KINDS[self.type], self.shape[-1]
-            whole = all(_ends(piece, scheme, columns) <= file_nbytes for piece in self.pieces)
-            even = (
+            scheme, columns = _BLOCK_TYPES[self.type], self.shape[-1]
+            complete = all(_end(piece, scheme, columns) <= file_nbytes for piece in self.pieces)
+            shaped = (
                 len(self.shape) == 2
                 and columns % scheme.block_size == 0
                 and sum(piece.rows for piece in self.pieces) == self.shape[0]
             )
-        woven = self.head == 0 or (self.head % 2 == 0 and self.shape[0] % self.head == 0)
-        if not whole or not even or not woven:
+        permutable = self.head == 0 or (self.head % 2 == 0 and self.shape[0] % self.head == 0)
+        if not (complete and shaped and permutable):
             raise ManifestError(f"the GGUF plan's tensor {name} does not fit the weights file: export the pack again")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufPlan:
-    """Everything of a file but its vocabulary, in the file's order. rows: how many tokens that vocabulary has."""
+    """Everything in a file except its vocabulary, in the file's order. rows: the vocabulary's size."""
 
     architecture: str
     rows: Positive
     keys: Mapping[str, PlannedKey | None]
-    """None: the vocabulary's."""
+    """None: read from the tokenizer."""
     tensors: Mapping[str, PlannedTensor]
 
     def located(self, weights: Path) -> list[Tensor]:
-        """Return the tensors over a weights file. Raises ManifestError where one does not lie in it."""
+        """Return the tensors, read from a weights file. Raises ManifestError if one is not within it."""
         file_nbytes = weights.stat().st_size
         for name, tensor in self.tensors.items():
             tensor.check(name, file_nbytes=file_nbytes)
@@ -116,16 +119,16 @@ class GgufPlan:
         ]
 
     def to_json(self) -> str:
-        """Render in one line, in the file's order."""
+        """Return one line of JSON, in the file's order, without default values."""
         value = to_builtins(self)
-        usual = to_builtins(PlannedTensor((), ""))
+        default = to_builtins(PlannedTensor((), ""))
         for name, tensor in value["tensors"].items():
-            value["tensors"][name] = {key: each for key, each in tensor.items() if each != usual[key]}
+            value["tensors"][name] = {key: each for key, each in tensor.items() if each != default[key]}
         return json.dumps({"version": VERSION, **value}, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> GgufPlan:
-        """Read a plan. Raises ManifestError naming what is wrong."""
+        """Read a plan. Raises ManifestError that names the fault."""
         try:
             value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -139,15 +142,15 @@ class GgufPlan:
             raise ManifestError(f"{error}: export the pack again") from None
 
 
-def _ends(piece: BlockPiece, scheme: Scheme, columns: int) -> int:
-    """Return the offset behind a piece's last byte."""
+def _end(piece: BlockPiece, scheme: Scheme, columns: int) -> int:
+    """Return the offset after a piece's last byte."""
     count = piece.rows * columns
     return max(piece.packed + count * scheme.bits // 8, piece.scales + 4 * (count // scheme.block_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The float32 vectors of a weights file: where each begins, and its bytes."""
+    """The float32 vectors of a weights file: their offsets and bytes."""
 
     found: tuple[tuple[int, bytes], ...]
 
@@ -156,7 +159,7 @@ class Vectors:
         return cls(tuple(_vectors(weights, file)))
 
     def offset(self, values: bytes) -> int | None:
-        """Return where these very bytes lie, whole numbers into a vector or not; None: nowhere."""
+        """Return the offset of identical bytes inside a vector, aligned to its elements, or None."""
         for start, data in self.found:
             place = data.find(values)
             if place >= 0 and place % 4 == 0:
@@ -165,7 +168,7 @@ class Vectors:
 
 
 def make_plan(writer: GGUFWriter, tensors: Sequence[Tensor], *, rows: int, vectors: Vectors) -> GgufPlan:
-    """Plan the file of these keys and tensors. Raises ExportError for numbers that are not blocks of the pack."""
+    """Return the plan for these keys and tensors. Raises ExportError for matrices that are not stored in blocks."""
     (written,) = writer.kv_data
     keys = {
         name: None
@@ -182,7 +185,7 @@ def _planned(tensor: Tensor, vectors: Vectors) -> PlannedTensor:
         counts, packed, scales = zip(*((piece.rows, piece.packed, piece.scales) for piece in rows.pieces), strict=True)
         return PlannedTensor(shape, kind, tensor.head, counts, packed, scales)
     if not isinstance(rows, ArrayRows):
-        raise ExportError(f"the pack holds {tensor.name} as {kind}, a GGUF file is made of blocks only")
+        raise ExportError(f"the pack stores {tensor.name} as {kind}, but a GGUF plan needs quantized blocks")
     values = np.ascontiguousarray(rows.values, np.float32).tobytes()
     offset = vectors.offset(values)
     return PlannedTensor(shape, kind, tensor.head, offset=offset, values=b"" if offset is not None else values)
@@ -196,8 +199,8 @@ def _vectors(weights: Weights, file: Path) -> Iterator[tuple[int, bytes]]:
                 yield extent.offset, source.read(extent.spec.nbytes)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (whatever the writer was given)
-    """Return a key's value in JSON's types: enumerations and numpy's numbers become what they stand for."""
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any type that the writer accepts)
+    """Convert a key's value to JSON types, from enums and numpy scalars too."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, (bool, np.bool_)):

@@ -1,7 +1,7 @@
-"""How a byte-level tokenizer splits text before merging, by llama.cpp's name for it.
+"""Maps the pre-tokenizers of byte-level tokenizers to llama.cpp's names for them, and back.
 
-llama.cpp has its splitters built in, so a tokenizer.json must spell one of them. Compared is the structure that decides
-the splits; source: src/llama-vocab.cpp and conversion/base.py of llama.cpp.
+llama.cpp has a fixed set of pre-tokenizers, so a tokenizer.json must match one of them. Only the parts that affect
+splitting are compared. Source: src/llama-vocab.cpp and conversion/base.py of llama.cpp.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLI
 
 _BYTES = {"type": "ByteLevel", "use_regex": False}
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
-_IDLE: Mapping[str, Mapping[str, object]] = {"ByteLevel": {"add_prefix_space": False, "trim_offsets": True}}
-"""What tokenizer.json spells though it decides nothing here."""
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {"ByteLevel": {"add_prefix_space": False, "trim_offsets": True}}
+"""Required keys in tokenizer.json that do not affect splitting."""
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
@@ -44,7 +44,7 @@ _TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
     ("smollm", False, [_DIGITS, _GPT2]),
     ("gpt-2", False, [_GPT2]),
 )
-"""Name, whether a word that is a token is taken whole whatever the merges say, and the steps."""
+"""Name, `ignore_merges` (a word that is a token is never split), and the steps."""
 
 KNOWN: tuple[str, ...] = tuple(name for name, _, _ in _TYPES)
 _SYNONYMS = {
@@ -55,46 +55,46 @@ _SYNONYMS = {
     "smollm": ("starcoder", "refact", "command-r", "codeshell"),
     "gpt-2": ("phi-2", "mpt", "olmo", "gigachat", "mellum", "a.x-4.0"),
 }
-"""Other names that llama.cpp splits by in the same way."""
+"""Other names of the same pre-tokenizers in llama.cpp."""
 _NORMAL_FORMS = {"qwen2": "NFC"}
-"""Forms that the tokenizers with these very names bring a text into; no GGUF file says so."""
+"""Unicode normalization of tokenizers with exactly this name; GGUF files do not store it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What a name stands for: pre-tokenizer steps as tokenizer.json spells them, and what goes with them."""
+    """A pre-tokenizer: its steps as in tokenizer.json, and related settings."""
 
     name: str
-    """The first of the names that mean the same."""
+    """The canonical one of its names."""
     ignore_merges: bool
     steps: tuple[Mapping[str, object], ...]
     normal_form: str
 
 
 def splits_of(name: str) -> Splits | None:
-    """Return what llama.cpp's name stands for, None for one that is not known here."""
+    """Return the pre-tokenizer of llama.cpp's name, or None if it is unknown."""
     first = next((first for first, others in _SYNONYMS.items() if name in others), name)
     for found, ignoring, steps in _TYPES:
         if found == first:
-            whole = tuple({**_IDLE.get(str(step["type"]), {}), **step} for step in steps)
-            return Splits(first, ignoring, whole, _NORMAL_FORMS.get(name, ""))
+            complete = tuple({**_DEFAULTS.get(str(step["type"]), {}), **step} for step in steps)
+            return Splits(first, ignoring, complete, _NORMAL_FORMS.get(name, ""))
     return None
 
 
 def pre_type(steps: Sequence[Mapping[str, object]], *, ignore_merges: bool, name: str) -> str:
-    """Return llama.cpp's name of these pre-tokenizer steps. Raises ExportError for others, naming the known ones."""
-    plain = [_deciding(step) for step in steps]
+    """Return llama.cpp's name of these pre-tokenizer steps. Raises ExportError if it has none."""
+    plain = [_without_defaults(step) for step in steps]
     for found, ignoring, wanted in _TYPES:
         if plain == list(wanted) and ignoring == ignore_merges:
             return found
     raise ExportError(
-        f"{name} splits text in a way that llama.cpp has no name for ({json.dumps(plain)[:160]}"
-        f"{', whole words first' if ignore_merges else ''}); known are {', '.join(KNOWN)}: "
+        f"{name} has a pre-tokenizer that llama.cpp lacks ({json.dumps(plain)[:160]}"
+        f"{', ignore_merges' if ignore_merges else ''}); supported are {', '.join(KNOWN)}: "
         f"export without gguf among the --formats"
     )
 
 
-def _deciding(step: Mapping[str, object]) -> Mapping[str, object]:
-    """Leave out what does not decide where a text is split."""
-    idle = ("trim_offsets",) + (("add_prefix_space",) if not step.get("add_prefix_space") else ())
-    return {key: value for key, value in step.items() if key not in idle}
+def _without_defaults(step: Mapping[str, object]) -> Mapping[str, object]:
+    """Remove keys that do not affect splitting."""
+    ignored = ("trim_offsets",) + (("add_prefix_space",) if not step.get("add_prefix_space") else ())
+    return {key: value for key, value in step.items() if key not in ignored}

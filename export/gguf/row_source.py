@@ -1,6 +1,6 @@
-"""Where the rows of a tensor come from: a pack's weights file, or a checkpoint's view; always a few rows at a time.
+"""Streams a tensor's rows, from a pack's weights file or from a checkpoint's view.
 
-Blocks of a pack are transcoded: Q4_0 and Q8_0 hold the same levels and scales in another order.
+A pack's blocks are transcoded without loss: Q4_0 and Q8_0 store the same levels and scales in a different order.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 RowArray: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]"
 AnyWeight: TypeAlias = BlockWeight | FloatWeight
 BLOCK = 32
-"""Columns that share a scale, in Q4_0 and in Q8_0."""
+"""Columns per scale, in Q4_0 and Q8_0."""
 _SIGN = np.uint8(0x80)
 
 
 class Rows(Protocol):
-    """Gives rows `first` up to `end`, [end - first, whatever a row is in its ggml type `kind`]."""
+    """A source of rows in the ggml type `kind`. `read` returns rows `first` up to `end`, [end - first, ...]."""
 
     @property
     def kind(self) -> str: ...
@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrayRows:
-    """A small vector or matrix that is in memory already, kept in float32; a vector has one number a row."""
+    """A small float32 vector or matrix in memory; a vector has one element per row."""
 
     values: FloatArray
     kind: str = "F32"
@@ -77,15 +77,15 @@ class FloatRows:
         with np.errstate(over="ignore"):
             stored = values.astype(np.float16) if self.bits == 16 else values
         if not np.isfinite(stored).all():
-            raise ExportError("a weight holds a number that float16 cannot: export with --bits 32, 8 or 4")
+            raise ExportError("a weight exceeds the range of float16: export with --bits 32, 8 or 4")
         return stored
 
 
 class StoredRows:
-    """Finds how a pack stores a parameter, and gives it in the same way: its very blocks, or floats of as many bits.
+    """Finds a parameter's rows as the pack stores them: the same blocks, or floats of the same width.
 
-    Parameters and stored weights are views of the same checkpoint: they belong together where they share its memory.
-    Nothing is quantized again, so what is found are the pack's own bits.
+    Parameters and stored weights are views of the same checkpoint and are matched by their memory addresses.
+    Nothing is quantized again.
     """
 
     def __init__(self, weights: Weights, file: Path) -> None:
@@ -94,7 +94,7 @@ class StoredRows:
         self._parts = [(part, start, weight) for weight in weights.stored for part, start in _parts_of(weight)]
 
     def find(self, parameter: torch.Tensor) -> Rows:
-        """Return a matrix's rows. Raises ExportError where its parts are stored in different ways."""
+        """Return a matrix's rows. Raises ExportError if its parts are stored in different formats."""
         runs: list[_Run] = []
         row = 0
         while row < parameter.shape[0]:
@@ -111,7 +111,7 @@ class StoredRows:
         return FloatRows(parameter, bits.pop())
 
     def _run(self, parameter: torch.Tensor, row: int) -> _Run:
-        """Return the longest run of rows from `row` on that one stored weight holds."""
+        """Return the longest run of rows, starting at `row`, that is in one stored weight."""
         width = parameter.stride(0) * parameter.element_size()
         address = parameter.data_ptr() + row * width
         for part, start, weight in self._parts:
@@ -156,14 +156,14 @@ def _one_scheme(schemes: Sequence[Scheme]) -> Scheme:
 
 def _mixed(one: str, other: str) -> ExportError:
     return ExportError(
-        f"GGUF keeps a fused matrix in one type, the recipe stores its parts as {one} and as {other}: "
-        f"give them one width, or export without gguf among the --formats"
+        f"GGUF stores a fused matrix in one type, the recipe stores its parts as {one} and as {other}: "
+        f"give them the same width, or export without gguf among the --formats"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPiece:
-    """Rows that lie one behind the other: how many, and the offsets in the file of their levels and of their scales."""
+    """Contiguous rows: their number, and the file offsets of their levels and their scales."""
 
     rows: int
     packed: int
@@ -172,7 +172,7 @@ class BlockPiece:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Rows of `columns` weights in the blocks of one scheme, in one piece of the file or in several."""
+    """Rows of `columns` weights in blocks of one scheme, in one or several pieces of the file."""
 
     file: Path
     scheme: Scheme
@@ -203,7 +203,7 @@ class BlockRows:
 
 
 def kind_of(scheme: Scheme) -> str:
-    """Return ggml's name for a scheme. Raises ExportError for blocks it has no type for."""
+    """Return ggml's type for a scheme. Raises ExportError if it has none."""
     if not scheme.quantized:
         return f"F{scheme.bits}"
     if scheme.block_size != BLOCK or scheme.bits not in (4, 8):
@@ -215,10 +215,10 @@ def kind_of(scheme: Scheme) -> str:
 
 
 def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
-    """Return the rows' bytes in ggml's order, uint8 [rows, bytes]: no level and no scale changes.
+    """Return the rows' bytes in ggml's order, uint8 [rows, bytes], with unchanged levels and scales.
 
-    A block is its float16 scale, then 16 bytes of levels (column i low, column i + 16 high), or 32 signed bytes.
-    Raises ManifestError for scales that are no float16 numbers.
+    A ggml block is a float16 scale, then 16 bytes of levels (column i low, column i + 16 high) or 32 signed bytes.
+    Raises ManifestError if a scale is not exactly a float16 number.
     """
     rows, count = blocks.scales.shape
     kind_of(scheme)
@@ -226,7 +226,7 @@ def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
         halves = blocks.scales.astype("<f2")
     if not np.array_equal(halves.astype(np.float32), blocks.scales):
         raise ManifestError(
-            "the weights are damaged (they hold scales that are not float16 numbers, as GGUF keeps them): export the "
+            "the weights are damaged (they have scales that are not float16 numbers, which GGUF requires): export the "
             "pack again"
         )
     scales = halves.view(np.uint8).reshape(rows, count, 2)
@@ -235,6 +235,6 @@ def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
 
 
 def _nibbles(packed: ByteArray) -> ByteArray:
-    """Move from neighbours in a byte to columns sixteen apart in a byte."""
+    """Repack bytes of two adjacent columns as bytes of two columns sixteen apart."""
     columns = np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1).reshape(*packed.shape[:2], BLOCK)
     return np.asarray(columns[..., : BLOCK // 2] | (columns[..., BLOCK // 2 :] << np.uint8(4)), np.uint8)

@@ -1,4 +1,4 @@
-"""The special tokens of a model by what llama.cpp calls them, and the keys of its tokenizer."""
+"""A model's special tokens in llama.cpp's terms, and the tokenizer's keys in a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["Specials", "file_name", "read_specials", "write_vocabulary"]
 
 _END_KEYS = 3
-"""llama.cpp names an end of text, of a turn and of a message, and stops at each of them."""
+"""llama.cpp has keys for the end of a text, a turn and a message, and stops at each of them."""
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _STRIPPING = ("<unk>", "<s>", "</s>", "<|endoftext|>")
-"""What llama.cpp expects of a vocabulary whose file is named after Phi-3; without them it cannot read the file."""
+"""Tokens that llama.cpp requires in a file whose model name contains Phi-3; without them it cannot read the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """Ids, None where there is no such token. `ends`: whatever ends an answer, the usual one first."""
+    """Ids of special tokens, or None. ends: the tokens that end an answer, the default one first."""
 
     beginning: int | None
     ends: tuple[int, ...]
@@ -39,27 +39,29 @@ class Specials:
     @property
     def notes(self) -> tuple[str, ...]:
         if not self.ends:
-            return ("the GGUF file names no token that ends an answer, since the model's configuration names none",)
+            return ("the GGUF file has no token that ends an answer, because the model's configuration has none",)
         if len(self.ends) <= _END_KEYS:
             return ()
         left = ", ".join(str(id) for id in self.ends[_END_KEYS:])
-        return (f"the GGUF file names {_END_KEYS} tokens that end an answer, this model has more: {left} are left out",)
+        return (
+            f"a GGUF file can have {_END_KEYS} tokens that end an answer, this model has more: {left} are left out",
+        )
 
 
 def read_specials(inner: tokenizers.Tokenizer, generation: Generation, *, config: Fields, name: str) -> Specials:
-    """Find a tokenizer's special ids. Raises ExportError where it puts more than one token around a text."""
+    """Find a tokenizer's special ids. Raises ExportError if it adds several tokens before or after a text."""
     bare = inner.encode("a", add_special_tokens=False).ids
-    whole = inner.encode("a", add_special_tokens=True).ids
-    place = next(start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
-    front, back = whole[:place], whole[place + len(bare) :]
+    full = inner.encode("a", add_special_tokens=True).ids
+    place = next(start for start in range(len(full)) if full[start : start + len(bare)] == bare)
+    front, back = full[:place], full[place + len(bare) :]
     if len(front) > 1 or len(back) > 1:
         raise ExportError(
-            f"{name}'s tokenizer puts {len(front)} tokens before a text and {len(back)} behind it, llama.cpp's at most "
+            f"{name}'s tokenizer adds {len(front)} tokens before a text and {len(back)} after it, llama.cpp at most "
             f"one each: export without gguf among the --formats"
         )
     beginning = front[0] if front else _id_of(inner, generation.bos_token)
-    usual = back[0] if back else _id_of(inner, generation.eos_token)
-    ends = [*([usual] if usual is not None else []), *generation.end_token_ids]
+    default = back[0] if back else _id_of(inner, generation.eos_token)
+    ends = [*([default] if default is not None else []), *generation.end_token_ids]
     return Specials(
         beginning=beginning if beginning is not None else _configured(config, "bos_token_id"),
         ends=tuple(dict.fromkeys(ends)),
@@ -73,7 +75,7 @@ def read_specials(inner: tokenizers.Tokenizer, generation: Generation, *, config
 def write_vocabulary(
     writer: GGUFWriter, vocabulary: Vocabulary, specials: Specials, *, chat_template: str | None
 ) -> None:
-    """Add every key of the tokenizer."""
+    """Add all keys of the tokenizer."""
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
@@ -110,7 +112,10 @@ def _configured(config: Fields, key: str) -> int | None:
 
 
 def file_name(name: str, inner: tokenizers.Tokenizer) -> str:
-    """Return `name`, with Phi-3's in it for tokenizers like Phi-3's and without it for all others."""
+    """Return `name`, changed so that it contains Phi-3 exactly if the tokenizer behaves like Phi-3's.
+
+    llama.cpp decides by the model's name whether special tokens absorb following spaces.
+    """
     added = inner.get_added_tokens_decoder().values()
     stripping = any(token.rstrip for token in added) and all(
         inner.token_to_id(token) is not None for token in _STRIPPING

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file: their names in llama.cpp, where their rows come from, and how a file is streamed."""
+"""The tensors of a GGUF file: their llama.cpp names, their rows, and writing them as a stream."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ __all__ = ["Tensor", "fields_of", "tensor_name", "tensors_of", "write_file"]
 
 _SUFFIXES = (".weight", ".bias")
 _CHUNK_ELEMENTS = 1 << 20
+"""Elements written at a time; bounds memory."""
 _TYPES = {"F32": F32, "F16": 1, "Q4_0": 2, "Q8_0": 8}
-"""ggml's numbers."""
+"""ggml's numbers of the types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the file. `head`: rows of a head whose halves are woven into pairs; 0: rows stay where they are."""
+    """A tensor of the file. head: rows per attention head, whose halves are interleaved; 0: keep the row order."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,9 +58,9 @@ def tensors_of(
     stored: StoredRows | None,
     query_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Name every tensor of the file.
+    """Return all tensors of the file.
 
-    Matrices are as the pack has `stored` them; None: unrounded. query_factor: as in `limits.query_factor`.
+    stored: the pack's quantized matrices; None: write float32. query_factor: see `network_metadata.query_factor`.
     """
     found = list(_factors(layout, rotation))
     for name, parameter in network.named_parameters():
@@ -77,7 +78,7 @@ def tensors_of(
 
 
 def tensor_name(name: str, layout: Layout, *, layers: int) -> str:
-    """Return llama.cpp's name of a transformers parameter. Raises ExportError for one that it does not have."""
+    """Return llama.cpp's name of a transformers parameter. Raises ExportError if it has none."""
     found = _name_map(layout.name, layers).get_name(name, try_suffixes=_SUFFIXES)
     if found is None:
         raise ExportError(
@@ -88,7 +89,7 @@ def tensor_name(name: str, layout: Layout, *, layers: int) -> str:
 
 @lru_cache
 def _name_map(architecture: str, layers: int) -> gguf.TensorNameMap:
-    """Make the table of names of one architecture: thousands of them, asked for every tensor."""
+    """Return the name table of an architecture; cached, because it is large and used for every tensor."""
     import gguf
 
     architectures = {title: value for value, title in gguf.MODEL_ARCH_NAMES.items()}
@@ -107,7 +108,7 @@ def _factors(layout: Layout, rotation: Rotation) -> Iterator[Tensor]:
 
 
 def fields_of(writer: GGUFWriter) -> list[bytes]:
-    """Encode the keys that a writer has collected."""
+    """Encode the keys of a writer."""
     (keys,) = writer.kv_data
     return [
         encoded_field(name, key.value, kind=int(key.type), element=None if key.sub_type is None else int(key.sub_type))
@@ -123,14 +124,14 @@ def write_file(
     progress: Callable[[int], None],
     release: Callable[[], None],
 ) -> None:
-    """Write encoded fields, then the tensors; `progress` gets elements, `release` follows each piece."""
+    """Write encoded fields, then the tensors. Calls `progress` with written elements, `release` after each chunk."""
 
     def pieces(tensor: Tensor) -> Iterator[memoryview]:
         count, unit = tensor.shape[0], tensor.head or 1
         step = max(1, _CHUNK_ELEMENTS // (unit * prod(tensor.shape[1:]))) * unit
         for first in range(0, count, step):
             rows = tensor.rows.read(first, min(first + step, count))
-            yield np.ascontiguousarray(woven(rows, tensor.head)).data.cast("B")
+            yield np.ascontiguousarray(_interleaved(rows, tensor.head)).data.cast("B")
             release()
         progress(prod(tensor.shape))
 
@@ -144,10 +145,10 @@ def write_file(
         os.fsync(file.fileno())
 
 
-def woven(rows: RowArray, head: int) -> RowArray:
-    """Interleave the halves of each head's rows, [whole heads, width]: row i of the second after row i of the first.
+def _interleaved(rows: RowArray, head: int) -> RowArray:
+    """Interleave the halves of each head's rows: row i of the second half follows row i of the first.
 
-    Llama's original rotary positions turn neighbours; transformers turns halves. Without `head` nothing changes.
+    Llama's original RoPE rotates adjacent rows, transformers' rotates halves. A `head` of 0 changes nothing.
     """
     if not head:
         return rows

@@ -1,4 +1,4 @@
-"""Whether llama.cpp reads texts as the tokenizer does: the same ids for the same texts, of many kinds."""
+"""Checks that llama.cpp gives the same ids as the tokenizer, on texts of many kinds."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ PLAIN_TEXTS: tuple[str, ...] = (
     "!!!??? ... --- ___ *** ### @@@ ((([[[{{{ }}}]]])) <<>> == != => -> :: ;; // /* */ \\n",
     "word" * 40 + " " * 40 + "1" * 40 + "." * 40,
 )
-_MARKED = 12
+_ADDED_TESTED = 12
+"""Approximate number of added tokens that are tested inside texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How many texts were compared, and what differed where special tokens stood in them."""
+    """The number of texts compared, and how many of them differ."""
 
     texts: int = 0
     differing: int = 0
@@ -56,14 +57,13 @@ class Reading:
 
 
 def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, whole: bool = False) -> Reading:
-    """Compare llama.cpp's ids of many texts with the tokenizer's own; `whole` as in `engine_tokens`.
+    """Compare llama.cpp's ids of many texts with the tokenizer's; `whole` as in `engine_tokens`.
 
-    Raises ExportError when a text without special tokens differs. Without llama-cpp-python nothing is compared, and a
-    note says so.
+    Raises ExportError if a text without special tokens differs. Without llama-cpp-python, returns only a note.
     """
     if not engine_installed():
-        return Reading(notes=("llama.cpp's reading of texts was not checked: pip install llama-cpp-python",))
-    plain = [_formed(text, vocabulary.normal_form) for text in PLAIN_TEXTS]
+        return Reading(notes=("llama.cpp's tokenization was not checked: pip install llama-cpp-python",))
+    plain = [_normalized(text, vocabulary.normal_form) for text in PLAIN_TEXTS]
     if vocabulary.spares_spaces:
         plain = [text for text in plain if not text.startswith(" ")]
     marked = _marked_texts(vocabulary)
@@ -71,42 +71,42 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     found = _differing(inner, plain, ids[:count], special=True)
     found += _differing(inner, plain, ids[count : 2 * count], special=False)
     if found:
-        raise ExportError(f"{found[0]}: its {vocabulary.pre} is not this tokenizer's, leave gguf out of --formats")
+        raise ExportError(f"{found[0]}: its {vocabulary.pre} differs from this tokenizer, leave gguf out of --formats")
     found = _differing(inner, marked, ids[2 * count :], special=False)
-    more = f"{len(found)} of {len(marked)} texts with special tokens in them are read otherwise by llama.cpp; "
-    return Reading(2 * len(plain) + len(marked), len(found), (more + found[0],) if found else ())
+    note = f"llama.cpp tokenizes {len(found)} of {len(marked)} texts with special tokens differently; "
+    return Reading(2 * len(plain) + len(marked), len(found), (note + found[0],) if found else ())
 
 
 def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str) -> Reading:
-    """Open a whole file with llama.cpp and compare its ids of plain texts with a tokenizer's; differing is a note.
+    """Load a file with llama.cpp and compare its ids of plain texts with a tokenizer's; differences become a note.
 
-    Raises ExportError when llama.cpp cannot open it, or dies of it. Needs llama-cpp-python.
+    Raises ExportError if llama.cpp cannot load the file or crashes. Needs llama-cpp-python.
     """
-    texts = [_formed(text, normal_form) for text in PLAIN_TEXTS]
+    texts = [_normalized(text, normal_form) for text in PLAIN_TEXTS]
     found = _differing(inner, texts, engine_tokens(file, [], special=texts, whole=True), special=True)
-    note = f"llama.cpp itself reads {len(found)} of {len(texts)} texts otherwise than the tokenizer: "
+    note = f"llama.cpp tokenizes {len(found)} of {len(texts)} texts differently from the tokenizer: "
     return Reading(len(texts), len(found), (note + found[0],) if found else ())
 
 
 def _differing(
     inner: tokenizers.Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
 ) -> list[str]:
-    """Describe each text that the two tokenize differently: its first ids in both."""
+    """Describe each text that the two tokenize differently, with the first ids of both."""
     found = []
     for text, theirs in zip(texts, ids, strict=True):
         ours = inner.encode(text, add_special_tokens=special).ids
         if ours != list(theirs):
-            found.append(f"llama.cpp reads {text[:40]!r} as {list(theirs[:8])}…, the tokenizer as {ours[:8]}…")
+            found.append(f"llama.cpp tokenizes {text[:40]!r} as {list(theirs[:8])}…, the tokenizer as {ours[:8]}…")
     return found
 
 
-def _formed(text: str, form: str) -> str:
+def _normalized(text: str, form: str) -> str:
     return unicodedata.normalize(cast(Literal["NFC"], form), text) if form else text
 
 
 def _marked_texts(vocabulary: Vocabulary) -> list[str]:
-    """Put added tokens between words, with spaces around them and without."""
+    """Return texts with added tokens between words, with and without spaces around them."""
     pairs = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
     added = [token for token, kind in pairs if kind in (Kind.CONTROL, Kind.USER_DEFINED)]
-    few = added[:: max(1, len(added) // _MARKED)]
+    few = added[:: max(1, len(added) // _ADDED_TESTED)]
     return [text for token in few for text in (f"one{token}two", f"one {token} two\n")]

@@ -1,7 +1,7 @@
-"""A tokenizer.json as llama.cpp's vocabulary: tokens, their types and scores or merges, the special ids.
+"""Converts a tokenizer.json to llama.cpp's vocabulary: tokens, their types, and merges or scores.
 
-Two kinds are carried: byte-level BPE (GPT-2, Llama 3, Qwen), and BPE with byte tokens as SentencePiece makes it
-(Llama 2, Phi-3, Gemma, Mistral), where llama.cpp wants a score for each token instead of merges.
+Two kinds are supported: byte-level BPE (GPT-2, Llama 3, Qwen), and SentencePiece's BPE with byte tokens (Llama 2,
+Phi-3, Gemma, Mistral), for which llama.cpp needs a score for each token instead of merges.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Steps = Sequence[Mapping[str, object]]
 
 
 class Kind(IntEnum):
-    """What llama.cpp does with a token, by its own numbers."""
+    """llama.cpp's token types."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokens` and `kinds` have the model's rows. merges: for byte-level BPE; scores: for the other kind, `llama`."""
+    """A vocabulary with one token per row of the model. merges: for byte-level BPE; scores: for the model `llama`."""
 
     model: str
     pre: str
@@ -53,16 +53,16 @@ class Vocabulary:
     scores: tuple[float, ...] = ()
     space_prefix: bool = False
     notes: tuple[str, ...] = field(default=())
-    """What llama.cpp reads otherwise, a sentence each."""
+    """Differences in llama.cpp's tokenization."""
     normal_form: str = ""
-    """The Unicode form that texts must be brought into first, since llama.cpp does not."""
+    """The Unicode normalization that must be applied to texts first, because llama.cpp does not."""
     spares_spaces: bool = False
-    """Whether the tokenizer puts no space before a text that begins with one."""
+    """Whether the tokenizer adds no space before a text that begins with one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The BPE model of a tokenizer.json: the merges in their order, and its two flags."""
+    """The BPE model of a tokenizer.json: its merges in order, and two flags."""
 
     merges: tuple[tuple[str, str], ...]
     fallback: bool
@@ -70,7 +70,7 @@ class _Model:
 
 
 def read_vocabulary(inner: tokenizers.Tokenizer, *, rows: int, name: str) -> Vocabulary:
-    """Turn a tokenizer into a vocabulary of `rows` tokens. Raises ExportError for what llama.cpp cannot read."""
+    """Convert a tokenizer to a vocabulary of `rows` tokens. Raises ExportError if llama.cpp does not support it."""
     model = _read_model(inner, name=name)
     normalizer, splits = component_steps(inner.normalizer), component_steps(inner.pre_tokenizer)
     if model.fallback:
@@ -84,8 +84,8 @@ def _with_merges(
     form = _normal_form(normalizer, name=name)
     tokens, kinds = _tokens(inner, rows=rows)
     note = (
-        f"llama.cpp does not bring a text into {form} before it reads it, as {name}'s tokenizer does: decomposed "
-        f"characters get other tokens there"
+        f"llama.cpp does not normalize texts to {form}, as {name}'s tokenizer does: decomposed characters get "
+        f"different tokens there"
     )
     return Vocabulary(
         model="gpt2",
@@ -99,12 +99,12 @@ def _with_merges(
 
 
 def _with_scores(inner: tokenizers.Tokenizer, model: _Model, *, steps: _Steps, rows: int, name: str) -> Vocabulary:
-    """Score each token by the first merge that makes it: llama.cpp merges the best scored neighbours first."""
+    """Score each token by the rank of the first merge that makes it: llama.cpp merges the best scores first."""
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(model.merges):
         ranks.setdefault(left + right, rank)
     tokens, kinds = _tokens(inner, rows=rows, merged=ranks)
-    last = len(model.merges)  # what no merge makes comes last
+    last = len(model.merges)  # the rank of tokens that no merge makes
     scores = tuple(
         _ADDED_SCORE if kind in (Kind.CONTROL, Kind.USER_DEFINED) else -float(ranks.get(token, last))
         for token, kind in zip(tokens, kinds, strict=True)
@@ -112,8 +112,8 @@ def _with_scores(inner: tokenizers.Tokenizer, model: _Model, *, steps: _Steps, r
     prefix = _space_prefix(steps, name=name)
     sparing = prefix and any(step["type"] == "Metaspace" for step in steps)
     note = (
-        f"llama.cpp puts a space before every text, {name}'s tokenizer none before one that begins with a space: such "
-        f"texts, and those that follow a special token, get one more there"
+        f"llama.cpp adds a space before every text, but {name}'s tokenizer not before a text that begins with one: "
+        f"these texts, and texts after a special token, have one more space there"
     )
     notes = (note,) if sparing else ()
     return Vocabulary(
@@ -124,7 +124,7 @@ def _with_scores(inner: tokenizers.Tokenizer, model: _Model, *, steps: _Steps, r
 def _tokens(
     inner: tokenizers.Tokenizer, *, rows: int, merged: Mapping[str, int] | None = None
 ) -> tuple[tuple[str, ...], tuple[Kind, ...]]:
-    """Spell every id. merged: tokens that merges make, for vocabularies with byte tokens and space marks; else None."""
+    """Return each id's text and kind. merged: tokens made by merges, for vocabularies with byte tokens; else None."""
     spelled = {id: token for token, id in inner.get_vocab(with_added_tokens=True).items()}
     added = inner.get_added_tokens_decoder()
     tokens, kinds = [], []
@@ -142,9 +142,9 @@ def _tokens(
 
 
 def _added(token: tokenizers.AddedToken, merged: Mapping[str, int]) -> tuple[Kind, str]:
-    """Tell what an added token is, and how it is spelled where spaces are still spaces.
+    """Return an added token's kind, and its text with plain spaces.
 
-    Gemma lists its runs of space marks as added tokens that stand for marks only: of spaces, merges make them.
+    Gemma lists runs of space marks as added tokens that match only the marks; from plain spaces, merges make them.
     """
     if token.special:
         return Kind.CONTROL, token.content
@@ -156,7 +156,7 @@ def _added(token: tokenizers.AddedToken, merged: Mapping[str, int]) -> tuple[Kin
 def _read_model(inner: tokenizers.Tokenizer, *, name: str) -> _Model:
     state = json.loads(inner.model.__getstate__())
     if state.get("type") != "BPE":
-        raise ExportError(f"{name} has a tokenizer of type {state.get('type')}, GGUF files carry BPE: {_WITHOUT}")
+        raise ExportError(f"{name} has a tokenizer of type {state.get('type')}, only BPE is supported: {_WITHOUT}")
     if state.get("continuing_subword_prefix") or state.get("end_of_word_suffix"):
         raise ExportError(f"{name}'s tokenizer marks parts of words, which llama.cpp's does not: {_WITHOUT}")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in state["merges"]]
@@ -168,7 +168,7 @@ def _read_model(inner: tokenizers.Tokenizer, *, name: str) -> _Model:
 
 
 def _normal_form(normalizer: _Steps, *, name: str) -> str:
-    """Return the Unicode form of a byte-level tokenizer, empty for none. Raises ExportError for other normalizers."""
+    """Return a byte-level tokenizer's Unicode normalization, or an empty string. Raises ExportError for others."""
     types = [str(step["type"]) for step in normalizer]
     if types in ([], ["NFC"]):
         return "".join(types)
@@ -176,7 +176,7 @@ def _normal_form(normalizer: _Steps, *, name: str) -> str:
 
 
 def _space_prefix(steps: _Steps, *, name: str) -> bool:
-    """Return whether a space is put in front of a text. Raises ExportError for steps that are not SentencePiece's."""
+    """Return whether a space is added before a text. Raises ExportError for steps other than SentencePiece's."""
     prefix = False
     for step in steps:
         match step:
@@ -188,7 +188,7 @@ def _space_prefix(steps: _Steps, *, name: str) -> bool:
                 pass
             case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
                 pass
-            case {"type": "Split", "pattern": {"String": " "}}:  # Gemma's: there are no spaces left to split at
+            case {"type": "Split", "pattern": {"String": " "}}:  # Gemma's has no effect: no spaces are left
                 pass
             case _:
                 raise ExportError(f"{name}'s tokenizer has the step {step['type']}, which llama.cpp lacks: {_WITHOUT}")

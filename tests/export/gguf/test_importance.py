@@ -121,7 +121,7 @@ def test_the_weighted_error_of_every_tensor_falls(
     for name, given in (("without", None), ("with", text)):
         manifest = export_mixture(models[shape], tmp_path / name, kind, text=given)
         files[name] = tmp_path / name / manifest.models["target"].gguf
-        assert any("llama.cpp runs its own quantizer" in note for note in manifest.models["target"].notes)
+        assert any("llama.cpp runs its own Q" in note for note in manifest.models["target"].notes)
         assert sorted(path.name for path in files[name].parent.glob("*.*g*")) == ["model.gguf"]
         assert not list(files[name].parent.glob("*.npz"))
     exact = exact_tensors(models[shape], tmp_path)
@@ -199,7 +199,7 @@ def test_files_that_are_no_importance_matrix_are_refused(
         "text": "is not an importance matrix",
         "cut": "is not an importance matrix",
         "other": "is not an importance matrix",
-        "nan": "numbers for blk.0.attn_q.weight that are not mean squares",
+        "nan": "negative or non-finite values for blk.0.attn_q.weight",
     }
     words = ["export", "--target", str(models["llama"]), "--noise-positions", "0", "--out", str(tmp_path / "pack")]
     words += ["--formats", "onnx,gguf", "--gguf-type", "Q6_K"]
@@ -279,7 +279,7 @@ def test_a_dry_run_tells_of_the_file_in_between(
     assert f'"temporary_nbytes": {floats}' in out
     assert "temporary disk space: " in out
     assert "importance for gguf" in out
-    assert "llama.cpp runs its own quantizer's Q4_K_M, not the blocks of the ONNX weights" in out
+    assert "llama.cpp runs its own Q4_K_M quantization, not the blocks of the ONNX weights" in out
 
 
 def exact_nbytes(model: Path) -> int:

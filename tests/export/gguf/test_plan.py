@@ -101,7 +101,7 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
         (lambda value: value.pop("rows"), "missing required field rows"),
         (lambda value: first(value, "Q4_0").update(packed=[10**9]), "does not fit the weights file"),
         (lambda value: first(value, "Q4_0").update(rows=[3]), "does not fit the weights file"),
-        (lambda value: first(value, "Q4_0").update(scales=[]), "pieces of different kinds"),
+        (lambda value: first(value, "Q4_0").update(scales=[]), "rows, packed and scales have different lengths"),
         (lambda value: first(value, "Q4_0").update(head=7), "does not fit the weights file"),
         (lambda value: first(value, "Q4_0").update(type="Q9_9"), "of type Q9_9"),
         (lambda value: first(value, "F32").update(offset=10**9), "does not fit the weights file"),

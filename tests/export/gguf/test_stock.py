@@ -108,11 +108,11 @@ def test_windows_that_llama_cpp_lacks_end_the_context(name: str, tmp_path: Path)
     ("tiny", "message"),
     [
         (SHAPES["gemma2"], "scales queries by the head size 16, this model by query_pre_attn_scalar 24"),
-        (TinyModel(family="qwen3", more={"rope_parameters": LLAMA3}), "no rotary positions of type 'llama3'"),
-        (TinyModel(more={"hidden_act": "gelu"}), "has silu for its activation, not 'gelu'"),
+        (TinyModel(family="qwen3", more={"rope_parameters": LLAMA3}), "does not support RoPE of type 'llama3'"),
+        (TinyModel(more={"hidden_act": "gelu"}), "has the activation silu, not 'gelu'"),
         (
             TinyModel(family="smollm3", layers=2, more={"pad_token_id": 0, "no_rope_layers": [1, 0]}),
-            "leaves positions out in every fourth layer",
+            "has no RoPE in every fourth layer",
         ),
     ],
 )

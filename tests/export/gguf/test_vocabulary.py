@@ -212,7 +212,7 @@ def test_special_ids() -> None:
     found = read_specials(inner, generation, config=Fields({"bos_token_id": 7}, "c"), name="tiny")
     assert (found.beginning, found.add_beginning, found.add_end) == (tool, True, False)
     none = read_specials(inner, Generation(end_token_ids=()), config=Fields({}, "c"), name="tiny")
-    assert "names no token that ends an answer" in none.notes[0]
+    assert "has no token that ends an answer" in none.notes[0]
     many = Generation(end_token_ids=(1, 2, 3, 4), eos_token="<|end|>")
     notes = read_specials(inner, many, config=Fields({}, "c"), name="tiny").notes
     assert "3, 4 are left out" in notes[0]
@@ -230,7 +230,7 @@ def test_a_beginning_is_added_as_the_tokenizer_adds_it(tmp_path: Path) -> None:
 
 def test_unknown_splits_are_refused() -> None:
     inner = splitting(*regex(r"\p{L}+|\s+"))
-    with pytest.raises(ExportError, match="no name for") as refused:
+    with pytest.raises(ExportError, match=r"a pre-tokenizer that llama\.cpp lacks") as refused:
         read_vocabulary(inner, rows=400, name="tiny")
     assert all(name in str(refused.value) for name in KNOWN)
     assert "\n" not in str(refused.value)
@@ -240,7 +240,10 @@ def test_unknown_splits_are_refused() -> None:
     ("change", "message"),
     [
         (lambda inner: setattr(inner, "normalizer", normalizers.Lowercase()), "changes texts by Lowercase"),
-        (lambda inner: setattr(inner, "pre_tokenizer", pre_tokenizers.ByteLevel()), "no name for"),
+        (
+            lambda inner: setattr(inner, "pre_tokenizer", pre_tokenizers.ByteLevel()),
+            "a pre-tokenizer that llama.cpp lacks",
+        ),
         (lambda inner: setattr(inner, "model", models.WordPiece({"a": 0}, unk_token="a")), "of type WordPiece"),
     ],
 )
@@ -255,7 +258,7 @@ def test_other_tokenizers_are_refused(change: object, message: str) -> None:
 def test_a_wrong_name_fails_the_check(tmp_path: Path) -> None:
     """The check must be able to fail: a tokenizer that splits nothing, under the name of one that does."""
     path, vocabulary = vocabulary_file(tmp_path, SPLITS["gpt-2"])
-    with pytest.raises(ExportError, match=r"llama.cpp reads '.*the tokenizer as"):
+    with pytest.raises(ExportError, match=r"llama.cpp tokenizes '.*the tokenizer as"):
         check_reading(path, splitting(pre_tokenizers.ByteLevel(use_regex=False)), vocabulary)
 
 
