@@ -84,7 +84,7 @@ def test_weights_of_another_file_stay_with_the_engine() -> None:
     found = rewritten(file)
     assert found is not None
     assert not found.row_invariant
-    assert found.unserved == {"weights of another size than the node's": 1}
+    assert found.unserved == {"weights whose size differs from the node's": 1}
 
 
 @pytest.mark.parametrize("where", ["opset", "node", "inner graph", "function"])

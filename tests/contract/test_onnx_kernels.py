@@ -145,12 +145,12 @@ def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(
 
 def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx1024")
-    with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: give one of auto, avx512"):
+    with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: use one of auto, avx512"):
         load_kernels()
     for name in set(INSTRUCTION_SETS) - set(SETS):
         monkeypatch.setenv(VARIABLE, name)
         with pytest.raises(
-            InputError, match=f"{VARIABLE}={name}: this processor or build has no kernels {name!r}; it has: "
+            InputError, match=f"{VARIABLE}={name}: this processor or build has no {name!r} kernels; it has: "
         ):
             load_kernels()
 
@@ -254,7 +254,7 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgedecode.runtimes.onnx.kernels.prepared._make", full)
+    monkeypatch.setattr("edgedecode.runtimes.onnx.kernels.prepared._build", full)
     with caplog.at_level("INFO", logger="edgedecode.user_notices"):
         assert np.array_equal(logits(), first)
     assert "No space left on device" in caplog.text

@@ -1,1 +1,1 @@
-"""Native kernels of the ONNX runtime and their bindings. Nothing here is needed: numpy and the engine do without."""
+"""Native kernels of the ONNX runtime and their bindings. All are optional: numpy and the engine can replace them."""

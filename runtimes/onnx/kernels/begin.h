@@ -1,5 +1,6 @@
-// Opens a file of kernels for one instruction set: EDGE_TARGET holds the compiler's names of its extensions. Standard
-// headers come first: a function of theirs that was compiled for a better processor would be shared with other files.
+// Begins a file of kernels for one instruction set; EDGE_TARGET contains the compiler's names of its extensions. Standard
+// headers are included before: otherwise the linker might share their inline functions, compiled for a newer processor,
+// with other files.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Which instruction set's kernels run: the best that this processor has, or one that was chosen by name.
+// Chooses the instruction set of the kernels: the best one that this processor supports, or one by name.
 #include <atomic>
 #include <cstring>
 #include <initializer_list>
@@ -24,7 +24,7 @@ bool has_avx512() {
 #endif
 }
 
-// Leaf 1, ECX bit 29: conversion of half precision, which gcc 10's __builtin_cpu_supports does not know.
+// Leaf 1, ECX bit 29: half-precision conversion, which gcc 10's __builtin_cpu_supports does not know.
 bool has_half_precision() {
 #if defined(__x86_64__) && defined(__GNUC__)
   unsigned a = 1, b, c = 0, d;
@@ -43,7 +43,7 @@ bool has_avx2() {
 #endif
 }
 
-// Leaf 7, sub-leaf 1, EAX bit 4; the compilers' own name for it is newer than the compilers served.
+// Leaf 7, sub-leaf 1, EAX bit 4; some supported compilers do not know the feature's name.
 bool has_avxvnni() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (!has_avx2()) return false;

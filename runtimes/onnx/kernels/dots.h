@@ -1,14 +1,14 @@
-// Integer dot products of a unit's weights with rounded activations, in the form that suits each instruction set;
-// included behind vectors.h. Each is exact, so that all of them give the same bits.
+// Integer dot products of a unit's weights with rounded activations, in the best form for each instruction set; included
+// after vectors.h. All are exact, so that all of them give the same bits.
 //
-// Dot<BITS, PLANES>: `keep` stores rounded values as `add` reads them; `unpack` makes the weights of a sub-block, or of
-// one half of it, from the 64-byte vectors of a tile; `add` adds their products with one row to the sums of the units.
-// Where kPairs is set, `unpack_pairs` and `add_pair` do so for two rows at once.
+// Dot<BITS, PLANES>: `keep` stores rounded values in the layout that `add` reads; `unpack` extracts the weights of a
+// sub-block, or of one half of it, from the 64-byte vectors of a tile; `add` adds their products with one row to the sums
+// of the units. If kPairs is set, `unpack_pairs` and `add_pair` do the same for two rows at once.
 
 #if defined(EDGE_AVX2)
 
-// Values of 16 bits, of each four the first and third, then the second and fourth: `vpmaddwd` multiplies them by the even
-// and the odd bytes of the weights. It takes every 8-bit weight (vpmaddubsw saturates) and both planes at once.
+// 16-bit values, ordered in each group of four as first, third, second, fourth: `vpmaddwd` multiplies them by the even and
+// the odd bytes of the weights. It supports every 8-bit weight (vpmaddubsw saturates) and both planes at once.
 template <int BITS, int PLANES>
 struct Dot {
   static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
@@ -51,7 +51,7 @@ struct Dot {
   }
 };
 
-// Values of 8 bits: eight steps of vpmaddubsw fit 16 bits (15 * 128 * 2 * 8 = 30,720), so that one vpmaddwd widens all.
+// 8-bit values: eight steps of vpmaddubsw fit 16 bits (15 * 128 * 2 * 8 = 30,720), so that one vpmaddwd widens the sum.
 template <>
 struct Dot<4, 1> {
   static constexpr int kZeroPoint = 8;
@@ -80,7 +80,7 @@ struct Dot<4, 1> {
 
 #else
 
-// Bytes by bytes, four of a column at once; a plane after the other.
+// Products of bytes, four of a column at once, one plane after the other.
 template <int BITS, int PLANES>
 struct Dot {
 #if defined(EDGE_AVX512) || defined(EDGE_AVXVNNI)

@@ -1,10 +1,10 @@
-// From a row of logits to a token: arg-max, its share, and the draw by noise per id, each in a few passes over the row.
+// Samples a token from a row of logits: arg-max, its share, and a draw with noise per id, each in a few passes over the row.
 //
-// The algorithm is defined in edgedecode/decode/row_draw.py, and both give the same token for the same row, options and key:
-// - float operations are single, in the order written here (no fused multiply-add, no reassociation: compile with
+// The algorithm is defined in edgedecode/sampling/row_draw.py. Both give the same token for the same row, options and key:
+// - float operations are separate, in the order written here (no fused multiply-add, no reassociation: compile with
 //   -ffp-contract=off and without -ffast-math);
-// - sums are of integers, so that their order does not matter;
-// - the noise is a 64-bit hash, and the logarithm is made of the same operations on both sides.
+// - sums are over integers, so that their order does not matter;
+// - the noise is a 64-bit hash, and both compute the logarithm with the same operations.
 // Loops go over blocks of 64 elements without branches: the compiler vectorises them for each instruction set below.
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <cstring>
 
 #if defined(__GNUC__) && !defined(__clang__)
-// The blocks' long chains of operations are run side by side: their order in the code must mix them.
+// A block has many independent chains of operations; scheduling must interleave them.
 #pragma GCC optimize("O3", "fp-contract=off", "schedule-insns", "sched-pressure")
 #elif defined(__clang__)
 #pragma clang fp contract(off)
@@ -41,16 +41,16 @@ namespace {
 
 constexpr int64_t BLOCK = 64;
 constexpr int64_t WIDE_BLOCK = 1024;
-constexpr int64_t PADDING = 16;  // a vector is stored whole
+constexpr int64_t PADDING = 16;  // stores always write a full vector
 constexpr int64_t SAMPLE = 1024, FEW = 2048;
 constexpr int64_t MOST_TOP = 64, TOP_BLOCK = 64;
 constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
-constexpr float LEAST_WEIGHT = 0x1p-126f;     // not above any weight but 0
+constexpr float LEAST_WEIGHT = 0x1p-126f;     // below every weight except 0
 constexpr float ROUNDER = 0x1.8p23f;       // adding it rounds to an integer, in the low bits
 constexpr double MASS_UNIT = 0x1p40;       // a mass is a weight in units of 2^-40
 constexpr double MASS_ROUNDER = 0x1.8p12;  // adding it rounds to that unit, in the low bits
-constexpr float NO_MASS = 0x1p-41f;       // and less
+constexpr float NO_MASS = 0x1p-41f;       // weights up to this have mass 0
 constexpr uint64_t STEP = 0x9E3779B97F4A7C15u;
 
 enum Isa { PLAIN, AVX2, AVX512 };
@@ -73,12 +73,12 @@ INLINE float unsortable(int32_t key) { return bits_as<float>(key ^ ((key >> 31) 
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-INLINE uint64_t nearly_hashed(uint64_t state) {  // the first 31 bits are the hash's
+INLINE uint64_t nearly_hashed(uint64_t state) {  // its first 31 bits equal those of `hashed`
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
     return (state ^ (state >> 27)) * 0x94D049BB133111EBu;
 }
 
-INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for a state that was stepped
+INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for an advanced state
     state = nearly_hashed(state);
     return state ^ (state >> 31);
 }
@@ -106,7 +106,7 @@ INLINE float weight_of(float x, float top, float scale) {
 // The weight in units of 2^-40, to the nearest, ties to even.
 INLINE uint64_t mass_from_zero(float weight) { return bits_as<uint64_t>(static_cast<double>(weight) + MASS_ROUNDER); }
 
-constexpr uint64_t MASS_ZERO = 0x40B8000000000000u;  // what it gives for no weight: MASS_ROUNDER's bits
+constexpr uint64_t MASS_ZERO = 0x40B8000000000000u;  // mass_from_zero(0): MASS_ROUNDER's bits
 
 INLINE uint64_t mass_of(float weight) { return mass_from_zero(weight) - MASS_ZERO; }
 
@@ -124,7 +124,7 @@ INLINE uint64_t total_mass(const float* weights, int64_t count) {
     return total;
 }
 
-// Returns the weights' mass. `weights` may be the logits' own memory.
+// Writes the weights and returns their mass. `weights` may be the same memory as `logits`.
 INLINE uint64_t weigh(const float* logits, int64_t count, float top, float scale, float least, float* weights) {
     uint64_t mass = 0;
     float made[BLOCK];
@@ -150,7 +150,7 @@ INLINE uint64_t weigh(const float* logits, int64_t count, float top, float scale
 struct Scan {
     float top;  // the largest logit
     int64_t index;
-    bool damaged;  // a NaN was met
+    bool damaged;  // there is a NaN
 };
 
 INLINE Scan scan(const float* logits, int64_t count) {
@@ -165,7 +165,7 @@ INLINE Scan scan(const float* logits, int64_t count) {
             most = key > most ? key : most;
             damaged |= x != x;
         }
-        // Compared as floats, so that of -0 and +0 the first is taken, as numpy does.
+        // Compared as floats, so that the first of -0 and +0 is taken, as in numpy.
         if (start == 0 || unsortable(most) > unsortable(best)) best = most, best_block = start;
     }
     const float top = unsortable(best);
@@ -174,10 +174,10 @@ INLINE Scan scan(const float* logits, int64_t count) {
     return {top, index, damaged != 0};
 }
 
-// -- the cut: the largest value v such that the values >= v measure enough, by their number or by their mass -----------
+// -- the cut: the largest value v such that the values >= v are enough, by number or by mass ---------------------------
 //
-// A sample tells between which two values v is, nearly always: one pass measures what is above them, and copies the few
-// that lie between. Values that equal one of the two are only counted, so ties, however many, are never copied.
+// A sample predicts two bounds of v, nearly always correctly. One pass measures the values above the bounds, and copies
+// the few between them. Values equal to a bound are only counted, so ties are never copied.
 
 enum Measure { NUMBER, MASS };
 
@@ -192,7 +192,7 @@ struct Range {
 
 INLINE uint64_t at_least_one(double number) { return number < 1.0 ? 1 : static_cast<uint64_t>(number); }
 
-// The cut of few values, by halving the range of keys that it is in. The least of it where all of them are not enough.
+// The cut of few values, by bisecting the range of keys. Returns the range's lower end if all values are not enough.
 template <Measure MEASURE>
 INLINE float cut_of_few(const float* values, int64_t count, uint64_t enough, Range known) {
     uint64_t measures[FEW];
@@ -202,7 +202,7 @@ INLINE float cut_of_few(const float* values, int64_t count, uint64_t enough, Ran
         const int64_t middle = least + (most - least + 1) / 2;
         const float value = unsortable(static_cast<int32_t>(middle));
         uint64_t found = 0;
-        uint32_t number = 0;  // narrow sums are quicker
+        uint32_t number = 0;  // narrow sums are faster
         if (MEASURE == NUMBER) {
             for (int64_t i = 0; i < count; ++i) number += values[i] >= value;
         } else {
@@ -217,11 +217,11 @@ INLINE float cut_of_few(const float* values, int64_t count, uint64_t enough, Ran
     return unsortable(static_cast<int32_t>(least));
 }
 
-// Where the cut is likely to be. `left`: what the values below the cut measure, at most.
+// The likely range of the cut. `left`: upper bound of the measure of the values below the cut.
 template <Measure MEASURE>
 INLINE Range likely_range(const float* values, int64_t count, uint64_t left, Range known) {
     float sample[SAMPLE];
-    for (int64_t i = 0; i < SAMPLE; ++i) {  // one value of each of as many stretches, at a place that follows no pattern
+    for (int64_t i = 0; i < SAMPLE; ++i) {  // one value from each of SAMPLE equal sections, at a hashed position
         const uint64_t place = static_cast<uint64_t>(i) << 16 | hashed(static_cast<uint64_t>(i) * STEP) >> 48;
         sample[i] = values[place * static_cast<uint64_t>(count) / (SAMPLE << 16)];
     }
@@ -230,7 +230,7 @@ INLINE Range likely_range(const float* values, int64_t count, uint64_t left, Ran
     const double share = static_cast<double>(left) / static_cast<double>(count), below = share * SAMPLE;
     const double kept = static_cast<double>(whole) > below ? static_cast<double>(whole) - below : 0.0;
     const float centre = cut_of_few<MEASURE>(sample, SAMPLE, at_least_one(kept), known);
-    // Four standard deviations of what the sample has below the cut, where no value there measures more than the centre.
+    // Four standard deviations of the sample's measure below the cut, where no value measures more than the centre.
     const double unit = static_cast<double>(measure_of<MEASURE>(centre));
     const double spread = 4.0 * (unit + std::sqrt(below * (unit > share ? unit - share : 0.0)));
     Range likely = known;
@@ -244,15 +244,15 @@ INLINE Range likely_range(const float* values, int64_t count, uint64_t left, Ran
 }
 
 struct Split {
-    uint64_t above;           // what values above the range measure
-    int64_t at_high, at_low;  // how many equal its ends, each counted once
-    int64_t taken;            // how many lie between
+    uint64_t above;           // measure of the values above the range
+    int64_t at_high, at_low;  // number of values equal to its ends, each counted once
+    int64_t taken;            // number of values between
 };
 
-// Adds a block's counts, and copies what lies between.
+// Adds a block's counts, and copies the values inside the range.
 template <Isa>
 INLINE int64_t split_block(const float* block, int64_t size, Range range, Split* split, float* taken) {
-    uint32_t counts = 0, inside[BLOCK];  // four counts, 8 bits each: one sum is quicker than four
+    uint32_t counts = 0, inside[BLOCK];  // four counts of 8 bits each: one sum is faster than four
     for (int64_t i = 0; i < size; ++i) {
         const float x = block[i];
         inside[i] = (x > range.low) & (x < range.high);
@@ -273,7 +273,7 @@ INLINE int64_t split_block(const float* block, int64_t size, Range range, Split*
 }
 
 #if defined(__x86_64__)
-// The same for a whole block; the compiler finds no way to the instruction that compresses a vector.
+// The same for a full block; the compiler does not generate the instruction that compresses a vector.
 template <>
 TARGET_AVX512 inline int64_t split_block<AVX512>(const float* block, int64_t, Range range, Split* split, float* taken) {
     const __m512 high = _mm512_set1_ps(range.high), low = _mm512_set1_ps(range.low);
@@ -293,7 +293,7 @@ TARGET_AVX512 inline int64_t split_block<AVX512>(const float* block, int64_t, Ra
     return above;
 }
 
-// For each set of 8 lanes, the numbers of those in it: AVX2 has a permutation in the place of a compression.
+// For each set of 8 lanes, the indices of its members: AVX2 has a permutation but no compression.
 struct Lanes {
     uint8_t of[256][8];
     constexpr Lanes() : of{} {
@@ -306,7 +306,7 @@ constexpr Lanes LANES;
 
 template <>
 TARGET_AVX2 inline int64_t split_block<AVX2>(const float* block, int64_t, Range range, Split* split, float* taken) {
-    // Nothing equals the low end of a range that is one value: it is its high end.
+    // If the range is a single value, equal values count as its high end only.
     const __m256 high = _mm256_set1_ps(range.high), low = _mm256_set1_ps(range.low < range.high ? range.low : NAN);
     __m256i above = _mm256_setzero_si256(), from_high = above, from_low = above;  // lanes of -1 are added
     float* next = taken + split->taken;
@@ -357,8 +357,8 @@ INLINE Split split(const float* values, int64_t count, Range range, float* taken
     return result;
 }
 
-// `known`: the cut is in it, ends included, and no value is above it. total: what all values measure, at least `enough`.
-// spare: room for twice as many values, and twice PADDING.
+// `known`: contains the cut, ends included; no value is above it. total: measure of all values, at least `enough`.
+// spare: memory for twice as many values plus twice PADDING.
 template <Isa ISA, Measure MEASURE>
 INLINE float cut(const float* values, int64_t count, uint64_t total, uint64_t enough, Range known, float* spare) {
     float* const halves[] = {spare, spare + count + PADDING};
@@ -368,7 +368,7 @@ INLINE float cut(const float* values, int64_t count, uint64_t total, uint64_t en
         for (;;) {
             const Split found = split<ISA, MEASURE>(values, count, range, halves[half]);
             const uint64_t high = found.above + found.at_high * measure_of<MEASURE>(range.high);
-            if (found.above >= enough) {  // the sample has misled: the cut is above
+            if (found.above >= enough) {  // the prediction was wrong: the cut is above
                 range = {range.high, known.high};
                 continue;
             }
@@ -392,7 +392,7 @@ INLINE float cut(const float* values, int64_t count, uint64_t total, uint64_t en
     return cut_of_few<MEASURE>(values, count, enough, known);
 }
 
-// -- the race of the noise ---------------------------------------------------------------------------------------------
+// -- the race: each id arrives at an exponential time over its weight, and the first one wins --------------------------
 
 // The natural logarithm of a normal number, after e_log.c of FreeBSD's msun (Sun Microsystems, 1993).
 INLINE double logarithm(double x) {
@@ -414,18 +414,19 @@ INLINE double exponential(uint64_t hash) {
 }
 
 struct Race {
-    double first;    // when the winner arrives
-    float limit;     // not before it, in units of 2^-24
-    int64_t winner;  // its place
+    double first;    // the winner's arrival time
+    float limit;     // an upper bound of it, in units of 2^-24
+    int64_t winner;  // its index
 };
 
-// Lets a block take part. `steps`: the key and the stepped ids, less `begin`.
+// Adds a block to the race. `steps`: the key plus each id's step, without `begin`.
 INLINE void race_block(const float* block, int64_t size, float floor, const uint64_t* steps, uint64_t begin,
                        int64_t start, Race* race) {
     int32_t any = 0;
     for (int64_t i = 0; i < size; ++i) any += block[i] >= floor;
     if (!any) return;
-    // An exponential is above 1 - u, whose first 24 bits are cheap: only ids that may arrive first by that are looked at.
+    // An exponential is above 1 - u, whose first 24 bits are cheap: only ids that may arrive first by this bound are
+    // computed exactly.
     uint32_t heads[BLOCK];
     for (int64_t i = 0; i < size; ++i) heads[i] = static_cast<uint32_t>(nearly_hashed(begin + steps[i]) >> 32);
     any = 0;
@@ -443,7 +444,7 @@ INLINE void race_block(const float* block, int64_t size, float floor, const uint
     }
 }
 
-// ids: null for the indices.
+// ids: null to use the indices as ids.
 INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, float floor, uint64_t key) {
     Race race = {INFINITY, INFINITY, 0};
     uint64_t steps[BLOCK];
@@ -464,7 +465,7 @@ INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, flo
     return ids == nullptr ? race.winner : ids[race.winner];
 }
 
-// -- a whole row -------------------------------------------------------------------------------------------------------
+// -- a complete row ----------------------------------------------------------------------------------------------------
 
 struct Options {
     float scale;  // of the exponent of 2: log2(e) / temperature; 0: greedy
@@ -477,7 +478,7 @@ struct Options {
 template <Isa ISA>
 INLINE float nucleus_floor(const float* weights, int64_t count, uint64_t total, double top_p, float* spare) {
     const uint64_t enough = at_least_one(top_p * static_cast<double>(total));
-    // Weights below an even share of what may be left out are, together, less than that.
+    // Weights below an even share of the mass outside the nucleus are, together, less than that mass.
     const double share = static_cast<double>(total - enough) / static_cast<double>(count) / MASS_UNIT;
     const float low = static_cast<float>(share * (1.0 - 0x1p-20) - 0x1p-40);
     return cut<ISA, MASS>(weights, count, total, enough, {low > NO_MASS ? low : NO_MASS, 1.0f}, spare);
@@ -486,7 +487,7 @@ INLINE float nucleus_floor(const float* weights, int64_t count, uint64_t total, 
 INLINE const float* penalised(const float* row, int64_t size, const int64_t* seen, int64_t seen_count, float penalty,
                               float* result) {
     std::memcpy(result, row, size * sizeof(float));
-    for (int64_t i = 0; i < seen_count; ++i) {  // from the row: an id that is named twice counts once
+    for (int64_t i = 0; i < seen_count; ++i) {  // read from the row, so that an id listed twice counts once
         const float value = row[seen[i]];
         result[seen[i]] = value > 0.0f ? value / penalty : value * penalty;
     }
@@ -536,7 +537,7 @@ INLINE Rest rest_of(const float* logits, int64_t count, float top, float scale) 
     return {mass, most};
 }
 
-// found[0]: the mass of the others over that of the best; found[1]: its margin to the second largest.
+// found[0]: the mass of the other logits relative to the best; found[1]: the best's margin to the second largest.
 INLINE int64_t leading_of(const float* row, int64_t size, double* found) {
     const Scan best = scan(row, size);
     const float top = best.top;
@@ -555,7 +556,7 @@ INLINE int64_t argmax_of(const float* row, int64_t size) {
     return best.damaged ? NOT_NUMBERS : best.index;
 }
 
-// Writes the indices of the `count` largest, largest first. A block whose largest is none of them is passed over.
+// Writes the indices of the `count` largest, largest first. A block whose maximum is too small is skipped.
 INLINE void top_of(const float* row, int64_t size, int64_t count, int64_t* found) {
     int32_t keys[MOST_TOP];
     int64_t kept = 0;
@@ -583,7 +584,7 @@ INLINE void top_of(const float* row, int64_t size, int64_t count, int64_t* found
 
 // -- one copy for each instruction set ---------------------------------------------------------------------------------
 
-// Never inlined: an entry point sets the floating point mode first.
+// Never inlined, because an entry point must set the floating-point mode first.
 
 #define COPY(NAME, ISA, TARGET)                                                                                        \
     TARGET int64_t draw_##NAME(const float* row, const int64_t* ids, int64_t size, const Options& options,             \
@@ -608,7 +609,7 @@ COPY(avx512, AVX512, TARGET_AVX512)
                       : FUNCTION##_plain(__VA_ARGS__))
 
 bool offers(Isa isa) {
-    __builtin_cpu_init();  // asked when the library is loaded: its own initialisation may come later
+    __builtin_cpu_init();  // called while the library is loaded, possibly before the runtime's own initialisation
     if (isa == AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
@@ -626,7 +627,7 @@ Isa chosen = best_isa();
 
 }  // namespace
 
-// Uses "avx512", "avx2" or "plain" from now on, in all threads; "" chooses by itself. 0: this processor has it not.
+// Uses "avx512", "avx2" or "plain" from now on in all threads; "" chooses the best. Returns 0 if it is not supported.
 EDGE_EXPORT int edgedecode_draw_force(const char* name) {
     const Isa isa = !std::strcmp(name, "avx512") ? AVX512 : !std::strcmp(name, "avx2") ? AVX2 : PLAIN;
     if (*name != '\0' && isa == PLAIN && std::strcmp(name, "plain") != 0) return 0;
@@ -635,19 +636,19 @@ EDGE_EXPORT int edgedecode_draw_force(const char* name) {
     return 1;
 }
 
-// Bytes of scratch memory, aligned to 8, that drawing from a row of this size takes.
+// Bytes of scratch memory, aligned to 8, for drawing from a row of this size.
 EDGE_EXPORT int64_t edgedecode_draw_scratch(int64_t size) {
     return (3 * size + 2 * PADDING) * sizeof(float);
 }
 
-// The first of the largest, or -1 where one is NaN.
+// The index of the first maximum, or -1 if there is a NaN.
 EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) {
     const edgedecode::FloatMode mode;
     return CALL(argmax, row, size);
 }
 
-// The indices of the `count` largest in found[count], largest first; NaN counts as larger or smaller than all. -1:
-// count is not 1 to 64, or more than there are.
+// Writes the indices of the `count` largest to found[count], largest first; a NaN counts as larger or smaller than all.
+// Returns -1 if count is not 1 to 64, or larger than the row.
 EDGE_EXPORT int64_t edgedecode_top_row(const float* row, int64_t size, int64_t count, int64_t* found) {
     if (count < 1 || count > MOST_TOP || count > size) return -1;
     const edgedecode::FloatMode mode;
@@ -655,16 +656,16 @@ EDGE_EXPORT int64_t edgedecode_top_row(const float* row, int64_t size, int64_t c
     return count;
 }
 
-// The arg-max, in found[0] the sum of e^(x - largest) over the others, in found[1] the largest less the second largest;
-// -1 where one is NaN or the largest is infinite.
+// Returns the arg-max; found[0] is the sum of e^(x - largest) over the others, found[1] the largest minus the second
+// largest. Returns -1 if there is a NaN or the largest is infinite.
 EDGE_EXPORT int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
     const edgedecode::FloatMode mode;
     return CALL(leading, row, size, found);
 }
 
-// Draw from row[size]. ids: the id of each element, ascending; null: its index. seen: elements that the penalty counts.
-// scale: log2(e) / temperature, 0 for the arg-max. Returns an id, or -1 where a logit is NaN or, unless greedy, the
-// largest is infinite.
+// Draws from row[size]. ids: the id of each element, ascending; null: its index. seen: elements with a penalty. scale:
+// log2(e) / temperature, 0 for the arg-max. Returns an id, or -1 if a logit is NaN or, unless greedy, the largest is
+// infinite.
 EDGE_EXPORT int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale,
                                         int64_t top_k, double top_p, float min_p, float penalty,
                                         const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {

@@ -1,4 +1,4 @@
-"""Draws tokens with the native library's functions of draw.cpp: the same tokens as numpy's, some ten times faster."""
+"""Sample tokens with the native functions of draw.cpp: the same tokens as numpy's, about ten times faster."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["NativeRowDraw"]
 
 _KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
-"""The options that the library knows; rows with others are drawn from in numpy."""
+"""The options that the library supports; with others, numpy is used."""
 _LONGEST_ROW = 2**22
-"""Sums of masses stay far within 64 bits."""
+"""Limit that keeps sums of masses far within 64 bits."""
 _INTEGERS = np.dtype(np.int64)
 _FLOATS = np.dtype(np.float32)
 
 
 class NativeRowDraw:
-    """A `RowDraw` over the loaded library. Holds scratch memory for the largest row it has drawn from."""
+    """A `RowDraw` over the loaded library. Holds scratch memory for the largest row so far."""
 
     def __init__(self, handle: CDLL) -> None:
-        """Take the library, which stays loaded. Raises AttributeError where it lacks the functions."""
+        """Use a loaded library. Raises AttributeError if it lacks the functions."""
         self._top = handle.edgedecode_top_row
         self._argmax, self._leading = handle.edgedecode_argmax_row, handle.edgedecode_leading_row
         self._draw, self._scratch_nbytes = handle.edgedecode_draw_row, handle.edgedecode_draw_scratch
@@ -65,7 +65,7 @@ class NativeRowDraw:
         row = _floats(row)
         found = np.empty(k, _INTEGERS)
         if self._top(row.ctypes.data, len(row), k, found.ctypes.data) != k:
-            raise ValueError(f"the {k} largest of {len(row)} logits: 1 to {MOST_TOP} of them")
+            raise ValueError(f"cannot return the {k} largest of {len(row)} logits: use 1 to {MOST_TOP}")
         return found
 
     def draw(
@@ -100,13 +100,13 @@ class NativeRowDraw:
 
     def _grow(self, size: int) -> None:
         if size > _LONGEST_ROW:
-            raise ValueError(f"a row of {size} logits: {_LONGEST_ROW} at most")
+            raise ValueError(f"a row has {size} logits: the limit is {_LONGEST_ROW}")
         self._scratch = np.empty(-(-self.scratch_nbytes(size) // 8), np.uint64)
         self._scratch_at, self._room = self._scratch.ctypes.data, size
 
 
 def _floats(row: FloatArray) -> FloatArray:
-    """Return the row as the library reads it, mostly itself. Raises ValueError for an empty one."""
+    """Return the row as contiguous float32, copied only if needed. Raises ValueError for an empty row."""
     if not len(row):
         raise ValueError("a row without logits")
     return row if row.dtype == _FLOATS and row.flags.c_contiguous else np.ascontiguousarray(row, _FLOATS)

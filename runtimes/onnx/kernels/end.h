@@ -1,4 +1,4 @@
-// Closes what begin.h has opened.
+// Ends the target attribute of begin.h.
 #if defined(EDGE_TARGET)
 #if defined(__clang__)
 #pragma clang attribute pop

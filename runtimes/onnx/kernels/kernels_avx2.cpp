@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX2.
+// Kernels for x86-64 with AVX2.
 #if defined(__x86_64__)
 #define EDGE_TARGET "avx2,fma,f16c"
 #endif

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX-512 and its integer dot products (VNNI).
+// Kernels for x86-64 with AVX-512 and its integer dot products (VNNI).
 #if defined(__x86_64__)
 #define EDGE_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
 #endif

@@ -1,5 +1,5 @@
-// The kernels for x86-64 with AVX2 and the integer dot products of AVX-VNNI.
-// Compilers before these do not know the extension.
+// Kernels for x86-64 with AVX2 and the integer dot products of AVX-VNNI.
+// Older compilers do not support the extension.
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11)
 #define EDGE_KNOWN
 #endif

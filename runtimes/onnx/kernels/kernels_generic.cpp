@@ -1,4 +1,4 @@
-// The kernels for any processor: plain C++.
+// Kernels for any processor, in portable C++.
 #include "begin.h"
 
 #if 1

@@ -1,5 +1,5 @@
-// The kernels for arm64 with dot products and int8 matrix products.
-// Compilers before these know the instructions only where the command line names them.
+// Kernels for arm64 with dot products and int8 matrix products.
+// Older compilers support the instructions only if the command line enables them.
 #if (defined(__clang__) && __clang_major__ >= 17) || (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10) || \
     defined(__ARM_FEATURE_MATMUL_INT8)
 #define EDGE_KNOWN

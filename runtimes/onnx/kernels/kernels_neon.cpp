@@ -1,4 +1,4 @@
-// The kernels for arm64 with dot products.
+// Kernels for arm64 with dot products.
 #if !(defined(__aarch64__) || defined(_M_ARM64))
 #elif defined(__clang__)
 #define EDGE_TARGET "dotprod"

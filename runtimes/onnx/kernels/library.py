@@ -1,4 +1,4 @@
-"""Loads the kernels' library, and calls its functions that prepare matrices."""
+"""Load the kernel library, and call its functions that prepare matrices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "generic")
 LIBRARY = Path(__file__).with_name("_rows.dll" if sys.platform == "win32" else "_rows.so")
 WIDE_SCALES, BAD_SCALE = 1, 2
 ANY_FINDING = WIDE_SCALES | BAD_SCALE
-"""What `inspect` finds: scales beyond half precision, a scale that is infinite or NaN."""
+"""Bits of `inspect`: scales that are not half-precision numbers, and a scale that is infinite or NaN."""
 
 
 class _Matrix(Structure):
@@ -40,8 +40,8 @@ class _Matrix(Structure):
 class Matrix:
     """A quantized matrix as MatMulNBits stores it.
 
-    packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles keep
-    them as float32, where half precision would change one.
+    packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles store
+    scales as float32, because half precision would change one.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -61,7 +61,7 @@ class Matrix:
 
 
 class KernelLibrary:
-    """The loaded library. Raises RuntimeUnavailable where it cannot be loaded or lacks a function."""
+    """The loaded library. Raises RuntimeUnavailable if it cannot be loaded or lacks a function."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class KernelLibrary:
             self._unpack = self.handle.edgedecode_unpack
             self._prepare, self._use_threads = self.handle.edgedecode_prepare, self.handle.edgedecode_use_threads
         except (OSError, AttributeError) as error:
-            raise RuntimeUnavailable(f"the kernels' library {path} cannot be loaded ({error})") from None
+            raise RuntimeUnavailable(f"the kernel library {path} cannot be loaded ({error})") from None
         self._kernels.restype = c_char_p
         self._has.argtypes = self._choose.argtypes = [c_char_p]
         self._has.restype = self._choose.restype = self._inspect.restype = c_int32
@@ -85,26 +85,26 @@ class KernelLibrary:
 
     @property
     def instruction_set(self) -> str:
-        """The kernels in force in this process."""
+        """The instruction set of the kernels in use in this process."""
         return str(self._kernels().decode())
 
     @property
     def instruction_sets(self) -> tuple[str, ...]:
-        """Those that this processor has and this build holds, the best first."""
+        """The instruction sets that this processor and this build support, best first."""
         return tuple(name for name in INSTRUCTION_SETS if self._has(name.encode()))
 
     def choose(self, name: str) -> None:
-        """Use an instruction set from now on, or the best with "auto". Raises InputError where there is none."""
+        """Use an instruction set from now on, or the best one with "auto". Raises InputError if it is unavailable."""
         if not self._choose(name.encode()):
             usable = ", ".join(self.instruction_sets)
-            raise InputError(f"this processor or build has no kernels {name!r}; it has: {usable}")
+            raise InputError(f"this processor or build has no {name!r} kernels; it has: {usable}")
 
     def use_threads(self, threads: int) -> None:
-        """Limit the threads of passes that the calling thread runs from now on."""
+        """Limit the threads of passes run by the calling thread from now on."""
         self._use_threads(threads)
 
     def inspect(self, matrix: Matrix) -> int:
-        """Return which of WIDE_SCALES and BAD_SCALE a matrix has."""
+        """Return WIDE_SCALES and BAD_SCALE as far as they apply to a matrix."""
         return int(self._inspect(byref(matrix._native())))
 
     def prepared_nbytes(self, matrix: Matrix) -> int:

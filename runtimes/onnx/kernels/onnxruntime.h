@@ -1,5 +1,5 @@
-// The part of ONNX Runtime's C API that a custom operator needs. No package ships the header; the API is a table of
-// functions whose places never change, so the few entries used here are declared by their place (version 22 and later).
+// The part of ONNX Runtime's C API that a custom operator needs. No package ships the header. The API is a table of
+// functions with fixed indices, so the few entries used here are declared by index (version 22 and later).
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ inline void drop(Status* status) {
   if (status != nullptr) entry<void (*)(Status*)>(93)(status);
 }
 
-// Reads an integer or float attribute; the default where the node has none.
+// Reads an integer or float attribute, or returns the default if the node lacks it.
 inline int64_t integer(const KernelInfo* info, const char* name, int64_t otherwise) {
   int64_t value = otherwise;
   if (Status* status = entry<Status* (*)(const KernelInfo*, const char*, int64_t*)>(86)(info, name, &value)) {
@@ -82,18 +82,18 @@ inline float number(const KernelInfo* info, const char* name, float otherwise) {
 
 constexpr size_t kMostDimensions = 4;
 
-// An input's memory and shape; data is null where an optional input is left out.
+// An input's memory and shape; data is null if an optional input is left out.
 struct Tensor {
   void* data = nullptr;
   size_t dimensions = 0;
   int64_t shape[kMostDimensions] = {};
-  bool readable = true;  // false: more dimensions than any operator here takes
+  bool readable = true;  // false: more dimensions than any operator here supports
 
   template <class T>
   T* as() const { return static_cast<T*>(data); }
   bool has_rows() const { return readable && dimensions >= 1; }
   int64_t last() const { return has_rows() ? shape[dimensions - 1] : -1; }
-  int64_t rows() const {  // elements over the last dimension
+  int64_t rows() const {  // number of elements divided by the last dimension
     if (!has_rows()) return -1;
     int64_t count = 1;
     for (size_t i = 0; i + 1 < dimensions; i++) count *= shape[i];
@@ -125,14 +125,14 @@ inline Tensor input(const Context* context, size_t index) {
   return tensor;
 }
 
-// Makes an output; null where it is left out or cannot be made.
+// Allocates an output; null if it is left out or cannot be allocated.
 inline void* output(Context* context, size_t index, const int64_t* shape, size_t dimensions) {
   Value* value = nullptr;
   drop(entry<Status* (*)(Context*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, shape, dimensions, &value));
   return value == nullptr ? nullptr : memory(value);
 }
 
-// Runs parts on the session's own threads and waits for them; false: it could not.
+// Runs parts on the session's own threads and waits for them; returns false on failure.
 inline bool parallel(const Context* context, size_t parts, void (*run)(void*, size_t), void* data) {
   using Run = void (*)(void*, size_t);
   Status* status = entry<Status* (*)(const Context*, Run, size_t, size_t, void*)>(274)(context, run, parts, parts, data);

@@ -1,6 +1,6 @@
-// One small pool of threads for all sessions of the process: a forward pass of the target and one of the draft use the
-// same threads, where two pools would wait for each other. Workers spin for a millisecond after their last part, which
-// covers the host's work between two passes, then sleep.
+// One thread pool for all sessions of the process: forward passes of the target and of the draft use the same threads,
+// whereas two pools would wait for each other. Workers spin for a millisecond after their last part, which covers the
+// host overhead between two passes, then sleep.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(1000);
 constexpr int kMostThreads = 256;
-constexpr size_t kMostParts = 0xffff;  // 16 bits of the ticket
+constexpr size_t kMostParts = 0xffff;  // a part's index has 16 bits in the ticket
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -38,8 +38,8 @@ int process_id() {
 #endif
 }
 
-// A job's parts are claimed one by one, by workers and by the caller, who finishes a job that no worker takes part in:
-// nothing waits for a thread that has not begun, or that a fork has left behind.
+// A job's parts are claimed one by one, by workers and by the caller, which finishes the job alone if no worker helps.
+// So nothing waits for a thread that has not started, or that does not exist after a fork.
 class Pool {
  public:
   void run(size_t parts, int threads, void (*body)(void*, size_t), void* data) {
@@ -67,8 +67,8 @@ class Pool {
   }
 
  private:
-  // Takes one part of the job in force and runs it. The ticket holds the job's number, its parts and the next of them
-  // in one word, so that a part is never claimed of a job that has ended.
+  // Claims one part of the current job and runs it. The ticket holds the job's number, its number of parts and the next
+  // part in one word, so that no part of a finished job can be claimed.
   bool claim() {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     do {
@@ -76,7 +76,7 @@ class Pool {
     } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel));
     try {
       body_(data_, ticket & 0xffff);
-    } catch (...) {  // no memory for a part: the caller says so once all parts are done
+    } catch (...) {  // out of memory in a part: the caller throws once all parts are done
       failed_.store(true, std::memory_order_relaxed);
     }
     done_.fetch_add(1, std::memory_order_release);
@@ -84,7 +84,7 @@ class Pool {
   }
 
   void work() {
-    const FloatMode mode;  // a thread begins with that of its maker
+    const FloatMode mode;  // a thread inherits the mode of its creator
     for (;;) {
       const uint64_t seen = ticket_.load(std::memory_order_acquire);
       if (claim()) continue;
@@ -105,7 +105,7 @@ class Pool {
   void grow(int workers) {
     try {
       for (; workers_ < workers && workers_ < kMostThreads; workers_++) std::thread([this] { work(); }).detach();
-    } catch (const std::system_error&) {  // the system gives no more threads: those there are do the work
+    } catch (const std::system_error&) {  // no more threads available: the existing ones do the work
     }
   }
 
@@ -133,6 +133,6 @@ void parallel(size_t parts, int threads, void (*run)(void*, size_t), void* data)
 
 }  // namespace edgedecode
 
-// The most threads that passes begun by the calling thread use from now on: a graph's nodes say what it may have, this
-// what it shall have. The engine computes our operators on the thread that runs the session.
+// Limits the threads of passes started by the calling thread from now on, in addition to the limit in a graph's nodes.
+// The engine computes our operators on the thread that runs the session.
 EDGE_EXPORT void edgedecode_use_threads(int threads) { edgedecode::most_threads = threads; }

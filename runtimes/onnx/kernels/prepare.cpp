@@ -1,9 +1,9 @@
-// Turns block-quantized weights as MatMulNBits stores them into tiles, and what else Python calls by name.
+// Converts block-quantized weights from the format of MatMulNBits to tiles, and exports functions for Python.
 //
 // A tile holds 32 columns. For each block of K that shares a scale (32, 64 or 128) it holds its sub-blocks of 32, then the
-// block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes a column.
-// 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
-// 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
+// block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
+// 4 bits: four vectors; in vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
+// 8 bits: eight vectors; byte i of vector v is k = 4 v + i. Columns after the last one are zeros.
 #include <cmath>
 #include <cstring>
 
@@ -14,7 +14,7 @@ namespace {
 
 #include "scalars.h"
 
-// The half-precision number of a float that is one exactly; false: it is none.
+// Converts a float to half precision; returns false if it cannot be represented exactly.
 bool to_half(float value, uint16_t& half) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -73,7 +73,7 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
 
 using namespace edgedecode;
 
-// What a matrix is: columns N, K in blocks of `block` (32, 64 or 128), and its scales as float32 [N, blocks].
+// A matrix of N columns, with K in blocks of `block` (32, 64 or 128) and scales as float32 [N, blocks].
 struct EdgedecodeMatrix {
   const uint8_t* packed;  // [N, blocks, block * bits / 8]
   const float* scales;
@@ -88,8 +88,7 @@ EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
   return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * tile);
 }
 
-// What the matrix needs: bit 0: scales that are no half-precision numbers, bit 1: a scale that is infinite or not a
-// number.
+// Returns bit 0 if a scale is not a half-precision number, and bit 1 if a scale is infinite or NaN.
 EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
   int32_t found = 0;
   const int64_t count = matrix->columns * matrix->blocks;
@@ -101,7 +100,7 @@ EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
   return found;
 }
 
-// Writes tiles first to last - 1 of the matrix to `out`, where tile `first` begins.
+// Writes tiles first to last - 1 of the matrix to `out`, beginning with tile `first`.
 EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t first, int64_t last, uint8_t* out) {
   const size_t every = matrix->block / kSubBlock, blocks = matrix->blocks, sub_blocks = blocks * every;
   const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
@@ -116,7 +115,7 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
     for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
       const size_t column = tile * kColumns + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
-      for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes of each, a column's are in K order
+      for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes each, in K order within a column
         const size_t sub_block = vector / bits;
         uint8_t* to = out + sub_block / every * block_nbytes + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
                       vector % bits * 64 + 4 * (j % 16);
@@ -143,7 +142,7 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
   }
 }
 
-// Writes the weights of one column, which the tiles hold, to `out`, [blocks * block].
+// Writes one column's weights from the tiles to `out`, [blocks * block].
 EDGE_EXPORT void edgedecode_unpack(const EdgedecodeMatrix* matrix, const uint8_t* tiles, int64_t column, float* out) {
   const size_t every = matrix->block / kSubBlock, inner = matrix->blocks * matrix->block;
   unpack_column({tiles, matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),

@@ -1,7 +1,7 @@
-"""Weights as tiles: a file in the user's cache, made at first use, mapped and so shared between processes.
+"""Cache weights as tiles in a file that is built on first use and mapped, so that processes share it.
 
-A file belongs to the content of one weights file and to the matrices read from it. Its own digest is checked once, its
-size and time afterwards. Where it cannot be kept, the tiles are made in memory.
+The file's key covers the content of the weights file and the matrices read from it. Its digest is checked once, later
+only its size and time. If it cannot be cached, the tiles are built in memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 FOLDER = "tiles"
 LAYOUT = 2
 INSPECTION = 2
-"""Another number when `KernelLibrary.inspect` looks for something else."""
+"""To be incremented when `KernelLibrary.inspect` checks for something else."""
 _LONG_NBYTES = 64 * 2**20
-"""Making more than this takes long enough to say so."""
+"""From this size on, the build shows its progress."""
 _TILES, _FOUND = f".v{LAYOUT}.tiles", f".found{INSPECTION}"
 
 Bytes = npt.NDArray[np.uint8]
@@ -51,7 +51,7 @@ def tiles_nbytes(library: KernelLibrary, stored: Sequence[Stored]) -> int:
 
 
 def weights_digest(root: Path, weights: Path) -> str:
-    """Return the sha256 that the pack's manifest gives for its weights; empty: no manifest lists them (yet)."""
+    """Return the SHA-256 of the weights in the pack's manifest; empty if no manifest lists them (yet)."""
     try:
         manifest = Manifest.load(root)
     except ManifestError:
@@ -62,7 +62,7 @@ def weights_digest(root: Path, weights: Path) -> str:
 
 
 def load_findings(digest: str) -> dict[str, int]:
-    """Return what was found of the matrices of weights with this content; they need not be read again."""
+    """Return the cached inspection results of the matrices of weights with this digest."""
     path = _findings_path(digest)
     try:
         found = {} if path is None else kept_json(path, dict[str, dict[str, int]]).get(digest, {})
@@ -72,7 +72,7 @@ def load_findings(digest: str) -> dict[str, int]:
 
 
 def keep_findings(digest: str, findings: Mapping[str, int]) -> None:
-    """Keep them beside the tiles; a digest that is empty belongs to no pack."""
+    """Store inspection results next to the tiles, unless the digest is empty."""
     if (path := _findings_path(digest)) is not None:
         keep_json(path, {digest: dict(findings)})
 
@@ -85,9 +85,9 @@ def _findings_path(digest: str) -> Path | None:
 def prepare_tiles(
     library: KernelLibrary, stored: Sequence[Stored], *, digest: str, release: Callable[[], None] = lambda: None
 ) -> Bytes:
-    """Return the tiles of matrices of a weights file, mapped from the cache; made in memory where they cannot be kept.
+    """Return the tiles of a weights file's matrices, mapped from the cache; built in memory if they cannot be cached.
 
-    digest: the weights file's content; empty: it belongs to no pack, as during an export, and nothing is kept.
+    digest: of the weights file; empty: the file is not part of a pack, as during an export, and nothing is cached.
     release: called after each matrix, to drop the pages that were read.
     """
     folder = cache_folder(FOLDER) if digest else None
@@ -95,10 +95,10 @@ def prepare_tiles(
         path = folder / f"{_key(stored, digest)}{_TILES}"
         try:
             if not is_whole(path):
-                _make(library, stored, path, release=release)
+                _build(library, stored, path, release=release)
             return np.memmap(path, np.uint8, "r")
-        except (OSError, ValueError) as error:  # a full or read-only disk, a file that was cut off meanwhile
-            notice(f"the prepared weights cannot be kept in {folder} ({error}): they are made in memory")
+        except (OSError, ValueError) as error:  # a full or read-only disk, a file truncated by another process
+            notice(f"the prepared weights cannot be cached in {folder} ({error}): they are built in memory")
     return made_in_memory(library, stored, release=release)
 
 
@@ -121,11 +121,11 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
     return facts_key(*facts)
 
 
-def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
+def _build(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
     nbytes = tiles_nbytes(library, stored)
     bar: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda amount: None)
     if nbytes > _LONG_NBYTES:
-        notice(f"preparing {nbytes / 1e6:.0f} MB of weights for this machine's kernels, once")
+        notice(f"preparing {nbytes / 1e6:.0f} MB of weights once for this machine's kernels")
         bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
@@ -141,7 +141,7 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what an edgedecode with another layout made."""
+    """Remove files of edgedecode versions with another layout."""
     others = [path for path in folder.glob("*.tiles") if not path.name.endswith(_TILES)]
     others += [path for path in folder.glob("*.found*") if not path.name.endswith(_FOUND)]
     for path in others:

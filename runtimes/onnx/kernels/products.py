@@ -1,4 +1,4 @@
-"""The product operator as a node, and the quantized matrices of a graph that it can serve."""
+"""Build nodes of our product operator, and read the quantized matrices of a graph that it supports."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ DOMAIN = "edgedecode"
 FLOAT, UINT8 = 1, 2
 _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
-FLOAT_ACTIVATIONS = "activations that are not to be rounded"
+FLOAT_ACTIVATIONS = "activations that must not be rounded"
 _PAGE_NBYTES = 4096
 _FLOAT32_LEVEL, _INT8_LEVEL = 1, 4
-"""Accuracy levels of MatMulNBits: 1 asks for float32 activations, which the engine has, and 4 allows 8 bits. Levels 0
-(unset), 2 (float16) and 3 (bfloat16) get 16 bits, which err less than float16 does: see docs/kernels.md."""
+"""Accuracy levels of MatMulNBits: 1 requires float32 activations, which only the engine supports, and 4 allows 8 bits.
+Levels 0 (unset), 2 (float16) and 3 (bfloat16) get 16 bits, whose error is smaller than float16's: see docs/kernels.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of a graph and where it is stored: offsets in the weights file, None where the graph itself holds it."""
+    """A matrix of a graph and its offsets in the weights file; None if the matrix is stored in the graph."""
 
     name: str
     matrix: Matrix
@@ -50,11 +51,11 @@ class Stored:
 
 
 class WeightsFile:
-    """The arrays of a graph's initializers, read in place from the graph or from its mapped weights file."""
+    """A graph's initializers as arrays, read in place from the graph or from its mapped weights file."""
 
     def __init__(self, path: Path, *, findings: Mapping[str, int] | None = None) -> None:
         self.findings = dict(findings or {})
-        """What `KernelLibrary.inspect` has found of the file's matrices, by where they lie and how they are stored."""
+        """Results of `KernelLibrary.inspect` for the file's matrices, by offsets and storage format."""
         self._name = path.name
         self._map: mmap.mmap | None = None
         if path.stat().st_size:
@@ -63,12 +64,12 @@ class WeightsFile:
         self._bytes = np.frombuffer(self._map or b"", np.uint8)
 
     def release(self) -> None:
-        """Drop the pages read so far from this process: they are not planned beside the tiles."""
+        """Drop the pages read so far from this process, as the memory plan does not include them besides the tiles."""
         if self._map is not None and sys.platform != "win32":
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def inspect(self, matrix: Matrix, offsets: tuple[int, int] | None, library: KernelLibrary) -> int:
-        """Return what `library.inspect` finds, which reads every byte of a matrix, unless it was found before."""
+        """Return the cached result of `library.inspect`, which reads every byte of a matrix."""
         key = f"{offsets} {matrix.packed.shape} {matrix.bits} {matrix.block}"
         found = None if offsets is None else self.findings.get(key)
         if found is None:
@@ -79,7 +80,7 @@ class WeightsFile:
         return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic] | None:
-        """Return an initializer's values; None for a type that is not read here or bytes that do not fit its shape."""
+        """Return an initializer's values; None for an unsupported type or bytes that do not match its shape."""
         kind = _TYPES.get(tensor.data_type)
         if kind is None:
             return None
@@ -99,7 +100,7 @@ class WeightsFile:
 
 
 def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: KernelLibrary) -> Stored | str:
-    """Return the matrix of a MatMulNBits node, or why the engine's kernel keeps the product."""
+    """Return the matrix of a MatMulNBits node, or why the product is left to the engine's kernel."""
     sizes = [node.attributes.get(name) for name in ("N", "K", "bits", "block_size")]
     if not all(isinstance(size, int) for size in sizes):
         return "its sizes are not whole numbers"
@@ -117,7 +118,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     blocks = -(-inner // block)
     shape = (columns, blocks, block * bits // 8)
     if values is None or factors is None or values.size != int(np.prod(shape)) or factors.size != columns * blocks:
-        return "weights of another size than the node's"
+        return "weights whose size differs from the node's"
     floats = np.require(factors.reshape(columns, blocks), np.float32, ["C", "A"])
     matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
     offsets = None
@@ -134,12 +135,12 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
 
 
 def planes_of(node: Node) -> int:
-    """Return how many 8-bit planes the activations of a MatMulNBits node are rounded to: 1, or 2 for 16 bits."""
+    """Return the number of 8-bit planes for the activations of a MatMulNBits node: 1, or 2 for 16 bits."""
     return 1 if node.attributes.get("accuracy_level") == _INT8_LEVEL else 2
 
 
 def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, int]:
-    """Return where each matrix begins among the tiles of all, and under "" where the last one ends; pages are whole."""
+    """Return the page-aligned start of each matrix among all tiles by name, and the end of the last under ""."""
     found, start = {}, 0
     for each in stored:
         found[each.name] = start
@@ -148,7 +149,7 @@ def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, 
 
 
 def matrix_attributes(matrix: Matrix) -> dict[str, int]:
-    """Return the attributes by which an operator reads a matrix's tiles."""
+    """Return the attributes that an operator needs to read a matrix's tiles."""
     return {
         "columns": matrix.columns,
         "bits": matrix.bits,
@@ -168,7 +169,7 @@ def product_node(
     planes: int = 1,
     name: str = "",
 ) -> Node:
-    """Return the node: inputs x, tiles, then a bias and the tiles of a second matrix where they are used."""
+    """Return the node. Its inputs are x, tiles and, if used, a bias and the tiles of a second matrix."""
     return Node(
         "RowsProduct",
         DOMAIN,

@@ -1,4 +1,4 @@
-// Single numbers, for what the vectors do not cover; included inside the namespace of each instruction set.
+// Scalar operations for remainders of vectors; included inside the namespace of each instruction set.
 
 // a * b + c, rounded once.
 static inline float fused(float a, float b, float c) { return std::fma(a, b, c); }

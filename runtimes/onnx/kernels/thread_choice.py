@@ -1,7 +1,7 @@
-"""How many threads a model's passes use with our kernels: measured once for its weights on this processor, and kept.
+"""Measure how many threads are fastest for a model with our kernels, once per weights and processor, and cache it.
 
-Decoding is bound by memory reads, which a core or all of them saturate; how many is a property of model and processor.
-Threads never change a bit of the result, so a choice that was made beside other work costs time alone.
+Decoding is bound by memory bandwidth; how many cores saturate it depends on the model and the processor. The number of
+threads never changes a bit of the result, so a measurement disturbed by other processes only costs time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ FOLDER = "threads"
 FORMAT = 1
 WARM_UP, SAMPLES, LEAST_SAMPLES = 2, 9, 3
 SLOW_SECONDS = 2.0
-"""A large model is measured with fewer samples, so that they take no longer than this together, and says so."""
+"""Limit of the total measuring time: larger models get fewer samples, and a notice."""
 BUSY_SECONDS = 3600
-"""A finding made beside other processes that took part of the cores holds so long."""
+"""Lifetime of a choice measured while other processes used some of the cores."""
 CLOSE = 1.04
-"""Fewer threads are preferred where they take at most this much longer: the other cores are the user's."""
+"""Fewer threads are preferred if a pass takes at most this factor longer, as they leave cores to other programs."""
 
 
 def kept_choice(facts: Sequence[str]) -> Path | None:
-    """Return the file that keeps the choice for a model with these facts; None where nothing can be kept."""
+    """Return the cache file of the choice for a model with these facts; None if there is no cache folder."""
     folder = cache_folder(FOLDER)
     return folder and folder / f"{facts_key(FORMAT, *facts, cores(), *processor_facts())}.json"
 
 
 def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) -> int:
-    """Return how many threads, 1 to `most`, a pass is to use: what is kept at `kept`, else what is measured now.
+    """Return how many threads, 1 to `most`, a pass should use: as cached at `kept`, else measured now.
 
-    run: does one pass of one row with as many threads.
+    run: runs a pass of one row with a given number of threads.
     """
     threads = kept_threads(kept)
     if 1 <= threads <= most:
@@ -55,21 +55,21 @@ def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) 
 
 
 def fewest_fast(seconds: dict[int, float]) -> int:
-    """Return the least number of threads that is nearly as fast as the fastest."""
+    """Return the smallest number of threads that is nearly as fast as the fastest."""
     best = min(seconds.values())
     return min(threads for threads, each in seconds.items() if each <= CLOSE * best)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A choice, and the time after which it is made again."""
+    """A choice, and the time after which it is measured again."""
 
     threads: Positive
     ends: float | None = None
 
 
 def kept_threads(kept: Path | None) -> int:
-    """Return what was found; 0 for nothing, for damage, and for what no longer holds."""
+    """Return the cached choice; 0 if it is missing, damaged or expired."""
     try:
         found = None if kept is None else kept_json(kept, _Kept)
     except (OSError, ValueError):
@@ -92,10 +92,10 @@ def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
             and (spent := sum(each[-1] for each in samples.values())) * SAMPLES > SLOW_SECONDS
         ):
             wanted = max(LEAST_SAMPLES, int(SLOW_SECONDS / spent))
-            notice("measuring how many threads are fastest for this model here, once")
+            notice("measuring once how many threads are fastest for this model on this machine")
     return {count: median(each[WARM_UP:]) for count, each in samples.items()}
 
 
 def _busy_cores() -> float:
-    """Return how many cores other processes kept busy in the last minute; 0 where the system does not tell."""
+    """Return how many cores other processes used in the last minute; 0 if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

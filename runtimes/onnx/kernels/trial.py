@@ -1,7 +1,7 @@
-"""Which kernels run here: as `EDGEDECODE_KERNELS` asks, and only a library that has run in a child process before.
+"""Choose the kernels by `EDGEDECODE_KERNELS`, and test the library in a child process before it is loaded.
 
-The variable is auto (the best this processor has), an instruction set by name, or engine. The child is started once for
-each build and processor: native code that dies must not take a chat with it.
+The variable is auto (the best for this processor), the name of an instruction set, or engine. The test runs once per
+build and processor, so that native code that crashes does not end a chat.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["CHOICES", "VARIABLE", "kernels_line", "load_kernels", "tried"]
 ROWS, INNER, COLUMNS = 5, 64, 48
 _FLOAT, _UINT8 = 1, 2
 TOLERANCE = 0.05
-"""Of the largest result: what rounding activations to 8 bits may cost these rows."""
+"""Allowed error from rounding activations to 8 bits, as a share of the largest result."""
 
 
 def run_once(library: KernelLibrary) -> None:
-    """Multiply a few rows on every instruction set. Raises RuntimeUnavailable for a result that is wrong."""
+    """Multiply a few rows on every instruction set. Raises RuntimeUnavailable if a result is wrong."""
     rng = np.random.default_rng(0)
     packed = rng.integers(1, 256, (COLUMNS, INNER // 32, 32), np.uint8)
     matrix = Matrix(packed, np.full((COLUMNS, INNER // 32), 2.0**-7, np.float32), 8, 32)
@@ -47,7 +47,7 @@ def run_once(library: KernelLibrary) -> None:
 
 
 def multiply(library: KernelLibrary, matrix: Matrix, x: FloatArray, *, planes: int = 1, threads: int = 1) -> FloatArray:
-    """Return x [rows, inner] times a matrix, computed by the operator alone, on the instruction set in force."""
+    """Return x [rows, inner] times a matrix, computed by our operator on the current instruction set."""
     import onnxruntime
 
     tiles = np.empty(library.prepared_nbytes(matrix), np.uint8)
@@ -74,20 +74,20 @@ TRY_SECONDS = 60
 
 
 def load_kernels() -> KernelLibrary | None:
-    """Return the library as `EDGEDECODE_KERNELS` asks for it; None: the engine's kernels run.
+    """Return the library with the kernels of `EDGEDECODE_KERNELS`; None: the engine's kernels are used.
 
-    Raises InputError for a choice that does not exist or that this processor does not have.
+    Raises InputError for an unknown choice, or one that this processor does not support.
     """
     choice = os.environ.get(VARIABLE, "") or "auto"
     if choice not in CHOICES:
-        raise InputError(f"{VARIABLE}={choice}: give one of {', '.join(CHOICES)}")
+        raise InputError(f"{VARIABLE}={choice}: use one of {', '.join(CHOICES)}")
     if choice == "engine":
         return None
     library, reason = tried()
     if library is None:
         if choice != "auto":
             raise InputError(f"{VARIABLE}={choice}: {reason}")
-        _say_once(f"ONNX Runtime's own kernels run: {reason}")
+        _notice_once(f"using ONNX Runtime's own kernels: {reason}")
         return None
     try:
         library.choose(choice)
@@ -97,7 +97,7 @@ def load_kernels() -> KernelLibrary | None:
 
 
 def kernels_line() -> str:
-    """Return which kernels run here and why, for people."""
+    """Describe for users which kernels are used and why."""
     choice = os.environ.get(VARIABLE, "") or "auto"
     if choice == "engine":
         return f"ONNX Runtime's own kernels: {VARIABLE}=engine"
@@ -106,7 +106,7 @@ def kernels_line() -> str:
         return f"ONNX Runtime's own kernels: {reason}"
     if choice != "auto" and choice not in library.instruction_sets:
         return (
-            f"{VARIABLE}={choice} cannot be had here: this processor or build has {', '.join(library.instruction_sets)}"
+            f"{VARIABLE}={choice} is not available: this processor or build has {', '.join(library.instruction_sets)}"
         )
     name = library.instruction_sets[0] if choice == "auto" else choice
     return f"edgedecode's kernels: {name} (of {', '.join(library.instruction_sets)})"
@@ -114,32 +114,32 @@ def kernels_line() -> str:
 
 @lru_cache(maxsize=1)
 def tried() -> tuple[KernelLibrary | None, str]:
-    """Return the library, or None and the reason; it has run in a child process without dying."""
+    """Return the library after it ran in a child process without crashing, or None and the reason."""
     if not LIBRARY.is_file():
         return None, (
             "edgedecode was installed without its kernels (no C++ compiler, or EDGEDECODE_BUILD_KERNELS=0): "
             "install a compiler and reinstall"
         )
     try:
-        reason = _reason_against(LIBRARY, engine=_engine())
+        reason = _failure(LIBRARY, engine=_engine())
         return (None, reason) if reason else (KernelLibrary(LIBRARY), "")
     except RuntimeUnavailable as error:
         return None, str(error)
 
 
 def _engine() -> str:
-    """Return the file of the engine as a version: several distributions bring it."""
+    """Return the engine's file and its time as a version, since several distributions install it."""
     found = find_spec("onnxruntime")
     return "" if found is None or found.origin is None else f"{found.origin} {Path(found.origin).stat().st_mtime_ns}"
 
 
 @lru_cache(maxsize=8)
-def _say_once(text: str) -> None:
+def _notice_once(text: str) -> None:
     notice(text)
 
 
-def _reason_against(path: Path, *, engine: str) -> str:
-    """Return why this build cannot run on this processor with this engine; empty: it can. Kept in the user's cache."""
+def _failure(path: Path, *, engine: str) -> str:
+    """Return why this build cannot run on this processor with this engine; empty if it can. Cached for the user."""
     stamp = path.stat()
     facts = [str(path), str(stamp.st_size), str(stamp.st_mtime_ns), engine, *processor_facts()]
     folder = cache_folder(FOLDER)
@@ -148,10 +148,10 @@ def _reason_against(path: Path, *, engine: str) -> str:
         if kept is not None:
             return kept_json(kept, dict[str, str])["reason"]
     except (OSError, ValueError, KeyError):
-        pass  # tried again
+        pass  # test it again
     reply = _try(path)
     if not reply.ended:
-        return f"the library {path.name} could not be tried: {reply.failure}"
+        return f"the library {path.name} could not be tested: {reply.failure}"
     reason = reply.failure
     if reason:
         reason = f"the library {path.name} does not run here ({reason}): reinstall edgedecode on this machine"
@@ -161,18 +161,18 @@ def _reason_against(path: Path, *, engine: str) -> str:
 
 
 def try_library(path: str) -> None:
-    """Run every operator of a library once, as the child process does. Raises what goes wrong."""
+    """Run the library's product operator on every instruction set, in the child process. Raises if anything fails."""
     library = KernelLibrary(Path(path))
     run_once(library)
-    library.choose("auto")  # not the one that was tried last
+    library.choose("auto")  # rather than the last one tested
 
 
 def _try(path: Path) -> ChildReply:
     command = child_command(f"{__name__}:{try_library.__name__}")
     if command is not None:
         return ask_child(command, str(path), seconds=TRY_SECONDS)
-    try:  # in this process, for want of another: who froze the application chose the build
+    try:  # no child in a frozen application: test in this process, as its packager chose the build
         try_library(str(path))
-    except Exception as error:  # the engine's own kinds too
+    except Exception as error:  # including the engine's own exceptions
         return ChildReply(failure=str(error))
     return ChildReply()

@@ -1,7 +1,7 @@
-// Vectors of one instruction set under common names; included inside a namespace of its own by each kernels_*.cpp.
+// Vector operations of one instruction set under common names; each kernels_*.cpp includes it in a separate namespace.
 //
-// Floats (VF), 32-bit integers (VI): kLanes of each. VW: 4 * kLanes bytes of weights, four of each lane's column.
-// Every operation is one IEEE operation a lane, so that the kernels written with them give the same bits everywhere.
+// Floats (VF), 32-bit integers (VI): kLanes of each. VW: 4 * kLanes bytes of weights, four for each lane's column.
+// Every operation is one IEEE operation per lane, so that the kernels give the same bits on every instruction set.
 
 #if defined(EDGE_AVX512)
 
@@ -114,7 +114,7 @@ static inline VF vsub(VF a, VF b) { return vsubq_f32(a, b); }
 static inline VF vmul(VF a, VF b) { return vmulq_f32(a, b); }
 static inline VF vdiv(VF a, VF b) { return vdivq_f32(a, b); }
 static inline VF vfma(VF a, VF b, VF c) { return vfmaq_f32(c, a, b); }
-// As x86 has it: the second operand where one is not a number.
+// As on x86: the second operand if one is NaN.
 static inline VF vmax(VF a, VF b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline VF vmin(VF a, VF b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline VF vabs(VF a) { return vabsq_f32(a); }
@@ -143,7 +143,7 @@ static inline VI vadd_int(VI a, VI b) { return vaddq_s32(a, b); }
 static inline VI vjoin(VI high, VI low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return vaddvq_s32(v); }
 static inline VI vset_int(int32_t x) { return vdupq_n_s32(x); }
-// NEON multiplies signed by signed: the zero point is subtracted here.
+// NEON multiplies signed by signed bytes, so the zero point is subtracted here.
 constexpr int kUnits = 2;
 static inline uint8x16_t vquants(const uint8_t* p) { return vld1q_u8(p); }
 static inline VW vlow_nibbles(uint8x16_t x) {
@@ -172,7 +172,7 @@ static inline VF vmin(VF a, VF b) EDGE_LANES(VF, a.v[i] < b.v[i] ? a.v[i] : b.v[
 static inline VF vabs(VF a) EDGE_LANES(VF, std::fabs(a.v[i]))
 static inline VF vround(VF a) EDGE_LANES(VF, std::nearbyintf(a.v[i]))
 static inline VF vzero_below(VF a, VF x, VF floor) EDGE_LANES(VF, x.v[i] < floor.v[i] ? 0.0f : a.v[i])
-// Out of range and NaN give what x86 gives: the least integer.
+// As on x86: values out of range and NaN give the smallest integer.
 static inline int32_t integer_of(float x) {
   return x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(std::nearbyintf(x)) : INT32_MIN;
 }
@@ -234,14 +234,14 @@ static inline VI vdot(VI sum, const VW& w, VI a) {
 
 #endif
 
-// Four bytes for all lanes.
+// Broadcasts four bytes to all lanes.
 static inline VI vfour(const int8_t* p) {
   int32_t four;
   memcpy(&four, p, 4);
   return vset_int(four);
 }
 #if defined(EDGE_AVX2)
-// Keeps a compiler from adding in another order, which holds more values at once than there are registers.
+// Keeps the compiler from reordering the additions, which would need more registers than there are.
 static inline void keep_order(VI& a, VI& b) {
 #if defined(__GNUC__)
   asm("" : "+x"(a), "+x"(b));
@@ -251,7 +251,7 @@ static inline void keep_order(VI& a, VI& b) {
 
 constexpr size_t kGroups = kTile / kLanes;  // vectors that hold 16 values
 
-// The sum of 16 values in one fixed order, whatever the width of a vector: halves are added until one is left.
+// The sum of 16 values in one fixed order for any vector width: halves are added until one value is left.
 static inline float sum16(const VF (&v)[kGroups]) {
   float x[kTile];
   for (size_t g = 0; g < kGroups; g++) vstore(x + g * kLanes, v[g]);
@@ -260,8 +260,8 @@ static inline float sum16(const VF (&v)[kGroups]) {
   return x[0];
 }
 
-// e to the x (Cephes expf: range reduction by ln 2 in two parts, a polynomial of degree 5). 0 below -87; NaN stays NaN:
-// the minimum and maximum return their second operand where one is not a number.
+// e to the x (Cephes expf: range reduction by ln 2 in two parts, a polynomial of degree 5). 0 below -87; NaN stays NaN,
+// since the minimum and maximum return their second operand if one is NaN.
 static inline VF vexp(VF x) {
   const VF floor = vset(-87.0f);
   VF clamped = vmin(vset(88.0f), vmax(floor, x));

@@ -1,7 +1,7 @@
-// Runs every kernel of every instruction set that this processor has on random shapes, without Python or an engine, so
-// that sanitizers and emulators can watch. Prints a digest of all results for each set; the sets must agree, rows must
-// not depend on what goes with them, and results must be near a float64 reference. Exit code 1 where they are not.
-// The draws of draw.cpp have a digest of their own.
+// Runs every kernel of every instruction set that this processor supports on random shapes, without Python or an engine,
+// for sanitizers and emulators. Prints a digest of all results for each set. The sets must agree, a row's result must not
+// depend on other rows, and results must be close to a float64 reference; otherwise the exit code is 1. The draws of
+// draw.cpp have a separate digest.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -61,7 +61,7 @@ void check_product(const Kernels* table, Digest& digest) {
   const bool wide = below(2), gate = below(2);
   const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
   const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = every * 32 * 32 * bits / 8;
-  const size_t strip = quants + (wide ? 128 : 64);  // the sub-blocks that share scales, and these
+  const size_t strip = quants + (wide ? 128 : 64);  // the sub-blocks that share scales, and the scales
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
     const size_t inside = i % strip;
@@ -72,7 +72,7 @@ void check_product(const Kernels* table, Digest& digest) {
       memcpy(&weights[i], &scale, 4);
       i += 3;
     } else if (!wide && inside % 2 == 0) {
-      const uint16_t scale = 0x2000 + below(1024);  // halves from 2^-7 on
+      const uint16_t scale = 0x2000 + below(1024);  // half-precision numbers from 2^-7 on
       memcpy(&weights[i], &scale, 2);
       i += 1;
     }
@@ -124,15 +124,15 @@ void check_product(const Kernels* table, Digest& digest) {
   digest.add(column.data(), column.size() * sizeof(float));
 }
 
-// Whether two results agree bit for bit, or both are no numbers.
+// Whether two results agree bit for bit, or both are NaN.
 bool same(const float* a, const float* b, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (memcmp(a + i, b + i, sizeof(float)) && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
   return true;
 }
 
-// The same sequence as one chain, row by row, and as a tree whose slots are in another order. With `poisoned` one key or
-// value is not finite: whoever sees it shows that, and nobody else.
+// The same sequence as one chain, row by row, and as a tree whose slots are in another order. With `poisoned`, one key or
+// value is not finite: exactly the rows that attend to it must have results that are not finite.
 void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool poisoned) {
   const size_t kv_heads = 1 + below(2), group = 1 + below(3), heads = kv_heads * group, size = 16 * (1 + below(5));
   const size_t settled = below(70), rows = 1 + below(9), capacity = 96, window = below(2) ? 0 : 1 + below(40);
@@ -206,7 +206,7 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
     const std::vector<float> alone = pass(narrow, settled + row, places(settled + row, 1), nullptr, counted(settled + row, 1));
     expect(same(alone.data(), &together[row * heads * size], alone.size()), "attention depends on the pass");
   }
-  // Two branches in turns: even slots hold the chain, odd ones another branch.
+  // Two interleaved branches: even slots hold the chain, odd slots another branch.
   std::vector<size_t> from;
   std::vector<int32_t> parents;
   std::vector<int64_t> positions;
@@ -227,7 +227,7 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool
       size_t finite = 0;
       for (size_t d = 0; d < size; d++) finite += std::isfinite(y[d]);
       if (poisoned && head / group == bad_head && bad_row >= first && bad_row <= here)
-        expect(finite < size && !(int8_cache && finite != 0), "what is not finite is silent");
+        expect(finite < size && !(int8_cache && finite != 0), "a value that is not finite has no effect");
       else
         expect(finite == size, "attention is not finite");
     }
@@ -274,7 +274,7 @@ void check_others(const Kernels* table, Digest& digest) {
   digest.add(product.data(), product.size() * sizeof(float));
 }
 
-// Draws from one row, of a kind of its own, with every sort of options; memory is of the exact size.
+// Draws from one row of the given kind with many combinations of options; buffers have their exact size.
 void check_draws(int kind, Digest& digest) {
   const size_t size = kind % 3 == 0 ? 1 + below(200) : 2000 + below(5000);
   std::vector<float> row = random_floats(size);
@@ -308,7 +308,7 @@ void check_draws(int kind, Digest& digest) {
   digest.add(found, sizeof found);
   std::vector<int64_t> largest(size < 40 ? size : 40);
   edgedecode_top_row(row.data(), size, largest.size(), largest.data());
-  expect(row[largest[0]] == row[best], "the largest is not the first of the largest");
+  expect(row[largest[0]] == row[best], "the first of the largest is not the maximum");
   digest.add(largest.data(), largest.size() * sizeof(int64_t));
 }
 
@@ -344,10 +344,10 @@ int main(int count, char** arguments) {
   }
   std::vector<int> seen(1000);
   for (int i = 0; i < 300; i++) parallel_for(seen.size(), 3, [&](size_t part) { seen[part]++; });
-  for (int times : seen) expect(times == 300, "a part of a job ran another number of times than once");
+  for (int times : seen) expect(times == 300, "a part of a job did not run exactly once");
   std::vector<uint8_t> each(70000);
-  parallel_for(each.size(), 2, [&](size_t part) { each[part] = 1; });  // more than a ticket can count
-  for (uint8_t done : each) expect(done == 1, "a job of many parts is not whole");
+  parallel_for(each.size(), 2, [&](size_t part) { each[part] = 1; });  // more parts than a ticket can count
+  for (uint8_t done : each) expect(done == 1, "a job of many parts is incomplete");
   bool refused = false;
   try {
     parallel_for(64, 3, [](size_t part) {
@@ -356,9 +356,9 @@ int main(int count, char** arguments) {
   } catch (const std::bad_alloc&) {
     refused = true;
   }
-  expect(refused, "a part without memory is silent");
+  expect(refused, "an out-of-memory error in a part is lost");
   std::vector<uint8_t> after(64);
   parallel_for(after.size(), 3, [&](size_t part) { after[part] = 1; });
-  for (uint8_t done : after) expect(done == 1, "the pool does not go on after a part without memory");
+  for (uint8_t done : after) expect(done == 1, "the pool stops working after a part ran out of memory");
   return failures != 0;
 }
