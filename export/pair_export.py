@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import check_adapter_name, copy_adapter
+from edgedecode.adapters.adapter_change import check_adapter_name, check_fits, copy_adapter
 from edgedecode.adapters.adapter_parts import Projections
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.engines.kernel_noise import POSITIONS
-from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
+from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
@@ -159,18 +159,15 @@ def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, targe
     for name, adapter in adapters.items():
         check_adapter_name(name)
         graphs = graphs.with_adapters(rank=adapter.rank)
-        if beyond := [token for token in adapter.invocation if token >= target.tokenizer.size]:
-            raise InputError(
-                f"the adapter {name} is activated by the token {beyond[0]}, which {target.name} does not have"
-            )
-        Projections(
+        projections = Projections(
             list(adapted_products(target.shape)),
             name=target.name,
             rank=graphs.lora_rank,
             modules=graphs.lora_modules or adaptable_modules(target.shape.architecture),
             kv_width=target.shape.kv_heads * target.shape.head_size,
             hint="the adapter is of another model, or --lora-modules leaves the projection out",
-        ).sort(adapter.matrices())
+        )
+        check_fits(adapter, projections, vocabulary_size=target.tokenizer.size)
     return graphs
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
 from edgedecode.commands import Command
-from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
@@ -28,13 +27,13 @@ class AdapterCommand:
         listing = actions.add_parser("list", help="list a pack's adapters", allow_abbrev=False)
         listing.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         listing.add_argument("--json", action="store_true", help="end with one JSON line")
-        add = actions.add_parser("add", help="copy an adapter saved by PEFT into a pack", allow_abbrev=False)
+        add = actions.add_parser("add", help="copy an adapter into a pack", allow_abbrev=False)
         add.add_argument("pack", metavar="PACK", help="folder of the pack; the adapter is for its target model")
         add.add_argument(
             "source",
-            metavar="NAME=FOLDER",
-            type=_named_folder,
-            help="the adapter's name in the pack, and the folder that PEFT saved",
+            metavar="NAME=SOURCE",
+            type=_named_source,
+            help="the adapter's name in the pack, and the folder that PEFT saved, or a GGUF file (for llama.cpp only)",
         )
         remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
         remove.add_argument("pack", metavar="PACK", help="folder of the pack")
@@ -45,12 +44,8 @@ class AdapterCommand:
         if arguments.action == "list":
             _list(Manifest.load(root), json_line=arguments.json)
         elif arguments.action == "add":
-            name, folder = arguments.source
-            if folder.is_file():
-                raise InputError(
-                    f"{folder} is a file: give the folder that PEFT saved; `edgedecode import` takes GGUF adapters"
-                )
-            entry = add_adapter(root, name, folder)
+            name, source = arguments.source
+            entry = add_adapter(root, name, source)
             activated = ", active from its invocation tokens on" if entry.invocation else ""
             print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
             print(f"edgedecode generate -m {arguments.pack} --adapter {name} PROMPT")
@@ -78,16 +73,16 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
     if manifest.adapters:
         console.print(table)
     else:
-        console.print(f"{manifest.name} has no adapters: `edgedecode adapter add PACK NAME=FOLDER` adds one")
+        console.print(f"{manifest.name} has no adapters: `edgedecode adapter add PACK NAME=SOURCE` adds one")
     if json_line:
         print(json.dumps({name: asdict(each) for name, each in manifest.adapters.items()}))
 
 
-def _named_folder(text: str) -> tuple[str, Path]:
-    name, equals, folder = text.partition("=")
-    if not name or not equals or not folder:
-        raise ArgumentTypeError(f"{text!r} is not of the form NAME=FOLDER")
-    return name, Path(folder)
+def _named_source(text: str) -> tuple[str, Path]:
+    name, equals, source = text.partition("=")
+    if not name or not equals or not source:
+        raise ArgumentTypeError(f"{text!r} is not of the form NAME=SOURCE")
+    return name, Path(source)
 
 
 command: Command = AdapterCommand()

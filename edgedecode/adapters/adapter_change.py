@@ -12,11 +12,12 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, InputError, ManifestError
-from edgedecode.gguf.header import read_header
+from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.header import Header, read_header
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import ADAPTERS, AdapterEntry
 from edgedecode.pack.gate import is_downloaded
@@ -25,36 +26,56 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 from edgedecode.pack.new_folder import flush_folder
 from edgedecode.pack.pack_lock import changing, replace_manifest
 
-from .adapter_parts import Projection, Projections, graph_projections, lora_projections
+from .adapter_parts import Projections, graph_projections, lora_projections
+from .gguf_adapter import read_gguf_adapter
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
-__all__ = ["NO_ADAPTER", "add_adapter", "check_adapter_name", "copy_adapter", "remove_adapter"]
+__all__ = [
+    "NO_ADAPTER",
+    "add_adapter",
+    "check_adapter_name",
+    "check_fits",
+    "copy_adapter",
+    "gguf_projections",
+    "remove_adapter",
+]
 
 NO_ADAPTER = "off"
 """What a chat calls none."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ROLE = "target"
+_GGUF = "adapter.gguf"
 
 
-def add_adapter(root: Path, name: str, folder: Path) -> AdapterEntry:
-    """Copy the adapter that PEFT saved in `folder` into the pack, for its target, under this name.
+def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
+    """Copy an adapter into the pack, for its target, under this name.
 
-    Raises InputError for a name that cannot be used or is taken, ManifestError for files that cannot be used or a pack
-    that is not the user's own, CapabilityError for an adapter of another model or one that the pack's graphs cannot
-    take; OSError. Then the pack is as it was.
+    source: a folder that PEFT saved, for both engines, or a GGUF file, for llama.cpp. Raises InputError for a name that
+    cannot be used or is taken, ManifestError for files that cannot be used or a pack that is not the user's own,
+    CapabilityError for an adapter of another model or one that the pack's target cannot take; OSError. Then the pack is
+    as it was.
     """
     check_adapter_name(name)
-    found = read_peft_adapter(folder / CONFIG, folder / WEIGHTS)
+    found = None if source.is_file() else read_peft_adapter(source / CONFIG, source / WEIGHTS)
     with changing(root):
         manifest = _own_manifest(root)
         if name in manifest.adapters:
             raise InputError(f"the pack has an adapter {name!r} already: remove it first, or give another name")
-        _check_fits(found, manifest, root)
+        if found is None:
+            entry = _fitting_file(source, manifest, root)
+        else:
+            target = manifest.located(_ROLE)
+            check_fits(found, _projections(target, root), vocabulary_size=manifest.vocabulary_size)
         place = root / ADAPTERS / name
         shutil.rmtree(place, ignore_errors=True)  # what a killed process left
         try:
-            entry = copy_adapter(found, folder, root, name)
-            files = (entry.config, entry.file)
+            if found is None:
+                entry = replace(entry, file=f"{ADAPTERS}/{name}/{_GGUF}")
+                place.mkdir(parents=True)
+                shutil.copyfile(source, root / entry.file)
+            else:
+                entry = copy_adapter(found, source, root, name)
+            files = [file for file in (entry.config, entry.file) if file]
             listed = {listed: asdict(file_entry(root / listed, flushed=True)) for listed in files}
             for each in (place, place.parent, root):
                 flush_folder(each)
@@ -120,35 +141,57 @@ def _own_manifest(root: Path) -> Manifest:
     return manifest
 
 
-def _check_fits(found: PeftAdapter, manifest: Manifest, root: Path) -> None:
-    """Raise CapabilityError or InputError where the target's graphs do not take the adapter."""
-    target = manifest.located(_ROLE)
-    if beyond := [token for token in found.invocation if token >= manifest.vocabulary_size]:
+def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size: int) -> None:
+    """Raise CapabilityError or InputError for an adapter of another model or tokenizer."""
+    if beyond := [token for token in found.invocation if token >= vocabulary_size]:
         raise InputError(
-            f"the adapter is activated by the token {beyond[0]}, the pack's tokenizer has {manifest.vocabulary_size}: "
-            f"it is for another model"
+            f"the adapter is activated by the token {beyond[0]}, the model's tokenizer has {vocabulary_size}: it is "
+            f"for another model"
         )
-    projections, rank, modules = _products(target, root)
-    Projections(
-        projections,
-        name=f"the pack's {_ROLE}",
-        rank=rank,
-        modules=modules,
-        kv_width=target.kv_heads * target.head_size,
-        hint="the adapter is of another model, or the pack must be exported with --lora-modules",
-    ).sort(found.matrices())
+    projections.sort(found.matrices())
 
 
-def _products(target: ModelEntry, root: Path) -> tuple[list[Projection], int, tuple[str, ...]]:
-    """Return the products that take an adapter, its largest rank, and the projections' names as PEFT has them."""
+def gguf_projections(header: Header, *, name: str) -> Projections:
+    """Return what the model `name` of a GGUF file takes: any rank."""
+    found = list(lora_projections(header))
+    return Projections(
+        found,
+        name=name,
+        rank=header.hidden_size,
+        modules=tuple(sorted({each.module for each in found})),
+        kv_width=header.kv_heads * header.head_size,
+        hint="the adapter is of another model",
+    )
+
+
+def _fitting_file(path: Path, manifest: Manifest, root: Path) -> AdapterEntry:
+    """Return the entry of a GGUF adapter that the pack's target takes."""
+    target = manifest.located(_ROLE)
+    if not target.gguf:
+        raise CapabilityError(
+            f"{path} is a GGUF adapter, and the pack has no GGUF file of its target: give the folder that PEFT saved, "
+            f"or export the pack again with --formats onnx,gguf"
+        )
+    header = read_header(root / target.gguf)
+    return read_gguf_adapter(read_contents(path, arrays=True), path, header, name="target", role=_ROLE)
+
+
+def _projections(target: ModelEntry, root: Path) -> Projections:
+    """Return the products of the pack's target that take an adapter."""
+    name = f"the pack's {_ROLE}"
     for graph in target.graphs.values():
         if "lora" in graph.capabilities:
             tensors = GraphFile.parse((root / graph.file).read_bytes()).initializers
-            shapes = {name: tensor.dims for name, tensor in tensors.items()}
-            return list(graph_projections(shapes)), graph.lora_rank, graph.lora_modules
+            return Projections(
+                list(graph_projections({name: tensor.dims for name, tensor in tensors.items()})),
+                name=name,
+                rank=graph.lora_rank,
+                modules=graph.lora_modules,
+                kv_width=target.kv_heads * target.head_size,
+                hint="the adapter is of another model, or the pack must be exported with --lora-modules",
+            )
     if target.gguf:
-        found = list(lora_projections(read_header(root / target.gguf)))
-        return found, target.hidden_size, tuple(sorted({each.module for each in found}))
+        return gguf_projections(read_header(root / target.gguf), name=name)
     raise CapabilityError("the pack's target takes no adapters: export it again with --graphs base,lora")
 
 

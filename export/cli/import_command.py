@@ -35,8 +35,8 @@ class ImportCommand:
             type=named_path,
             action="append",
             default=[],
-            metavar="NAME=FILE",
-            help="GGUF file of a LoRA adapter for the large model; may be given again",
+            metavar="NAME=SOURCE",
+            help="LoRA adapter for the large model: a GGUF file, or the folder that PEFT saved; may be given again",
         )
         parser.add_argument(
             "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"

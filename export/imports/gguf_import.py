@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgedecode.adapters.adapter_change import copy_adapter
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.pack.entries import AdapterEntry, OutsideFile
@@ -54,9 +55,8 @@ class _Checked:
 
     @property
     def nbytes(self) -> int:
-        paths = [source.path for source in self.sources.values()]
-        paths += [adapter.path for adapter in self.adapters.values()]
-        return sum(path.stat().st_size for path in paths)
+        models = sum(source.path.stat().st_size for source in self.sources.values())
+        return models + sum(adapter.nbytes for adapter in self.adapters.values())
 
 
 def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -161,6 +161,10 @@ def _place_adapters(
     entries: dict[str, AdapterEntry] = {}
     outside: dict[str, OutsideFile] = {}
     for name, adapter in adapters.items():
+        if adapter.entry is None:
+            assert adapter.peft is not None
+            entries[name] = copy_adapter(adapter.peft, adapter.path, folder, name)
+            continue
         file = f"adapters/{name}.gguf" if copy else f"adapters/{name}/{adapter.path.name}"
         entries[name] = replace(adapter.entry, file=file)
         if (left := place_file(adapter.path, folder / file, copy=copy)) is not None:

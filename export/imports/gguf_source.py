@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from edgedecode.adapters.adapter_change import check_fits, gguf_projections
+from edgedecode.adapters.gguf_adapter import read_gguf_adapter
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.errors import ExportError
-from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
-from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import Generation
@@ -30,7 +31,6 @@ __all__ = [
     "ImportedAdapter",
     "open_adapter",
     "open_gguf_source",
-    "read_adapter",
     "read_gguf_generation",
     "read_gguf_template",
     "read_widths",
@@ -184,37 +184,25 @@ def _bits(kind: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ImportedAdapter:
-    """An adapter's file and its manifest entry, whose `file` is set once the file is placed."""
+    """A GGUF adapter's file and its manifest entry, whose `file` is set once the file is placed; or PEFT's folder."""
 
     path: Path
-    entry: AdapterEntry
+    entry: AdapterEntry | None
+    peft: PeftAdapter | None = None
+
+    @property
+    def nbytes(self) -> int:
+        files = [self.path] if self.peft is None else [self.path / name for name in (CONFIG, WEIGHTS)]
+        return sum(file.stat().st_size for file in files)
 
 
 def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
-    """Check the adapter in `path` against its base model. Raises ExportError."""
-    return ImportedAdapter(path.resolve(), read_adapter(path, base.header, name=base.name, role=role))
-
-
-def read_adapter(path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
-    """Check the adapter in `path` against the header of the model `name`; return its entry without a file.
-
-    Raises ExportError.
-    """
+    """Check the adapter in `path`, a GGUF file or PEFT's folder, against its base model. Raises an EdgeDecodeError."""
+    if path.is_dir():
+        found = read_peft_adapter(path / CONFIG, path / WEIGHTS)
+        check_fits(found, gguf_projections(base.header, name=base.name), vocabulary_size=len(base.vocabulary.tokens))
+        return ImportedAdapter(path, None, found)
     contents = open_contents(path)
     with refused():
-        adapter = check_adapter(contents, path, header, name=name)
-    invocation = Metadata(contents).numbers("adapter.alora.invocation_tokens")
-    return AdapterEntry(
-        file="",
-        role=role,
-        rank=adapter.rank,
-        alpha=adapter.alpha,
-        modules=tuple(dict.fromkeys(_module(each, header.architecture) for each in adapter.ranks)),
-        invocation=tuple(int(token) for token in invocation),
-    )
-
-
-def _module(tensor: str, architecture: str) -> str:
-    """Return PEFT's name of a projection, or llama.cpp's if PEFT's is unknown."""
-    found = module_of(tensor, architecture)
-    return tensor.removesuffix(".weight").split(".", 2)[-1] if found is None else found.module
+        entry = read_gguf_adapter(contents, path, base.header, name=base.name, role=role)
+    return ImportedAdapter(path.resolve(), entry)

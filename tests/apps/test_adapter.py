@@ -158,3 +158,13 @@ def test_adapter_of_a_killed_process_leaves_a_pack_that_opens(
         adapter_change.add_adapter(pack, "odd", odd)
     adapter_change.remove_adapter(pack, "odd")
     assert not (pack / "adapters").exists()
+
+
+def test_adapter_in_a_gguf_file_needs_a_pack_with_one(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF")
+    before = contents(pack)
+    assert main(["adapter", "add", str(pack), f"odd={tmp_path / 'odd.gguf'}"]) == 1
+    assert "give the folder that PEFT saved" in capsys.readouterr().err
+    assert contents(pack) == before

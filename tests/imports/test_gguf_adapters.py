@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.chunks import Completion
+from tests.peft_folders import safetensors
 from tests.small_tokenizers import byte_level
 
-from .files import HIDDEN, File, Floats, write_adapter, write_file
+from .files import HIDDEN, MLP, File, Floats, write_adapter, write_file
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -37,6 +41,9 @@ def delta() -> Floats:
 def imported(out: Path, target: Path, *more: str) -> Path:
     assert main(["import", "--target", str(target), "--noise-positions", "40", *more, "--out", str(out)]) == 0
     return out
+
+
+OPTIONS = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +126,61 @@ def test_an_imported_adapter_is_removed_from_the_pack_and_stays_where_it_was(
     assert listed not in left.outside
     assert place.is_file()
     assert edgedecode.load(own, runtime="llama").close() is None
+
+
+def write_peft_ones(folder: Path) -> Path:
+    """Write what `write_adapter` does without `invocation`, as PEFT saves it."""
+    folder.mkdir()
+    tensors = {}
+    for module, inputs in (("self_attn.q_proj", HIDDEN), ("mlp.down_proj", MLP)):
+        tensors[f"base_model.model.model.layers.0.{module}.lora_A.weight"] = np.ones((4, inputs), np.float32)
+        tensors[f"base_model.model.model.layers.0.{module}.lora_B.weight"] = np.ones((HIDDEN, 4), np.float32)
+    (folder / WEIGHTS).write_bytes(safetensors(tensors))
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 6.0}), encoding="utf-8")
+    return folder
+
+
+def test_import_takes_an_adapter_as_a_gguf_file_or_as_pefts_folder(tmp_path: Path) -> None:
+    target = write_file(tmp_path / "a.gguf", byte_level())
+    file, folder = write_adapter(tmp_path / "ones.gguf", invocation=()), write_peft_ones(tmp_path / "peft")
+    pack = imported(tmp_path / "pack", target, "--adapter", f"file={file}", "--adapter", f"peft={folder}")
+    entries = Manifest.load(pack).adapters
+    assert (entries["file"].config, entries["peft"].config) == ("", "adapters/peft/adapter_config.json")
+    assert entries["file"].modules == ("q_proj", "down_proj")
+    assert set(entries["peft"].modules) == {"q_proj", "down_proj"}
+    with edgedecode.load(pack, runtime="llama", adapters=True) as pair:
+        found = set()
+        for name in ("file", "peft"):
+            with pair.session(replace(OPTIONS, adapter=name)) as session:
+                found.add(session.generate(PROMPT, max_tokens=24).tokens)
+        with pair.session(OPTIONS) as session:
+            plain = session.generate(PROMPT, max_tokens=24).tokens
+    assert len(found) == 1
+    assert plain not in found
+
+
+def test_adapter_add_takes_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = write_file(tmp_path / "a.gguf", byte_level())
+    file = write_adapter(tmp_path / "ones.gguf", invocation=())
+    pack = imported(tmp_path / "pack", target)
+    before = (pack / "edgedecode.json").read_text(encoding="utf-8")
+    assert main(["adapter", "add", str(pack), f"ones={file}"]) == 0
+    assert Manifest.load(pack).adapters["ones"].file == "adapters/ones/adapter.gguf"
+    other = imported(tmp_path / "other", target, "--adapter", f"ones={file}")
+    with (
+        edgedecode.load(pack, runtime="llama", adapters=True) as first,
+        edgedecode.load(other, runtime="llama", adapters=True) as second,
+    ):
+        answers = []
+        for pair in (first, second):
+            with pair.session(replace(OPTIONS, adapter="ones")) as session:
+                answers.append(session.generate(PROMPT, max_tokens=24).tokens)
+    assert answers[0] == answers[1]
+    assert main(["adapter", "remove", str(pack), "ones"]) == 0
+    assert not (pack / "adapters").exists()
+    assert json.loads((pack / "edgedecode.json").read_text(encoding="utf-8")) == json.loads(before)
+    capsys.readouterr()
+    wrong = write_adapter(tmp_path / "wrong.gguf", hidden=32)
+    assert main(["adapter", "add", str(pack), f"wrong={wrong}"]) == 1
+    assert "it is for another base" in capsys.readouterr().err
+    assert not (pack / "adapters").exists()
