@@ -159,7 +159,7 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
         (["verb", "a\0b"], "edgedecode: an argument contains a NUL character"),
     ],
 )
-def test_words_that_no_verb_takes_are_told_by_the_verb(
+def test_unknown_arguments_are_reported_by_the_verb(
     words: list[str], told: str, verbs: Verbs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -192,8 +192,8 @@ CLOSED = "standard output is closed: the result cannot be printed"
 )
 @pytest.mark.parametrize("words", ["verb", "--help", "--version"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_text_is_never_lost_in_silence(redirected: str, code: int, said: str, words: str, unbuffered: str) -> None:
-    """Neither a closed output nor a full disk is success, for help as for answers."""
+def test_failed_output_is_reported(redirected: str, code: int, said: str, words: str, unbuffered: str) -> None:
+    """A closed output or a full disk is a failure, for help as well as answers."""
     if "full" in redirected and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     line = f'"$0" -c "$1" {words} {redirected}'
@@ -308,13 +308,13 @@ HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
 HARMLESS = r"a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
 
 
-def test_what_a_stranger_wrote_cannot_act_on_the_terminal() -> None:
+def test_control_characters_in_foreign_text_are_escaped() -> None:
     assert shown(HOSTILE) == HARMLESS
     assert shown("two\r\nlines\tand שלום, 名前, é") == r"two\r\nlines\tand שלום, 名前, é"
     assert shown_answer("two\nlines\tand \u200fשלום\u202c \x1b[2J\r") == "two\nlines\tand \u200fשלום\u202c \\x1b[2J\\r"
 
 
-def test_an_error_with_a_stranger_s_name_is_one_harmless_line(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_with_a_foreign_name_is_one_escaped_line(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
     verbs(raising(ManifestError(f"no {HOSTILE}\nhere")))
     assert main(["verb"]) == 1
     assert capsys.readouterr().err == f"edgedecode: no {HARMLESS.replace(chr(92) + 'u2028', ' ')} here\n"

@@ -57,7 +57,7 @@ NOW = datetime.now(UTC).isoformat(timespec="seconds")
         ([], None, (), ""),
     ],
 )
-def test_the_fastest_that_is_able(
+def test_choose_takes_the_fastest_capable_engine(
     candidates: list[Candidate], speeds: Speeds | None, expected: tuple[str, ...], reason: str
 ) -> None:
     choice = choose(candidates, speeds=speeds, preferred="slow")
@@ -66,14 +66,14 @@ def test_the_fastest_that_is_able(
     assert choice.broken == ()
 
 
-def test_an_engine_that_does_not_run_is_told_of() -> None:
+def test_choose_reports_an_engine_that_does_not_run() -> None:
     choice = choose([FAST, replace(SLOW, refusal=BROKEN)], speeds=None, preferred="slow")
     assert choice == Choice(("fast",), "slow: it died with SIGSEGV", ("it died with SIGSEGV",))
 
 
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test process holds by itself is no part of these budgets: it depends on the tests before."""
+    """Fix the memory of the test process: the real figure depends on the tests that ran before."""
     monkeypatch.setattr(engines, "held_nbytes", lambda: 50 * MB)
 
 
@@ -85,7 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """The notices of this test."""
+    """Collect the notices of this test."""
     lines: list[str] = []
 
     class Lines(logging.Handler):
@@ -107,7 +107,7 @@ def path_of(manifest: Manifest, request: EngineRequest | None = None, **versions
     return path
 
 
-def test_a_finding_is_kept_for_these_weights_engines_and_settings() -> None:
+def test_choice_is_cached_per_weights_engines_and_settings() -> None:
     manifest = toy_pair().manifest
     weights = manifest.models["target"].weights
     one, other = ({weights: FileEntry(1, digest)} for digest in ("aa", "bb"))
@@ -128,13 +128,13 @@ def test_a_finding_is_kept_for_these_weights_engines_and_settings() -> None:
 SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8", "loading": (NO_MMAP,)}
 
 
-def test_budgets_and_contexts_share_one_finding() -> None:
+def test_cached_choice_is_shared_by_budgets_and_contexts() -> None:
     manifest = toy_pair().manifest
     assert len({path_of(manifest, EngineRequest(memory=limit)) for limit in (None, 10**8, 10**9)}) == 1
     assert path_of(manifest, EngineRequest(context=64)) == path_of(manifest)
 
 
-def test_damage_is_no_finding(tmp_path: Path) -> None:
+def test_damaged_cache_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     negative = json.dumps({"seconds": {"fast": -1}, "refused": {}, "taken": NOW})
     for damage in ("", "{", "[]", "[1]", '{"seconds": 1, "refused": {}}', negative, "\x00"):
@@ -142,7 +142,7 @@ def test_damage_is_no_finding(tmp_path: Path) -> None:
         assert load_speeds(path) == Speeds({})
 
 
-def test_a_refusal_is_asked_again_the_next_day(tmp_path: Path) -> None:
+def test_refused_engine_is_retried_the_next_day(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     for hours, kept in ((1, True), (30, False)):
         taken = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
@@ -163,7 +163,7 @@ def measured(*lines: str, request: EngineRequest | None = None, known: Speeds | 
     return measure_speeds(Path(), names, request or EngineRequest(), known=known, python=child(*lines))
 
 
-def test_each_engine_has_a_child_of_its_own(heard: list[str], tmp_path: Path) -> None:
+def test_each_engine_is_timed_in_its_own_child_process(heard: list[str], tmp_path: Path) -> None:
     log = tmp_path / "children"
     speeds = measured(
         "say(notice='made a file')",
@@ -181,12 +181,12 @@ def test_each_engine_has_a_child_of_its_own(heard: list[str], tmp_path: Path) ->
     assert datetime.fromisoformat(speeds.taken)
 
 
-def test_a_refusal_of_one_leaves_the_other() -> None:
+def test_refusal_of_one_engine_leaves_the_other() -> None:
     speeds = measured("say(refused='no file') if name == 'fast' else say(seconds=1)")
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {"fast": "no file"})
 
 
-def test_what_does_not_fit_one_budget_is_no_refusal() -> None:
+def test_engine_that_does_not_fit_one_budget_is_not_refused() -> None:
     """It is kept as the free bytes it wanted at least, for these positions; more of them ask again."""
     unfit = "say(least=120) if name == 'fast' else [say(needs=30), say(seconds=1)]"
     speeds = measured(unfit, request=EngineRequest(memory=140, context=64, held=40))
@@ -201,10 +201,10 @@ def test_what_does_not_fit_one_budget_is_no_refusal() -> None:
     assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 1.0}, {"fast 64": 50, "slow 64": 50})
 
 
-def test_an_engine_that_loads_in_less_where_less_is_free_is_asked_under_the_smaller_budget(
+def test_engine_that_can_load_in_less_is_retried_under_a_smaller_budget(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it took without a budget is no reason to pass it over; what it found is asked once."""
+    """The memory used without a budget does not rule an engine out; each result is measured once."""
     install(llama=Factory(), onnx=Factory())
     orders: list[tuple[str, int | None]] = []
     lines = "need = 500 if order['memory'] is None else 300 if name == 'llama' else 100; say(needs=need * 10**6)"
@@ -224,7 +224,7 @@ def test_an_engine_that_loads_in_less_where_less_is_free_is_asked_under_the_smal
     assert orders[2:] == [("llama", smaller.memory), ("onnx", smaller.memory)]
 
 
-def test_a_second_context_changes_no_speeds_and_repeats_no_notice(
+def test_second_context_keeps_the_speeds_and_repeats_no_notice(
     install: Install, heard: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(llama=Factory(), onnx=Factory())
@@ -251,7 +251,7 @@ def test_a_second_context_changes_no_speeds_and_repeats_no_notice(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
-def test_a_crash_costs_only_the_engine_whose_turn_it_was() -> None:
+def test_crash_rules_out_only_the_engine_being_timed() -> None:
     speeds = measured(
         "say(seconds=1)",
         "name == 'fast' and os.kill(os.getpid(), signal.SIGSEGV)",
@@ -260,7 +260,7 @@ def test_a_crash_costs_only_the_engine_whose_turn_it_was() -> None:
     assert speeds.refused == {"fast": "its native code died with SIGSEGV"}
 
 
-def test_a_child_that_always_fails_ends_with_no_engine() -> None:
+def test_child_that_always_fails_leaves_no_engine() -> None:
     speeds = measured("sys.exit(7)")
     assert speeds.seconds == {}
     assert speeds.refused == dict.fromkeys(("fast", "slow"), "it ended with exit code 7")
@@ -329,13 +329,13 @@ def test_one_engine_is_taken_without_measuring(install: Install, heard: list[str
     assert heard == ["decoding on onnx (llama: it is not installed)"]
 
 
-def test_an_engine_that_died_is_told_of_unasked(install: Install, heard: list[str]) -> None:
+def test_crashed_engine_is_reported_without_being_asked_for(install: Install, heard: list[str]) -> None:
     install(llama=Factory(refusals={"target": BROKEN}), onnx=Factory())
     assert chosen() == ("onnx",)
     assert heard == ["decoding on onnx (it died with SIGSEGV)"]
 
 
-def test_the_draft_counts_and_a_kv_type_narrows_for_the_target(install: Install) -> None:
+def test_draft_restricts_engines_and_kv_type_restricts_the_target(install: Install) -> None:
     llama, onnx = Factory(refusals={"draft": UNABLE}), Factory()
     install(llama=llama, onnx=onnx)
     assert chosen(EngineRequest(kv_type="int8")) == ("onnx",)
@@ -359,7 +359,7 @@ def test_a_target_that_needs_16_bit_activations_gets_an_engine_that_has_them(ins
     assert found == {"8": ("onnx", "llama"), "16": ("onnx",)}
 
 
-def test_no_engine_at_all(install: Install) -> None:
+def test_choose_without_any_engine(install: Install) -> None:
     install(llama=Factory(None), onnx=Factory(None))
     with pytest.raises(RuntimeUnavailable, match=r"no engine is installed: pip install 'edgedecode\[onnx\]'"):
         chosen()
@@ -370,7 +370,7 @@ def test_no_engine_at_all(install: Install) -> None:
         chosen()
 
 
-def test_two_are_measured_once(install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_engines_are_timed_once(install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     install(llama=Factory(), onnx=Factory())
     calls: list[object] = []
 
@@ -391,7 +391,7 @@ def test_two_are_measured_once(install: Install, heard: list[str], monkeypatch: 
     assert len(calls) == 2
 
 
-def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
+def test_faster_engine_is_skipped_when_a_session_would_not_fit(
     install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it is loaded here, and at no other budget."""
@@ -424,7 +424,7 @@ def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
     assert len(heard) == 4, "a budget with room for both tells nothing but what it measured"
 
 
-def test_where_no_usual_session_fits_an_engine_that_runs_with_less_comes_first(
+def test_engine_that_runs_with_less_comes_first_when_no_default_session_fits(
     install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a slower one; of those that do not run the one that needs least."""
@@ -446,7 +446,9 @@ def test_where_no_usual_session_fits_an_engine_that_runs_with_less_comes_first(
     assert heard == ["decoding on llama (onnx: it does not fit 200.0 MB)"]
 
 
-def test_what_cannot_be_kept_is_not_measured(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_not_timed_when_the_result_cannot_be_cached(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be measured at every start."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "cache"))
@@ -457,7 +459,7 @@ def test_what_cannot_be_kept_is_not_measured(install: Install, tmp_path: Path, m
 @pytest.mark.parametrize(
     "error", [BudgetExceeded("too large", "buy more", table="a table"), CapabilityError("too large")]
 )
-def test_an_engine_that_does_not_fit_leaves_it_to_the_next(
+def test_engine_that_does_not_fit_falls_back_to_the_next(
     error: Exception, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, Runtime] = {name: TableRuntime({"target": toy_tables(259, seed=0)}) for name in ("one", "two")}

@@ -163,13 +163,13 @@ OPTIONAL |= {
 }
 
 
-def test_it_survives_its_own_json() -> None:
+def test_manifest_round_trips_through_json() -> None:
     text = manifest().to_json()
     assert Manifest.from_json(json.loads(text)) == manifest()
     assert Manifest.from_json(json.loads(text)).to_json() == text
 
 
-def test_without_options_it_survives_too() -> None:
+def test_manifest_without_options_round_trips_through_json() -> None:
     bare = replace(manifest(), chat_template=None, generation=Generation(end_token_ids=()))
     assert Manifest.from_json(json.loads(bare.to_json())) == bare
 
@@ -210,17 +210,17 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         assert "\n" not in str(refusal.value)
 
 
-def test_products_with_16_bits_are_among_those_measured() -> None:
+def test_wide_activations_must_be_among_the_products() -> None:
     with pytest.raises(ManifestError, match=r"activations: wide names 'tail', which is not among its products"):
         Manifest.from_json(changed(("models", "target", "activations", "wide"), ["head", "tail"]))
 
 
-def test_a_newer_version_says_what_to_upgrade() -> None:
+def test_newer_format_version_names_what_to_upgrade() -> None:
     with pytest.raises(ManifestError, match=f"version {VERSION + 1}, .* reads up to {VERSION}: upgrade edgedecode"):
         Manifest.from_json(changed(("version",), VERSION + 1))
 
 
-def test_another_format_is_no_pack() -> None:
+def test_other_format_is_refused() -> None:
     with pytest.raises(ManifestError, match="format is 'zip', not 'edgedecode-pack'"):
         Manifest.from_json(changed(("format",), "zip"))
 
@@ -242,7 +242,7 @@ LEAVING = [
     ],
     ids=".".join,
 )
-def test_a_path_that_may_leave_the_pack_is_refused(path: tuple[str, ...], name: str) -> None:
+def test_path_that_may_leave_the_pack_is_refused(path: tuple[str, ...], name: str) -> None:
     with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused") as refusal:
         Manifest.from_json(changed(path, name))
     str(refusal.value).encode()  # printable anywhere
@@ -273,7 +273,7 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
+def test_manifest_is_read_from_a_folder(tmp_path: Path) -> None:
     assert Manifest.load(write(tmp_path, manifest().to_json())) == manifest()
 
 
@@ -294,20 +294,20 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[:12],
 )
-def test_garbage_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_manifest_gives_a_one_line_error(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ManifestError, match=said) as refusal:
         Manifest.load(write(tmp_path, text))
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400
 
 
-def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+def test_invalid_utf8_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(b"\xff\xfe{}")
     with pytest.raises(ManifestError, match="cannot be read"):
         Manifest.load(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_no_pack(tmp_path: Path) -> None:
+def test_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=f"is not a pack: it has no {MANIFEST_NAME}"):
         Manifest.load(tmp_path)
     with pytest.raises(ManifestError, match="is not a folder"):
@@ -335,13 +335,13 @@ def importing() -> Manifest:
     return replace(whole, models={**whole.models, "target": target}, files=files, outside=outside)
 
 
-def test_weights_outside_survive_too() -> None:
+def test_external_weights_round_trip_through_json() -> None:
     text = importing().to_json()
     assert Manifest.from_json(json.loads(text)) == importing()
     assert Manifest.from_json(json.loads(text)).to_json() == text
 
 
-def test_an_entry_is_located_wherever_its_weights_lie() -> None:
+def test_entry_with_external_weights_is_located() -> None:
     whole = importing()
     assert whole.located("target").weights == ELSEWHERE
     assert whole.located("draft").weights == "draft/weights.bin"
@@ -367,14 +367,14 @@ def test_a_path_outside_is_absolute_and_keeps_the_name(path: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_weights_that_nobody_lists_are_named() -> None:
+def test_unlisted_weights_are_named_in_the_error() -> None:
     value: Document = json.loads(importing().to_json())
     value["outside"] = {}
     with pytest.raises(ManifestError, match=r"no size and digest for target/model\.onnx\.data"):
         Manifest.from_json(value)
 
 
-def test_adapters_are_found_where_they_lie() -> None:
+def test_adapters_are_located() -> None:
     whole = manifest()
     assert whole.located_adapter("pirate") == whole.adapters["pirate"]
     with pytest.raises(ManifestError, match="has no adapter 'sailor'; it has: pirate"):
@@ -391,7 +391,7 @@ def test_an_adapter_names_a_file_and_a_model_of_the_pack(key: str, value: str) -
         Manifest.from_json(changed(("adapters", "pirate", key), value))
 
 
-def test_a_gguf_file_may_lie_outside() -> None:
+def test_gguf_file_may_be_external() -> None:
     whole = manifest()
     target = replace(whole.models["target"], weights="target/m.gguf", gguf="target/m.gguf", graphs={})
     outside = {"target/m.gguf": OutsideFile("/elsewhere/m.gguf", nbytes=7, sha256="ab")}

@@ -35,7 +35,7 @@ def greedy_chain(model: TableModel, context: list[int], length: int) -> tuple[in
     return tuple(tokens[len(context) :])
 
 
-def test_it_reads_nothing_before_it_is_asked() -> None:
+def test_model_drafter_reads_nothing_before_the_first_proposal() -> None:
     model = toy_model(VOCABULARY)
     made = drafter(model)
     made.begin(list(range(VOCABULARY)))
@@ -45,7 +45,7 @@ def test_it_reads_nothing_before_it_is_asked() -> None:
     assert model.rows_made == 3
 
 
-def test_it_proposes_the_arg_max_chain_also_when_the_context_turned_out_otherwise() -> None:
+def test_propose_gives_the_arg_max_chain_however_many_tokens_were_accepted() -> None:
     model = toy_model(VOCABULARY, seed=3)
     made = drafter(model)
     context = [1, 2, 3]
@@ -62,7 +62,7 @@ def test_it_proposes_the_arg_max_chain_also_when_the_context_turned_out_otherwis
     assert rereads > 0
 
 
-def test_an_unchanged_context_is_proposed_for_again() -> None:
+def test_propose_twice_for_an_unchanged_context() -> None:
     model = toy_model(VOCABULARY, seed=4)
     made = drafter(model)
     made.begin([5, 6, 7])
@@ -70,7 +70,7 @@ def test_an_unchanged_context_is_proposed_for_again() -> None:
     assert made.propose([5, 6, 7], 4, Noise(0)) == first
 
 
-def test_another_conversation_keeps_only_what_is_shared() -> None:
+def test_other_conversation_keeps_only_the_shared_prefix() -> None:
     model = toy_model(VOCABULARY, seed=5)
     made = drafter(model)
     made.begin([1, 2, 3, 4, 5])
@@ -92,7 +92,7 @@ def test_a_long_context_is_read_in_chunks_without_rows() -> None:
     assert model.rows_made == 1
 
 
-def test_it_stops_after_an_end_token() -> None:
+def test_propose_stops_after_an_end_token() -> None:
     model = toy_model(VOCABULARY, seed=6)
     chain = greedy_chain(model, [1, 2], 6)
     made = drafter(model, ends=frozenset({chain[2]}))
@@ -127,14 +127,14 @@ def test_a_window_is_read_again_for_another_conversation() -> None:
         assert made.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
 
 
-def test_windows_are_the_same_whatever_the_context_is() -> None:
-    """A plan with a shorter context counts with a window that a session tries."""
+def test_windows_do_not_depend_on_the_context() -> None:
+    """A plan with a shorter context budgets for a window that sessions try."""
     assert shorter_windows(4096) == (2048, 1024, 512)
     assert shorter_windows(1216) == (1024, 512)
     assert shorter_windows(512) == shorter_windows(64) == ()
 
 
-def test_a_window_takes_what_memory_there_is() -> None:
+def test_window_size_follows_the_available_memory() -> None:
     model = TableModel(toy_tables(VOCABULARY, seed=1), context=4096, budget=Budget(8 * 1100))
     made = drafter(model, capacity=4096)
     assert made.state.nbytes_of("model") == 8 * 1024
@@ -160,7 +160,7 @@ def test_penalties_follow_the_context_and_the_draft() -> None:
         context = [*context, draft.tokens[0], 11]
 
 
-def test_for_the_ratio_rule_it_draws_and_tells_from_what() -> None:
+def test_propose_for_the_ratio_rule_samples_and_returns_the_distributions() -> None:
     model = toy_model(VOCABULARY, seed=8, scale=1.0)
     options = SamplingOptions(temperature=0.8, top_k=6, repetition_penalty=1.2)
     made = drafter(model, sampling=options, sampled=True)
@@ -216,7 +216,7 @@ def test_a_trimmed_vocabulary_is_mapped_back(sampled: bool) -> None:
             np.testing.assert_allclose([draft.probs[index].of(id) for id in range(VOCABULARY)], row, atol=1e-6)
 
 
-def test_its_memory_is_the_states_and_is_given_back() -> None:
+def test_memory_is_that_of_the_state_and_is_released() -> None:
     budget = Budget(10_000)
     model = TableModel(toy_tables(VOCABULARY, seed=0), budget=budget)
     made = ModelSource().open(draft_setting(VOCABULARY, model=model, budget=budget, capacity=100))
@@ -236,7 +236,7 @@ def test_a_pack_without_a_draft_says_what_to_do() -> None:
 # -- a window of the newest tokens -------------------------------------------------------------------------------------
 
 
-def test_far_behind_it_reads_the_newest_tokens_only_and_goes_on_from_there() -> None:
+def test_propose_far_behind_reads_only_the_newest_tokens_and_continues_from_there() -> None:
     model = toy_model(VOCABULARY, seed=12)
     made = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(90)]
@@ -255,7 +255,7 @@ def test_far_behind_it_reads_the_newest_tokens_only_and_goes_on_from_there() -> 
     assert max(model.passes) == 1
 
 
-def test_near_enough_it_reads_everything() -> None:
+def test_propose_slightly_behind_reads_every_unread_token() -> None:
     model = toy_model(VOCABULARY, seed=12)
     made = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(30)]
@@ -263,7 +263,7 @@ def test_near_enough_it_reads_everything() -> None:
     assert made.propose(context, 4, Noise(0), Plan(4, read_max=30)).tokens == greedy_chain(model, context, 4)
 
 
-def test_a_window_is_left_where_the_context_is_another_one() -> None:
+def test_window_is_discarded_for_another_context() -> None:
     model = toy_model(VOCABULARY, seed=12)
     made = drafter(model)
     made.begin([index * 7 % VOCABULARY for index in range(90)])
@@ -292,7 +292,7 @@ def tell(made: ModelDrafter, context: list[int], tokens: tuple[int, ...]) -> lis
     return after
 
 
-def test_it_stops_where_the_whole_draft_would_hardly_survive() -> None:
+def test_propose_stops_when_the_full_draft_is_unlikely_to_be_accepted() -> None:
     model = toy_model(VOCABULARY, seed=13)
     lengths: dict[float, int] = {}
     for floor in (0.0, 0.05, 0.3, 0.7, 0.999):
@@ -316,7 +316,7 @@ def test_it_stops_where_the_whole_draft_would_hardly_survive() -> None:
     assert 0 < lengths[0.7] < lengths[0.05]
 
 
-def test_it_learns_from_what_became_of_its_drafts_and_of_what_it_left_out() -> None:
+def test_observe_learns_from_drafted_and_omitted_tokens() -> None:
     model = toy_model(VOCABULARY, seed=14)
     floor = Plan(4, floor=0.2)
 
@@ -341,7 +341,7 @@ def _proposal(made: ModelDrafter, context: list[int], plan: Plan) -> Draft:
     return made.propose(context, 4, Noise(0), plan)
 
 
-def test_a_round_that_it_did_not_draft_for_teaches_nothing() -> None:
+def test_observe_ignores_rounds_without_a_draft_of_this_drafter() -> None:
     model = toy_model(VOCABULARY, seed=14)
     made = drafter(model)
     context = [1, 2]
@@ -354,7 +354,7 @@ def test_a_round_that_it_did_not_draft_for_teaches_nothing() -> None:
     assert made._confidence.weights == learnt != [1.0, 0.0, 0.0]
 
 
-def test_under_the_ratio_rule_nothing_stops_it() -> None:
+def test_propose_under_the_ratio_rule_never_stops_early() -> None:
     model = toy_model(VOCABULARY, seed=8, scale=0.1)
     options = SamplingOptions(temperature=1.0)
     made = drafter(model, sampling=options, sampled=True, noise=Noise(4))
@@ -365,7 +365,7 @@ def test_under_the_ratio_rule_nothing_stops_it() -> None:
 # -- the target's noise ------------------------------------------------------------------------------------------------
 
 
-def test_with_the_targets_noise_it_draws_what_the_target_would_draw() -> None:
+def test_propose_with_the_targets_noise_samples_the_targets_tokens() -> None:
     model = toy_model(VOCABULARY, seed=15, scale=0.7)
     options = SamplingOptions(temperature=0.9, top_k=8, repetition_penalty=1.2)
     noise = Noise(21)

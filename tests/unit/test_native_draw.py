@@ -120,7 +120,7 @@ def same(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_it_draws_what_numpy_draws(native: NativeRowDraw, size: int) -> None:
+def test_native_draw_equals_numpy(native: NativeRowDraw, size: int) -> None:
     generator = np.random.default_rng(size)
     for row in rows(size, generator=generator):
         before = row.copy()
@@ -136,7 +136,7 @@ def test_it_draws_what_numpy_draws(native: NativeRowDraw, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [151_936, 200_000])
-def test_it_draws_what_numpy_draws_from_large_vocabularies(native: NativeRowDraw, size: int) -> None:
+def test_native_draw_equals_numpy_for_large_vocabularies(native: NativeRowDraw, size: int) -> None:
     generator = np.random.default_rng(size)
     options = [
         SamplingOptions(1.0, repetition_penalty=1.1),
@@ -157,7 +157,7 @@ def test_it_draws_what_numpy_draws_from_large_vocabularies(native: NativeRowDraw
 
 @pytest.mark.parametrize("size", [*SIZES, 16_500, 151_936])
 @pytest.mark.parametrize("count", [1, 4, 8, 64])
-def test_its_largest_are_numpys(native: NativeRowDraw, size: int, count: int) -> None:
+def test_native_top_k_equals_numpy(native: NativeRowDraw, size: int, count: int) -> None:
     for row in rows(size, generator=np.random.default_rng(size + count)):
         k = min(count, size)
         found = native.top(row, k)
@@ -212,7 +212,7 @@ def test_thresholds_among_ties_and_at_the_ends_are_numpys(native: NativeRowDraw,
     key=st.integers(0, 2**64 - 1),
     data=st.data(),
 )
-def test_it_draws_what_numpy_draws_from_any_floats(
+def test_native_draw_equals_numpy_for_any_floats(
     native: NativeRowDraw, row: FloatArray, options: SamplingOptions, key: int, data: st.DataObject
 ) -> None:
     """NaN and infinities included: both refuse, or both draw the same."""
@@ -261,7 +261,7 @@ def test_rows_of_any_layout_are_read(native: NativeRowDraw) -> None:
         native.argmax(whole[0, :0])
 
 
-def test_scratch_memory_is_what_is_declared(native: NativeRowDraw) -> None:
+def test_scratch_memory_equals_the_declared_size(native: NativeRowDraw) -> None:
     assert native.scratch_nbytes(151_936) < 24 * 151_936
     held = native._scratch.nbytes
     native.draw(np.zeros(5000, np.float32), SamplingOptions(1.0), key=0, seen=NOTHING)
@@ -329,7 +329,7 @@ def test_unknown_instruction_sets_are_refused(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(0.9, 0, 0.9, repetition_penalty=1.1)], ids=str)
-def test_a_session_uses_what_the_runtime_brings(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
+def test_session_uses_the_native_draw_of_the_runtime(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
     """The target's rows and the draft's, and the budget is charged; the text is that of numpy."""
     draws: list[int] = []
 

@@ -1,4 +1,4 @@
-"""One conversation: options, streaming, ends and limits. Interruption has a suite of its own in tests/property."""
+"""One conversation: options, streaming, stopping and limits. tests/property covers interruption."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain_text(prompt: str, *, max_tokens: int, ending: float = 0.0, sampling: S
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["model", "suffix", "recycle", "none", None])
-def test_a_reply_is_the_same_whatever_drafts(drafter: str | None, sampling: SamplingOptions | None) -> None:
+def test_reply_is_the_same_with_every_drafter(drafter: str | None, sampling: SamplingOptions | None) -> None:
     made = session(drafter=drafter, draft_max=4, sampling=sampling)
     done = made.generate("hello hello hello", max_tokens=40)
     assert done.text == plain_text("hello hello hello", max_tokens=40, sampling=sampling)
@@ -50,7 +50,7 @@ def test_a_reply_is_the_same_whatever_drafts(drafter: str | None, sampling: Samp
         assert done.stats.accepted > 0
 
 
-def test_chunks_say_where_their_tokens_come_from() -> None:
+def test_chunks_report_the_source_of_their_tokens() -> None:
     made = session(drafter="model", draft_max=4)
     chunks = list(made.stream("hello", max_tokens=30))
     drafted = [chunk for chunk in chunks if chunk.source == "model"]
@@ -74,7 +74,7 @@ def test_an_end_token_stops_the_reply_and_is_not_shown() -> None:
     assert done.text == plain_text("hello", max_tokens=200, ending=7.0)
 
 
-def test_any_of_several_end_tokens_ends_and_none_when_ignored() -> None:
+def test_each_end_token_stops_the_reply_unless_ignored() -> None:
     text = plain_text("hello", max_tokens=40)
     first = session().generate("hello", max_tokens=40).tokens
     ends = Generation(end_token_ids=(END, first[20], first[9]))
@@ -116,7 +116,7 @@ def test_a_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str,
     assert (surplus > 0) == (drafter == "model")  # a draft ran past the stop string, and was cut back
 
 
-def test_a_stop_string_that_only_the_end_decides_is_a_stop() -> None:
+def test_stop_string_completed_by_the_final_flush_stops() -> None:
     text = plain_text("hello", max_tokens=12)
     # The longer candidate is still open when the reply ends; then the shorter one inside it has matched.
     longer, shorter = text[9:] + "never", text[10:12]
@@ -168,7 +168,7 @@ def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
     assert (made.messages, made.tokens) == before
 
 
-def test_turns_reuse_what_was_read() -> None:
+def test_turns_reuse_the_kv_cache() -> None:
     made = session(draft_max=3)
     first = made.generate("hello", max_tokens=20)
     assert first.stats.cached_tokens == 0
@@ -180,7 +180,7 @@ def test_turns_reuse_what_was_read() -> None:
     assert [message.role for message in made.messages] == ["user", "assistant"] * 2
 
 
-def test_a_reset_goes_on_from_the_shared_prefix() -> None:
+def test_reset_reuses_the_shared_prefix() -> None:
     made = session()
     made.generate("hello", max_tokens=5)
     made.reset([Message("user", "hello"), Message("assistant", "other")])
@@ -237,7 +237,7 @@ def test_bad_options_are_refused_and_leave_no_lease(
     assert pair.budget.used_nbytes == used
 
 
-def test_a_refused_drafter_gives_the_targets_state_back() -> None:
+def test_refused_drafter_releases_the_target_state() -> None:
     pair = ascii_pair(budget=Budget())
     used = pair.budget.used_nbytes
     with pair.session(SessionOptions(drafter="none")):
@@ -269,7 +269,7 @@ def test_invalid_unicode_is_refused_before_anything_changes() -> None:
     assert made.messages == ()
 
 
-def test_closing_gives_the_memory_back_and_says_so_afterwards() -> None:
+def test_close_releases_memory_and_refuses_further_calls() -> None:
     pair = ascii_pair()
     used = pair.budget.used_nbytes
     made = pair.session(SessionOptions(drafter="model"))
@@ -284,7 +284,7 @@ def test_closing_gives_the_memory_back_and_says_so_afterwards() -> None:
             start("hello")
 
 
-def test_the_ratio_rule_is_offered_and_repeats_itself() -> None:
+def test_ratio_rule_is_available_and_deterministic() -> None:
     texts = set()
     for _ in range(2):
         made = session(rule=Rule.RATIO, sampling=SamplingOptions(temperature=1.5), draft_max=3, noise=0.4)
@@ -295,7 +295,7 @@ def test_the_ratio_rule_is_offered_and_repeats_itself() -> None:
     assert len(texts) == 1
 
 
-def test_the_same_seed_says_the_same_and_another_does_not() -> None:
+def test_same_seed_repeats_the_text_and_another_does_not() -> None:
     def text(**options: object) -> str:
         return session(sampling=WARM, **options).generate("hello", max_tokens=30).text
 
@@ -306,7 +306,7 @@ def test_the_same_seed_says_the_same_and_another_does_not() -> None:
 
 
 def texts(made: Session) -> list[str]:
-    """What some calls of every kind say, one after the other."""
+    """Return the texts of consecutive calls of every kind."""
     said = [made.collect(made.complete("once upon", max_tokens=20)).text for _ in range(3)]
     said += [made.generate("hello", max_tokens=20).text]
     made.reset()
@@ -317,7 +317,7 @@ def texts(made: Session) -> list[str]:
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("drafter", ["none", "model", None])
-def test_asking_again_gives_another_text(seed: int | None, drafter: str | None) -> None:
+def test_unseeded_call_gives_another_text(seed: int | None, drafter: str | None) -> None:
     said = texts(session(sampling=WARM, seed=seed, drafter=drafter))
     assert len(set(said)) == len(said)
 
@@ -347,7 +347,7 @@ def test_any_answer_can_be_reproduced_by_its_seed(seed: int | None, rule: Rule) 
     assert seed is None or seed in seeds
 
 
-def test_what_was_said_is_in_the_transcript_while_it_is_said() -> None:
+def test_transcript_holds_streamed_text_during_the_reply() -> None:
     made = session(drafter="none")
     said = ""
     for chunk in made.stream("hello", max_tokens=20):
@@ -385,12 +385,12 @@ def test_collecting_nothing_is_a_cancelled_reply() -> None:
     assert made.collect(iter((chunk,))).finish_reason is FinishReason.CANCELLED
 
 
-def test_a_stopped_answers_statistics_are_its_own() -> None:
+def test_stopped_replies_keep_separate_statistics() -> None:
     made = session(seed=None)
     first = made.stream("hello", max_tokens=20)
     for _ in range(3):
         next(first)
-    second = made.stream("and?", max_tokens=9)  # which ends the first, and is stopped before it began
+    second = made.stream("and?", max_tokens=9)  # ends the first stream; is itself stopped before its first token
     third = made.generate("so?", max_tokens=5)
     done = [made.collect(first), made.collect(second), third]
     assert [each.stats.verified_tokens for each in done] == [first.stats.verified_tokens, 0, 5]
@@ -399,14 +399,16 @@ def test_a_stopped_answers_statistics_are_its_own() -> None:
     assert made.stats is third.stats
 
 
-def test_memory_is_told() -> None:
+def test_memory_is_reported() -> None:
     made = session()
     stats = made.generate("hello", max_tokens=3).stats
     assert stats.planned_nbytes == made._shared.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
 
 
-def test_what_is_remembered_is_drafted_from_in_a_later_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_outputs_are_drafted_from_in_a_later_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     accepted = []
     for remember in (False, False, True, True):
