@@ -107,7 +107,7 @@ def test_a_folder_is_itself(tmp_path: Path, downloads: Hub, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "a/b/c", "", "ow ner/name", "a\0b"])
-def test_what_is_neither_folder_nor_hub_id_is_one_line(name: str, downloads: Hub) -> None:
+def test_name_that_is_neither_folder_nor_hub_id_gives_a_one_line_error(name: str, downloads: Hub) -> None:
     said = r"there is no folder .*, and it is not a hub id" if name else "the name of the pack is empty"
     with pytest.raises(ManifestError, match=said) as refusal:
         find_pack(name)
@@ -131,14 +131,14 @@ def test_an_existing_file_is_not_looked_up_on_the_hub(
     assert downloads.calls == []
 
 
-def test_a_hub_id_gets_a_folder_of_its_own(tmp_path: Path, downloads: Hub) -> None:
+def test_each_hub_id_gets_a_separate_folder(tmp_path: Path, downloads: Hub) -> None:
     files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     assert find_pack("owner/name") == tmp_path / "cache" / "packs" / "owner--name"
     assert content(find_pack("owner/name")) == files
     assert downloads.calls == ["owner/name"] * 2
 
 
-def test_a_refusal_of_the_hub_is_one_line(downloads: Hub) -> None:
+def test_refusal_by_the_hub_gives_a_one_line_error(downloads: Hub) -> None:
     with pytest.raises(ManifestError, match=r"could not be downloaded from the hub \(404 Client Error\.\)") as refusal:
         find_pack("no/such")
     assert "\n" not in str(refusal.value)
@@ -270,7 +270,7 @@ def test_a_kill_while_a_download_is_put_in_its_place(
     check_files(Manifest.load(root), root, full=True)
 
 
-def test_without_the_hub_client_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hub_client_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ManifestError, match="pip install huggingface_hub"):
         find_pack("owner/name")

@@ -43,7 +43,7 @@ def refused(budget: Budget, name: str, nbytes: int, **options: Any) -> BudgetExc
     return refusal.value
 
 
-def test_sizes_that_round_alike_are_told_apart() -> None:
+def test_refusal_distinguishes_sizes_that_round_alike() -> None:
     budget = Budget(20_001_000)
     error = refused(budget, "kv:target", 20_004_000)
     assert (
@@ -72,7 +72,7 @@ def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
     )
 
 
-def test_the_budget_that_is_named_is_enough() -> None:
+def test_budget_named_in_the_refusal_is_enough() -> None:
     for nbytes in (50_010_001, 50_000_000, 59_999_999, 123_456_789):
         advice = refused(Budget(1_000_000), "weights:target", nbytes, fixed=True).advice
         Budget(parse_nbytes(advice.split()[-3])).reserve("weights:target", nbytes, fixed=True)
@@ -226,7 +226,7 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-5MB", "0", "12 bananas", "nan", "inf", "1e400MB", "5XB", "5iB", "MB5"])
-def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+def test_parse_of_an_invalid_size_gives_a_one_line_error(text: str) -> None:
     with pytest.raises(InputError, match="is not a size: write for example 800MB") as refusal:
         parse_nbytes(text)
     assert "\n" not in str(refusal.value)

@@ -94,14 +94,14 @@ def test_the_bundled_pack_and_its_copy_pass(sound: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_spoilt_pack_is_one_line(name: str, answers: Answers) -> None:
+def test_corrupt_pack_gives_a_one_line_error(name: str, answers: Answers) -> None:
     code, out, err = answers.said[name]
     assert (code, out) == (1, "")
     assert re.fullmatch(rf"edgedecode: [^\n]*{CASES[name][1]}[^\n]*\n", err), err
     assert len(err) < 600
 
 
-def test_spoilt_packs_meet_no_native_code_and_take_no_memory(answers: Answers) -> None:
+def test_corrupt_packs_reach_no_native_code_and_take_no_memory(answers: Answers) -> None:
     assert answers.modules == []
     assert answers.peak_nbytes < LIMIT_NBYTES
 

@@ -52,7 +52,7 @@ for line in sys.stdin:
 
 
 class Holder:
-    """A child process that takes and gives back memory as it is told."""
+    """A child process that allocates and frees memory on command."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child

@@ -19,7 +19,7 @@ from edgedecode.schedule.scheduler import MOST_REST, READ_WINDOW, STOP_LOSS, Sch
 from tests.virtual import Accepts, Machine, always, never, ride
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)
-"""Two old cores: every row is dear, and so is the draft model."""
+"""Two old cores: every row is expensive, and so is the draft model."""
 FAST = Machine(row=0.17, draft=0.06, read=0.02)
 MACHINES = [SLOW, Machine(), FAST]
 SEEDS = range(8)
@@ -39,7 +39,7 @@ def some(share: float, seed: int = 0) -> object:
 
 
 def noisy(machine: Machine) -> Machine:
-    """Return the same machine beside other work: 10% jitter, and 2% of the passes take three times as long."""
+    """Return the same machine under background load: 10% jitter, and 2% of the passes take three times as long."""
     return replace(machine, jitter=0.1, spikes=0.02)
 
 
@@ -82,7 +82,7 @@ def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[st
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
-def test_hostile_drafts_cost_little_beside_other_work(machine: Machine, drafters: dict[str, object]) -> None:
+def test_hostile_drafts_cost_little_under_background_load(machine: Machine, drafters: dict[str, object]) -> None:
     """Over 5 seeds; what the noise itself adds or takes is another 3%."""
     found = [ride(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
     assert len(SEEDS) * plain_cost(256, noisy(machine)) / sum(found) >= 0.94
@@ -182,8 +182,8 @@ def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(mach
     assert sum(accepted > 0 for _, _, _, accepted in late) > 0.9 * len(late)
 
 
-def test_planning_changes_nothing_but_what_it_says_itself() -> None:
-    """Asked twice, it plans the same: only rounds that happen are learnt from and paid for."""
+def test_plan_is_free_of_side_effects() -> None:
+    """Calling plan twice gives the same plan: only rounds that run are learned from and charged."""
     made = scheduler()
     ride(made, tokens=40, machine=FAST, model=always, free=always)
     signals = Signals(context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),))
@@ -203,7 +203,7 @@ def test_a_model_is_not_read_for_a_few_tokens() -> None:
     assert long.used("model")
 
 
-def test_costs_that_were_wrongly_known_are_found_out_by_the_clock() -> None:
+def test_wrong_stored_costs_are_corrected_by_the_clock() -> None:
     class Lying(Scheduler):
         def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
             super().observe(cost, scores)
@@ -217,7 +217,7 @@ def test_costs_that_were_wrongly_known_are_found_out_by_the_clock() -> None:
 
 
 def test_costs_from_a_bad_moment_are_measured_again() -> None:
-    """Whatever the first passes beside other work said, good drafts are used soon after it."""
+    """Costs first measured under background load do not keep good drafts off for long."""
     known = Experience()
     ride(scheduler(known), tokens=60, machine=Machine(row=1.6, draft=0.6), free=some(0.5), model=some(0.5))  # type: ignore[arg-type]
     found = ride(scheduler(known), tokens=600, machine=FAST, free=always, model=always)
@@ -263,7 +263,7 @@ def test_the_same_calls_make_the_same_plans() -> None:
     assert {plan.drafter for plan in found.plans} >= {"free", "model"}
 
 
-def test_what_was_learnt_survives_json() -> None:
+def test_learned_state_round_trips_through_json() -> None:
     known = Experience()
     ride(scheduler(known), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     copy = Experience.from_dict(json.loads(json.dumps(known.as_dict())))

@@ -37,7 +37,7 @@ def test_a_recorded_session_replays_plan_for_plan(trace: Path) -> None:
     assert any(each.plan.draft_max for each in rounds)
 
 
-def test_the_head_says_what_the_scheduler_knew(trace: Path) -> None:
+def test_trace_header_records_the_schedulers_knowledge(trace: Path) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     head = json.loads(lines[0])
     assert head["experience"]["tables"]
@@ -67,7 +67,7 @@ def test_another_packs_trace_is_refused(trace: Path) -> None:
         (3, "nonsense", "line 4"),
     ],
 )
-def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content: str | int, said: str) -> None:
+def test_invalid_trace_is_refused_with_its_line_number(trace: Path, line: int, content: str | int, said: str) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     lines[line] = content if isinstance(content, str) else lines[line].replace(":3,", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
