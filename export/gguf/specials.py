@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     import tokenizers
     from gguf import GGUFWriter
 
-__all__ = ["Specials", "file_name", "read_specials", "write_vocabulary"]
+__all__ = ["PHI3", "Specials", "file_name", "read_specials", "write_vocabulary"]
 
 _END_KEYS = 3
 """llama.cpp has keys for the end of a text, a turn and a message, and stops at each of them."""
-_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+"""Model names for which llama.cpp lets special tokens absorb following spaces."""
 _STRIPPING = ("<unk>", "<s>", "</s>", "<|endoftext|>")
 """Tokens that llama.cpp requires in a file whose model name contains Phi-3; without them it cannot read the file."""
 
@@ -121,5 +122,5 @@ def file_name(name: str, inner: tokenizers.Tokenizer) -> str:
         inner.token_to_id(token) is not None for token in _STRIPPING
     )
     if stripping:
-        return name if _PHI3.search(name) else f"{name} (Phi-3)"
-    return _PHI3.sub("Phi 3", name)
+        return name if PHI3.search(name) else f"{name} (Phi-3)"
+    return PHI3.sub("Phi 3", name)

@@ -48,7 +48,7 @@ def has_builder_attention(source: OnnxSource) -> bool:
 def read_builder_sizes(source: OnnxSource) -> GraphSizes:
     """Read the sizes of a builder graph. Raises ExportError for unsupported types or an unexpected structure."""
     model = source.model
-    _check_types(source)
+    _check_builder_graph(source)
     sizes = read_sizes(model, name=source.name, head_size=_head_size(model, source.name))
     nodes = len(attention_nodes(model))
     if sizes.layers != nodes:
@@ -96,14 +96,16 @@ def _drop_other_outputs(model: ir.Model) -> None:
             model.graph.outputs.remove(value)
 
 
-def _check_types(source: OnnxSource) -> None:
+def _check_float(source: OnnxSource, remedy: str) -> None:
+    """Raise ExportError unless logits and KV cache are float32."""
     for value in (*source.model.graph.inputs, *source.model.graph.outputs):
         cached = str(value.name).startswith(("past_key_values.", "present."))
         if (cached or value.name == "logits") and value.dtype != ir.DataType.FLOAT:
-            raise ExportError(
-                f"{source.graph} has {value.name} in {str(value.dtype).lower()}: it was built for another provider; "
-                f"build it for the CPU (-e cpu), which computes in float"
-            )
+            raise ExportError(f"{source.graph} has {value.name} in {str(value.dtype).lower()}: {remedy}")
+
+
+def _check_builder_graph(source: OnnxSource) -> None:
+    _check_float(source, "it was built for another provider; build it for the CPU (-e cpu), which computes in float")
     logits = next(value for value in source.model.graph.outputs if value.name == "logits")
     if logits.shape is not None and logits.shape[1] == 1:
         raise ExportError(f"{source.graph} returns only the last row's logits: build it without prune_lm_head")
@@ -134,12 +136,7 @@ def read_optimum_sizes(source: OnnxSource) -> GraphSizes:
         raise ExportError(f"{source.graph} has the unknown input {unknown[0]}: unsupported")
     if found := next((node.op_type for node in model.graph if node.op_type in _SHARED_SCALE), None):
         raise ExportError(f"{source.graph} uses {found}, which rounds the rows of a pass together: export it in float")
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        cached = str(value.name).startswith(("past_key_values.", "present."))
-        if (cached or value.name == "logits") and value.dtype != ir.DataType.FLOAT:
-            raise ExportError(
-                f"{source.graph} has {value.name} in {str(value.dtype).lower()}: export it with --dtype fp32"
-            )
+    _check_float(source, "export it with --dtype fp32")
     sizes = read_sizes(model, name=source.name, head_size=0)
     if sizes.head_size < 1:
         raise ExportError(f"{source.graph} does not define the size of its attention heads: unsupported")

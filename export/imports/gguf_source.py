@@ -21,7 +21,7 @@ from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..frameworks import refused
-from ..gguf.specials import Specials
+from ..gguf.specials import PHI3, Specials
 from ..gguf.vocabulary import Vocabulary
 from ..pack_texts import compiled_template
 from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
@@ -38,7 +38,7 @@ __all__ = [
 
 _ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures that encode texts or fill gaps, but do not generate continuations."""
-_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+
 _SAMPLING = "general.sampling."
 _TYPES = (
     "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S "
@@ -72,7 +72,7 @@ class GgufSource:
     @property
     def strips(self) -> bool:
         """Whether special tokens absorb following spaces, as Phi-3's do. llama.cpp decides this by the model's name."""
-        return _PHI3.search(self.metadata.text("general.name")) is not None
+        return PHI3.search(self.metadata.text("general.name")) is not None
 
 
 def open_gguf_source(path: Path) -> GgufSource:

@@ -145,7 +145,9 @@ def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callab
     inside = replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}")
     if weights is None:  # they are stored in the graph's file
         ir.save(model, folder / GRAPH_FILE, external_data=WEIGHTS_FILE)
-        return Imported(_checked(inside, folder), None)
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise ExportError(f"the graph in {folder.name} has almost no weights: it is not a language model's")
+        return Imported(inside, None)
     if job.copy:
         shutil.copyfile(weights, folder / WEIGHTS_FILE)
         progress(weights.stat().st_size)
@@ -155,12 +157,6 @@ def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callab
         return Imported(inside, None)
     outside = outside_file(weights, progress=progress)
     return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
-
-
-def _checked(entry: ModelEntry, folder: Path) -> ModelEntry:
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise ExportError(f"the graph in {folder.name} has almost no weights: it is not a language model's")
-    return entry
 
 
 def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from edgedecode import Pair
 from edgedecode.errors import InputError
 from edgedecode.text.messages import Message
-from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 
 from ..stages import Stages
@@ -78,11 +77,7 @@ def gather(pair: Pair, request: TrimRequest, stages: Stages) -> Material:
 
 def _prompts(request: TrimRequest) -> list[Prompt]:
     """Return the prompts to calibrate on, interleaved by family."""
-    if request.calibrate is None:
-        prompts = bundled_prompts()
-    else:
-        file_text(request.calibrate)  # for a binary file, its error is clearer than "line 1 is not JSON"
-        prompts = read_prompts(request.calibrate, family="")
+    prompts = bundled_prompts() if request.calibrate is None else read_prompts(request.calibrate, family="")
     mixed = interleaved(prompts, name=lambda prompt: prompt.family)
     return mixed[: request.prompts]
 
