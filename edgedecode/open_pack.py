@@ -157,7 +157,13 @@ def plan(  # noqa: PLR0913  (as `load`)
 
         def speed(choice: Choice) -> PredictedSpeed | None:
             half = choice.context // 2
-            return predicted_speed(experience, choice.drafters, draft_max=choice.draft_max, context_tokens=half)
+            return predicted_speed(
+                experience,
+                choice.drafters,
+                draft_max=choice.draft_max,
+                context_tokens=half,
+                adapter=choice.adapter,
+            )
 
         uncut = footprint.fit(options, None).choice
         return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))

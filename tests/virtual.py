@@ -147,8 +147,8 @@ class _Recorded:
     def __init__(self, policy: Policy, ride: Ride) -> None:
         self._policy, self._ride = policy, ride
 
-    def begin(self) -> int:
-        return self._policy.begin()
+    def begin(self, adapter: str = "") -> int:
+        return self._policy.begin(adapter)
 
     def plan(self, signals: Signals) -> Plan:
         plan = self._policy.plan(signals)

@@ -96,7 +96,7 @@ def decode(
     if stats.rounds == 0:
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
-        drafting.begin(tokens)
+        drafting.begin(tokens, "" if setting.adapter is None else setting.adapter.name)
     while True:
         unread, room = len(tokens) - state.length, state.capacity - state.length
         count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)

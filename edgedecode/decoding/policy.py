@@ -108,8 +108,11 @@ WHOLE = Plan(0)
 class Policy(Protocol):
     """Chooses each round's drafter and draft length: deterministic given what it was shown, no clock, no I/O."""
 
-    def begin(self) -> int:
-        """An answer starts. Return how many of its rounds are plain, without asking anyone."""
+    def begin(self, adapter: str = "") -> int:
+        """Start an answer. Return how many of its first rounds are plain and ask no drafter.
+
+        adapter: the name of the adapter that answers; empty: none. Drafts are accepted more or less often under it.
+        """
         ...
 
     def plan(self, signals: Signals) -> Plan:
@@ -134,7 +137,7 @@ class FixedLength:
         if not 0 <= self.draft_max <= MAX_DRAFT:
             raise InputError(f"draft length {self.draft_max} is out of range: 0 (no speculation) to {MAX_DRAFT}")
 
-    def begin(self) -> int:
+    def begin(self, adapter: str = "") -> int:
         return 0
 
     def plan(self, signals: Signals) -> Plan:
@@ -161,7 +164,7 @@ class FixedTree:
         shape = self._shape.cut(max(0, signals.remaining_tokens - 1))
         return Plan(len(shape), reason="fixed", shape=shape)
 
-    def begin(self) -> int:
+    def begin(self, adapter: str = "") -> int:
         return 0
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:

@@ -86,12 +86,32 @@ class Counts:
 class History:
     """What the drafts of all answers showed."""
 
-    def __init__(self, tables: dict[Key, Counts] | None = None, stops: dict[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        tables: dict[Key, Counts] | None = None,
+        stops: dict[str, float] | None = None,
+        adapters: dict[str, History] | None = None,
+    ) -> None:
         self.tables = tables or {}
         self.stops = stops or {}
         """By drafter, the share of the drafts that failed which the model itself ended, not being sure."""
         self.tokens = 0
         """Tokens of all answers."""
+        self.adapters = adapters or {}
+        """The history of answers with an adapter, by its name; this one is of answers without."""
+
+    def under(self, adapter: str) -> History:
+        """Return the history of answers with an adapter; a new one starts with a little of what is known without."""
+        if not adapter:
+            return self
+        if adapter not in self.adapters:
+            tables = {}
+            for key, counts in self.tables.items():
+                counts.settle()
+                tables[key] = Counts(counts.accepted, counts.tried)
+                tables[key].fade(CARRIED)
+            self.adapters[adapter] = History(tables, dict(self.stops))
+        return self.adapters[adapter]
 
     def of(self, key: Key) -> Counts:
         """Return the counts of one kind of draft, aged to now. One that is new is only added when it is counted."""
@@ -106,11 +126,14 @@ class Acceptance:
     """One session's view: this answer's drafts over the shared history."""
 
     def __init__(self, history: History) -> None:
-        self.history = history
+        self.history = self._plain = history
         self._tables: dict[Key, Counts] = {}
+        self._adapters = {"": self._tables}
 
-    def begin(self) -> None:
-        """An answer starts: its text may be of another kind."""
+    def begin(self, adapter: str = "") -> None:
+        """Start an answer: its text may be of another kind. adapter: name of the one that answers; empty: none."""
+        self.history = self._plain.under(adapter)
+        self._tables = self._adapters.setdefault(adapter, {})
         for counts in self._tables.values():
             counts.fade(CARRIED)
 

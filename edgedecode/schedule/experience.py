@@ -43,6 +43,11 @@ class _Counts(msgspec.Struct):
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
+class _History(msgspec.Struct):
+    tables: dict[str, _Counts]
+    stops: dict[str, _Share]
+
+
 class _Kept(msgspec.Struct):
     tables: dict[Annotated[int, msgspec.Meta(ge=0, le=len(CONTEXT_BUCKETS))], _Table]
     drafts: dict[str, _Draft]
@@ -50,6 +55,7 @@ class _Kept(msgspec.Struct):
     history: dict[str, _Counts]
     stops: dict[str, _Share]
     balances: dict[str, _Finite]
+    adapters: dict[str, _History] = {}
 
 
 class Experience:
@@ -66,19 +72,15 @@ class Experience:
 
     def as_dict(self) -> dict[str, object]:
         """Return what outlives the process, JSON-serialisable."""
-        for counts in self.history.tables.values():
-            counts.settle()
-        tables, drafts = self.costs.tables, self.costs.drafts
+        tables, drafts, plain = self.costs.tables, self.costs.drafts, _kept_history(self.history)
         kept = _Kept(
             tables={bucket: _kept_table(table) for bucket, table in sorted(tables.items())},
             drafts={name: _Draft(cost.step.value, cost.read.value) for name, cost in sorted(drafts.items())},
             host={name: each.value for name, each in sorted(self.costs.host.items()) if each.value is not None},
-            history={
-                f"{drafter}:{bucket}": _Counts(counts.accepted, counts.tried)
-                for (drafter, bucket), counts in sorted(self.history.tables.items())
-            },
-            stops=dict(sorted(self.history.stops.items())),
+            history=plain.tables,
+            stops=plain.stops,
             balances=dict(sorted(self.ledger.balances.items())),
+            adapters={name: _kept_history(each) for name, each in sorted(self.history.adapters.items())},
         )
         found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
         return found
@@ -91,7 +93,8 @@ class Experience:
         costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
         costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
         costs.host = {name: Recent(value, most=STEADY) for name, value in kept.host.items()}
-        history = History(dict(_counts(key, counts) for key, counts in kept.history.items()), kept.stops)
+        history = _history(_History(kept.history, kept.stops))
+        history.adapters = {name: _history(each) for name, each in kept.adapters.items()}
         return cls(costs, history, Ledger(kept.balances))
 
 
@@ -106,6 +109,20 @@ def _table(kept: _Table) -> CostTable:
     for width, passes in kept.seen.items():
         table.seen[width] = passes
     return table
+
+
+def _kept_history(history: History) -> _History:
+    for counts in history.tables.values():
+        counts.settle()
+    tables = {
+        f"{drafter}:{bucket}": _Counts(counts.accepted, counts.tried)
+        for (drafter, bucket), counts in sorted(history.tables.items())
+    }
+    return _History(tables, dict(sorted(history.stops.items())))
+
+
+def _history(kept: _History) -> History:
+    return History(dict(_counts(key, counts) for key, counts in kept.tables.items()), kept.stops)
 
 
 def _counts(key: str, kept: _Counts) -> tuple[tuple[str, int], Counts]:

@@ -24,13 +24,14 @@ class PredictedSpeed(NamedTuple):
 
 
 def predicted_speed(
-    experience: Experience, drafters: Sequence[str], *, draft_max: int, context_tokens: int
+    experience: Experience, drafters: Sequence[str], *, draft_max: int, context_tokens: int, adapter: str = ""
 ) -> PredictedSpeed | None:
     """Predict by the costs and chances that the scheduler chooses by; None where no pass was timed here.
 
-    context_tokens: the length of the conversation that passes are priced at.
+    context_tokens: the length of the conversation that passes are priced at. adapter: the name of
+    the adapter that answers; empty: none.
     """
-    costs, chances = experience.costs, Acceptance(experience.history)
+    costs, chances = experience.costs, Acceptance(experience.history.under(adapter))
     table, seconds = costs.table(context_tokens), costs.step_seconds(context_tokens)
     if table.step is None or seconds is None:
         return None

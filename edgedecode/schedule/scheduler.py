@@ -100,9 +100,9 @@ class Scheduler:
         self._unmeasured = 0
         """Rounds since the last plain pass."""
 
-    def begin(self) -> int:
+    def begin(self, adapter: str = "") -> int:
         """An answer starts. Return the rounds to rest first: where nothing paid lately, asking costs most at once."""
-        self.acceptance.begin()
+        self.acceptance.begin(adapter)
         self._current, self._emitted = "", 0
         return min(MOST_REST, self.experience.vain // 2)
 

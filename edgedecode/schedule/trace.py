@@ -36,9 +36,10 @@ class _Head(msgspec.Struct):
 
 
 class _Call(msgspec.Struct, omit_defaults=True):
-    """One call: `rest` is what `begin` returned, `signals` were answered with `plan`, `cost` came with `scores`."""
+    """One call: `begin(adapter)` returned `rest`, or `plan(signals)` returned `plan`, or `observe(cost, scores)`."""
 
     rest: int | None = None
+    adapter: str = ""
     signals: Signals | None = None
     plan: Plan | None = None
     cost: RoundCost | None = None
@@ -72,9 +73,9 @@ class Recorder:
             self.close()
             raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
 
-    def begin(self) -> int:
-        rest = self._scheduler.begin()
-        self._record(_Call(rest=rest))
+    def begin(self, adapter: str = "") -> int:
+        rest = self._scheduler.begin(adapter)
+        self._record(_Call(rest=rest, adapter=adapter))
         return rest
 
     def plan(self, signals: Signals) -> Plan:
@@ -138,7 +139,7 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
         elif call.cost is not None:
             scheduler.observe(call.cost, call.scores)
         elif call.rest is not None:
-            scheduler.begin()
+            scheduler.begin(call.adapter)
         else:
             raise InputError(f"line {number} of the trace {path} is not a round: it holds no call")
 

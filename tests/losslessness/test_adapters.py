@@ -70,6 +70,16 @@ def test_drafts_under_an_adapter_change_no_token(pair: Pair, adapter: str, sampl
     assert proposed > 0
 
 
+def test_session_learns_acceptance_for_each_adapter(pair: Pair) -> None:
+    with pair.session(options("ordinary", drafter=None)) as session:
+        session.generate(PROMPTS[0], max_tokens=24)
+        known = {*pair.experience.history.adapters}
+        session.use_adapter("another")
+        session.generate(PROMPTS[1], max_tokens=24)
+    assert "ordinary" in known
+    assert "another" in pair.experience.history.adapters
+
+
 def test_every_adapter_changes_the_answer(pair: Pair) -> None:
     said = set()
     for adapter in (None, *ADAPTERS):

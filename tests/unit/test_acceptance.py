@@ -96,3 +96,20 @@ def test_fading_and_ageing_multiply_what_was_counted() -> None:
     for _ in range(200):
         counts.fade(0.5)
     assert max(counts.tried) * counts.scale < 1e-50
+
+
+def test_acceptance_under_an_adapter_is_learned_apart_and_starts_from_what_is_known() -> None:
+    history = History()
+    acceptance = Acceptance(history)
+    for _ in range(50):
+        acceptance.add(Score("a", 1, 1))
+    acceptance.begin("formal")
+    assert next(acceptance.curve("a", 1)) > PRIORS[0], "the drafts of other answers are evidence"
+    for _ in range(20):
+        acceptance.add(Score("a", 1, 0))
+    assert next(acceptance.curve("a", 1)) < 0.25
+    acceptance.begin()
+    assert next(acceptance.curve("a", 1)) > 0.8
+    acceptance.begin("formal")
+    assert next(acceptance.curve("a", 1)) < 0.35
+    assert set(history.adapters) == {"formal"}

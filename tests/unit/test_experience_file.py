@@ -23,6 +23,7 @@ from tests.virtual import always, ride
 def learnt() -> Experience:
     experience = Experience()
     ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=100, free=always, model=always)
+    experience.history.under("formal")
     return experience
 
 
@@ -142,6 +143,7 @@ def test_whatever_stands_in_it_decoding_goes_on(place: Path) -> None:
     [
         (("tables", "0", "step"), 0),
         (("history", "free:3", "tried", 0), 0),
+        (("adapters", "formal", "tables", "free:3", "tried", 0), 0),
         (("balances", "model"), 10**400),
         (("host", "none"), 10**400),
         (("tables", "0", "seen", "2"), 10**400),
