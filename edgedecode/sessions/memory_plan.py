@@ -89,18 +89,19 @@ class PackFootprint:
     def fit_session(self, options: SessionOptions, budget: Budget, *, drafts_given_back: bool = False) -> MemoryPlan:
         """Return the plan of a session in the rest of a budget, next to the models that are open.
 
-        Memory that other holders can release counts as free; the draft model and its states only if drafts_given_back.
+        Memory that other holders can release counts as free, but not the session's adapter if it is loaded; the draft
+        model and its states only if drafts_given_back.
         """
         wanted, bounds = self._wanted(options)
-        kept = [lease for lease in budget.leases if lease.reclaim is None]
+        adapter = f"adapter:{wanted.adapter}"
+        kept = [lease for lease in budget.leases if lease.reclaim is None or lease.name == adapter]
         if drafts_given_back:
             kept = [lease for lease in kept if not lease.name.endswith(":draft")]
-        shared = {holder.name for holder in self._shared(wanted)} & {lease.name for lease in kept}
+        shared = {adapter, *(holder.name for holder in self._shared(wanted))} & {lease.name for lease in kept}
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
         def holders(choice: Choice) -> list[Holder]:
-            without_adapter = replace(choice, adapter="")  # it is loaded before the rest of a session
-            return [holder for holder in self._of_session(without_adapter) if holder.name not in shared]
+            return [holder for holder in self._of_session(choice) if holder.name not in shared]
 
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
 

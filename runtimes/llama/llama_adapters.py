@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections, lora_projections
+from edgedecode.adapters.adapter_parts import Parts, Projection, Projections, lora_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
@@ -28,15 +28,12 @@ from edgedecode.pack.manifest import STACKS, ModelEntry
 from .files.scratch import scratch_file
 from .llama_context import AppliedAdapter, Context
 from .llama_engine import Weights
+from .llama_footprint import adapter_work_nbytes
 
 __all__ = ["Adapters", "lora_modules"]
 
 TENSOR_NBYTES = 4096
 """Overhead of an adapter tensor in the engine, without its values (measured: 1.8 KB)."""
-PRODUCT_NBYTES = 6 * 512
-"""Graph nodes of one product's delta: six of 512 bytes."""
-COPIES = 3
-"""Intermediate arrays of a product's size for its delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,7 @@ class Adapters:
         if adapter is None:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before using it")
         _check_scale(use.scale)
-        work = FLOAT_NBYTES * rows * (COPIES * adapter.widest + adapter.rank) + PRODUCT_NBYTES * adapter.products
+        work = adapter_work_nbytes(rows, widest=adapter.widest, rank=adapter.rank, products=adapter.products)
         scale = adapter.scale * use.scale
         return AppliedAdapter(adapter.native, scale, work) if scale else None
 

@@ -115,7 +115,8 @@ class AppliedAdapter:
 class Context:
     """Owns a native context and the leases over its memory, which are released when it is closed or collected.
 
-    lease: the memory that the engine reports. work: the memory that it does not report. table: pass the engine rows of
+    lease: the memory that the engine reports. work: the memory that it does not report. adapter_nbytes: the lease's
+    share for an adapter that may be used. table: pass the engine rows of
     this embedding table instead of ids.
     """
 
@@ -127,6 +128,7 @@ class Context:
         plan: ContextPlan,
         lease: Lease,
         work: Lease,
+        adapter_nbytes: int = 0,
         table: EmbeddingTable | None = None,
     ) -> None:
         self.plan = plan
@@ -138,7 +140,9 @@ class Context:
         self._adapter: AppliedAdapter | None = None
         self._applied = True
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
-        """The lease's share for the engine's graph, which the engine reserves again when adapters change."""
+        """The size of the engine's graph, which the engine reserves again when adapters change."""
+        self._planned_nbytes = self._charged_nbytes = self._compute_nbytes + adapter_nbytes
+        """The lease's share for that graph: as planned, and now."""
         self._changed = False
         self._busy = RLock()
         """Held during native calls: they release the GIL, and another thread may close the context meanwhile."""
@@ -164,7 +168,9 @@ class Context:
             status = self._api.llama_decode(self._native, self.batch.value)
             if self._changed:
                 self._changed = False
-                self._charge(self._engine.log.sizes().get("compute", self._compute_nbytes))
+                if (compute := self._engine.log.sizes().get("compute")) is not None:
+                    self._compute_nbytes = compute
+                    self._charge(compute)
         if status:
             reason = "its KV cache is full" if status == NO_ROOM else self._engine.log.reason(newest=True)
             raise RuntimeUnavailable(f"llama.cpp failed in a pass of {count} rows ({reason}, code {status})")
@@ -209,8 +215,9 @@ class Context:
 
     def _charge(self, compute_nbytes: int) -> None:
         """Update the lease for a new size of the engine's graph."""
-        self.lease.resize(self.lease.nbytes - self._compute_nbytes + compute_nbytes)
-        self._compute_nbytes = compute_nbytes
+        charged = max(compute_nbytes, self._planned_nbytes)
+        self.lease.resize(self.lease.nbytes - self._charged_nbytes + charged)
+        self._charged_nbytes = charged
 
     def copy(self, source: int, target: int, *, start: int, stop: int) -> None:
         """Share the cells of sequence `source` at positions start to stop with sequence `target`."""

@@ -6,6 +6,7 @@ Plans are upper bounds; the leases are later set to the sizes that the engine re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.gguf.header import Header
@@ -17,6 +18,8 @@ from .llama_log import ROUNDING_NBYTES
 
 __all__ = [
     "ENGINE_NBYTES",
+    "NO_EXTRAS",
+    "StateExtras",
     "StatePlan",
     "loaded_nbytes",
     "plan_snapshots",
@@ -74,6 +77,26 @@ ROUNDED_NBYTES = 1.25
 """An activation that is quantized to 8 bits for a product with quantized weights, with its share of scales and sums."""
 
 
+ADAPTER_COPIES = 3
+"""Intermediate arrays of a product's size for an adapter's delta."""
+ADAPTER_GRAPH_NBYTES = 6 * 512
+"""Graph nodes of one product's delta: six of 512 bytes."""
+PLANNED_RANK = 64
+"""Rank of the adapters that a state is planned for; a larger one takes more memory when it is used."""
+
+
+class StateExtras(NamedTuple):
+    """What every state of a model reserves besides its sequence."""
+
+    snapshots: int = 0
+    """Snapshots of recurrent layers, besides the live memory."""
+    adapted: int = 0
+    """Products that an adapter may change; 0: a state grows when an adapter is used."""
+
+
+NO_EXTRAS = StateExtras()
+
+
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """One state: the parameters of its context, and its bytes by use."""
@@ -84,24 +107,29 @@ class StatePlan:
     compute_nbytes: int
     work_nbytes: int
     """Memory that the engine allocates but does not report, leased separately: kernel buffers, cell indexes, graphs."""
+    adapter_nbytes: int = 0
+    """What the compute buffer grows by when an adapter is used; 0 for a model that was opened without adapters."""
 
     @property
     def nbytes(self) -> int:
         """Upper bound of the memory that the engine will report."""
-        return self.kv_nbytes + self.output_nbytes + self.compute_nbytes
+        return self.kv_nbytes + self.output_nbytes + self.compute_nbytes + self.adapter_nbytes
 
 
 def plan_state(
-    entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int, snapshots: int = 0
+    entry: ModelEntry,
+    header: Header,
+    *,
+    card: ModelCard,
+    capacity: int,
+    rows: int,
+    extras: StateExtras = NO_EXTRAS,
 ) -> StatePlan:
-    """Plan a state of `capacity` rows whose passes return up to `rows` rows of logits.
-
-    snapshots: number of snapshots of recurrent layers, besides the live memory.
-    """
+    """Plan a state of `capacity` rows whose passes return up to `rows` rows of logits."""
     kv_type, threads = card.kv_type, card.threads or 1
     cells = capacity + -capacity % CELL_GRID
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
-    sequences = outputs if card.tree else 1 + snapshots
+    sequences = outputs if card.tree else 1 + extras.snapshots
     width = _width(header, cells=cells, sequences=sequences, kv_type=kv_type)
     mlp = header.mlp_size or 4 * header.hidden_size
     widest = max(mlp, header.heads * header.head_size, header.hidden_size)
@@ -121,7 +149,18 @@ def plan_state(
         output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,
         compute_nbytes=_compute_nbytes(entry, header, width=width, outputs=outputs, cells=cells, kv_type=kv_type),
         work_nbytes=rounded + threads * TILE_NBYTES + index + entry.layers * GRAPH_NBYTES,
+        adapter_nbytes=adapter_work_nbytes(width, widest=widest, rank=PLANNED_RANK, products=extras.adapted)
+        if extras.adapted
+        else 0,
     )
+
+
+def adapter_work_nbytes(rows: int, *, widest: int, rank: int, products: int) -> int:
+    """Return the most that the compute buffer grows by for an adapter, in passes of at most `rows` rows.
+
+    widest: the longest side of the products that it changes.
+    """
+    return FLOAT_NBYTES * rows * (ADAPTER_COPIES * widest + rank) + ADAPTER_GRAPH_NBYTES * products
 
 
 def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
@@ -135,7 +174,7 @@ def state_holders(
     card: ModelCard,
     capacity: int,
     *,
-    snapshots: int,
+    extras: StateExtras,
     fed_row_nbytes: int = 0,
     rows: int = 1,
     tree: bool = False,
@@ -144,7 +183,7 @@ def state_holders(
 
     fed_row_nbytes: bytes per row for a model that takes embedding rows instead of ids.
     """
-    plan = plan_state(entry, header, card=card, capacity=capacity, rows=rows, snapshots=snapshots)
+    plan = plan_state(entry, header, card=card, capacity=capacity, rows=rows, extras=extras)
     gathered = rows if rows > min(plan.context.rows_per_pass, plan.context.outputs) else 0  # of several passes
     return (
         Holder(f"kv:{card.name}", plan.nbytes),

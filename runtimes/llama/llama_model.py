@@ -29,7 +29,7 @@ from .embeddings import EmbeddingTable
 from .llama_adapters import Adapters
 from .llama_context import Context
 from .llama_engine import Weights
-from .llama_footprint import StatePlan, plan_state, row_nbytes
+from .llama_footprint import NO_EXTRAS, StateExtras, StatePlan, plan_state, row_nbytes
 from .states.llama_state import LlamaState
 from .states.recurrent_state import RecurrentState
 
@@ -41,8 +41,7 @@ AnyState: TypeAlias = LlamaState | RecurrentState
 class LlamaModel:
     """Implements `LanguageModel`, `AdapterModel`, `AdapterFileModel` over loaded weights; owns them and the `leases`.
 
-    snapshots: number of snapshots that each state of recurrent layers keeps. table: embedding rows of the full
-    vocabulary, for a model that takes rows instead of ids.
+    table: embedding rows of the full vocabulary, for a model that takes rows instead of ids.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class LlamaModel:
         card: ModelCard,
         budget: Budget,
         leases: Sequence[Lease],
-        snapshots: int = 0,
+        extras: StateExtras = NO_EXTRAS,
         table: EmbeddingTable | None = None,
     ) -> None:
         self._weights = weights
@@ -68,7 +67,7 @@ class LlamaModel:
         self._contexts: WeakSet[Context] = WeakSet()
         self._lock = RLock()  # a lease may evict another adapter
         self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
-        self._snapshots = snapshots
+        self._extras = extras
         self._table = table
 
     @property
@@ -86,7 +85,7 @@ class LlamaModel:
             card=self._card,
             capacity=capacity,
             rows=rows,
-            snapshots=self._snapshots,
+            extras=self._extras,
         )
         fed = 0 if self._table is None else self._table.row_nbytes * plan.context.rows_per_pass
         with ExitStack() as undo:
@@ -157,15 +156,23 @@ class LlamaModel:
         """Create the context, and set the lease to the sizes that the engine reports."""
         engine = self._weights.engine
         native = engine.context(self._weights, plan.context)
-        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work, table=self._table)
+        context = Context(
+            self._weights,
+            native,
+            plan=plan.context,
+            lease=lease,
+            work=work,
+            adapter_nbytes=plan.adapter_nbytes,
+            table=self._table,
+        )
         self._contexts.add(context)
         try:
-            lease.resize(sum(engine.log.sizes().values()))
+            lease.resize(sum(engine.log.sizes().values()) + plan.adapter_nbytes)
         except BaseException:
             context.close()
             raise
         if self._weights.recurrent:
-            return RecurrentState(context, capacity=capacity, snapshots=self._snapshots, owner=self)
+            return RecurrentState(context, capacity=capacity, snapshots=self._extras.snapshots, owner=self)
         floats = self._card.kv_type.startswith("float")
         return LlamaState(context, capacity=capacity, window=self._weights.window, float_keys=floats, owner=self)
 

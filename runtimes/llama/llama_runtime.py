@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from edgedecode.adapters.adapter_parts import lora_projections
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
+from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory.budget import Budget, Lease
@@ -35,6 +35,7 @@ from .llama_adapters import lora_modules
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .llama_footprint import (
     ENGINE_NBYTES,
+    StateExtras,
     loaded_nbytes,
     plan_snapshots,
     plan_state,
@@ -49,7 +50,7 @@ __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
 CODE = Holder("llama.cpp code", ENGINE_NBYTES)
-OFFERED = {"tree", "lora", "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", ADAPTERS, "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -149,7 +150,7 @@ class LlamaRuntime:
                 card=card,
                 budget=budget,
                 leases=[lease],
-                snapshots=snapshots,
+                extras=StateExtras(snapshots, _adapted_products(header, needs)),
                 table=table,
             )
             undo.pop_all()
@@ -165,7 +166,14 @@ class LlamaRuntime:
         card = replace(card, tree=not recurrent, rollback=not recurrent or snapshots > 0)
         fed = 0 if found.draft is None else fed_row_nbytes(found.draft.contents)
         _, weights = self._fitting(found, request.budget, request.needs)
-        holders = partial(state_holders, found.entry, header, card, snapshots=snapshots, fed_row_nbytes=fed)
+        holders = partial(
+            state_holders,
+            found.entry,
+            header,
+            card,
+            extras=StateExtras(snapshots, _adapted_products(header, request.needs)),
+            fed_row_nbytes=fed,
+        )
         return ModelFootprint(card, (CODE, weights), holders)
 
     def _find(self, request: ModelRequest) -> _Found:
@@ -275,11 +283,16 @@ def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
 def _adapted(header: Header, *, name: str, needs: Collection[str]) -> tuple[str, ...]:
     """Return the projections that adapters may change. Raises CapabilityError if adapters are needed and none may."""
     modules = lora_modules(list(lora_projections(header)))
-    if "lora" in needs and not modules:
+    if ADAPTERS in needs and not modules:
         raise CapabilityError(
             f"the model {name} ({header.architecture}) cannot use PEFT adapters on llama.cpp: use --runtime onnx"
         )
     return modules
+
+
+def _adapted_products(header: Header, needs: Collection[str]) -> int:
+    """Return the number of products that adapters may change if adapters are needed, or 0."""
+    return len([*lora_projections(header)]) if ADAPTERS in needs else 0
 
 
 def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:

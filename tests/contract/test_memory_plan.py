@@ -334,3 +334,19 @@ def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path
         session.generate("Hello", max_tokens=4)
         (held,) = [lease.nbytes for lease in pair.budget.leases if lease.name == "adapter:odd"]
     assert held <= planned["adapter:odd"] < held + 2_500_000
+
+
+@pytest.mark.parametrize("spare_nbytes", [1_000_000, 4_000_000, 9_000_000])
+def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
+    engine: str, spare_nbytes: int, tmp_path: Path
+) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+    options = SessionOptions(adapter="odd")
+    least = edgedecode.plan(pack, options, runtime=engine).memory.least_running
+    assert least is not None
+    memory = least + spare_nbytes
+    with edgedecode.load(pack, runtime=engine, adapters=True, memory=memory) as pair, pair.session(options) as session:
+        assert session.generate("Hello", max_tokens=4).tokens
+        assert pair.budget.used_nbytes <= memory
