@@ -125,15 +125,21 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: random)")
 
 
-def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
+def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, swaps: bool = False) -> Pair:
     """Open the pack the arguments name, on their engine or on the runtime that `wrap` returns for it.
 
-    Invalid option values are refused before anything is loaded.
+    Invalid option values are refused before anything is loaded. swaps: a session may choose any adapter of the pack
+    later, not only the one that the arguments name.
     """
     _check_early(arguments)
     adapter = getattr(arguments, "adapter", None)
-    if adapter is not None:  # before the engines are measured
-        Manifest.load(find_pack(arguments.model)).located_adapter(adapter[0])
+    adapters = adapter is not None
+    if adapter is not None or swaps:  # before the engines are measured
+        manifest = Manifest.load(find_pack(arguments.model))
+        if adapter is not None:
+            manifest.located_adapter(adapter[0])
+        elif manifest.adapters and arguments.kv_type is None:  # no ONNX graph has both
+            adapters = any("lora" in graph.capabilities for graph in manifest.models["target"].graphs.values())
     show_notices()
     with leaving_at_once():
         return load(
@@ -148,7 +154,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             context=arguments.ctx_size,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
-            adapters=adapter is not None,
+            adapters=adapters,
         )
 
 

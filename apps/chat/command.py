@@ -48,7 +48,7 @@ class ChatCommand:
         lines = open_lines()
         with (
             sampling(arguments.stats) as sampler,
-            open_pair(arguments) as pair,
+            open_pair(arguments, swaps=True) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
             conversation = Conversation(

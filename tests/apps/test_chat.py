@@ -390,8 +390,9 @@ def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
         lines.read()
 
 
-def test_a_chat_changes_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("start", [(), ("--adapter", "odd")])
+def test_chat_changes_adapters(
+    start: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
     pack = tmp_path / "pack"
@@ -399,10 +400,11 @@ def test_a_chat_changes_adapters(
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
     swaps = [f"/reset\n/adapter {name}\nhello" for name in ("odd:0", "odd", "off")]
     piped(monkeypatch, "\n".join(["hello", *swaps, "/adapter nosuch"]).encode())
-    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0", "--adapter", "odd"]) == 0
+    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0", *start]) == 0
     out, err = capsys.readouterr()
     first, nothing, odd, off = out.splitlines()
-    assert first == odd != nothing == off
+    assert first == (odd if start else nothing)
+    assert odd != nothing == off
     assert "the next answer uses the adapter odd" in err
     assert "the next answer uses no adapter" in err
     assert "the pack has no adapter 'nosuch'; it has: odd" in err
