@@ -1,4 +1,4 @@
-"""A toy pair behind the verbs in this process, and a real pack behind them in child processes."""
+"""Fixtures for the verbs: a toy pair in this process, and a real pack in child processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pack() -> Path:
 
 
 def timed_toy(root: Path) -> Pair:
-    """A toy pair under stopwatches, as `bench` opens one; the other verbs do not notice."""
+    """Return a timed toy pair, as `bench` opens one; the other verbs are unaffected."""
     toy = toy_pair(context=1024)
     target = toy_tables(toy.tokenizer.size, seed=0)
     draft = toy_tables(toy.tokenizer.size, seed=1, scale=0.5, near=target)
@@ -37,9 +37,9 @@ def timed_toy(root: Path) -> Pair:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
-    """A pair like those that every verb opens in this test, and the first that is opened.
+    """Make every verb open a toy pair, and return the first one opened.
 
-    Its manifest file is empty: only its digest is ever wanted.
+    The manifest file is empty: only its digest is used.
     """
     (tmp_path / "edgedecode.json").write_text("{}")
     pair = timed_toy(tmp_path)

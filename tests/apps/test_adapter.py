@@ -1,4 +1,4 @@
-"""The verb `adapter`: packs gain and lose adapters, and whatever cannot be is one line that changes nothing."""
+"""`adapter`: add and remove a pack's adapters; a failed change prints one line and leaves the pack as it was."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def damage(folder: Path) -> None:
     ],
     ids=["damaged", "no config", "DoRA", "another kind", "another tokenizer", "no folder"],
 )
-def test_adapter_that_cannot_be_added_changes_nothing(
+def test_adapter_add_that_fails_leaves_the_pack_unchanged(
     change: Callable[[Path], None],
     message: str,
     pack: Path,
@@ -88,14 +88,16 @@ def test_adapter_that_cannot_be_added_changes_nothing(
     assert contents(pack) == before
 
 
-def test_adapter_of_a_rank_above_the_packs(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_add_refuses_a_rank_above_the_packs(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     large = write_peft(tmp_path / "large", seed=1, rank=17)
     assert main(["adapter", "add", str(pack), f"large={large}"]) == 1
     assert "export the pack again with --lora-rank 17" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["off", "a/b", "..", ".x", "ü", "x" * 65])
-def test_adapter_names_that_cannot_be_used(
+def test_adapter_add_refuses_an_invalid_name(
     name: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = write_peft(tmp_path / "odd", seed=1)
@@ -122,10 +124,10 @@ def test_adapter_usage(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("step", ["copy", "manifest", "after"])
-def test_adapter_of_a_killed_process_leaves_a_pack_that_opens(
+def test_adapter_change_that_is_killed_leaves_a_pack_that_opens(
     step: str, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a kill leaves it: nothing is cleaned up. The next change removes what is left."""
+    """A killed process cleans nothing up. The next change removes its leftovers."""
     odd = write_peft(tmp_path / "odd", seed=1)
 
     class Killed(BaseException):
@@ -160,7 +162,7 @@ def test_adapter_of_a_killed_process_leaves_a_pack_that_opens(
     assert not (pack / "adapters").exists()
 
 
-def test_adapter_in_a_gguf_file_needs_a_pack_with_one(
+def test_adapter_add_refuses_a_gguf_file_for_an_onnx_pack(
     pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "odd.gguf").write_bytes(b"GGUF")

@@ -1,4 +1,4 @@
-"""`bench`: its prompts, its results, and whole runs on a toy pair and on the pack."""
+"""`bench`: prompts, results, and full runs on a toy pair and on the bundled pack."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from .conftest import Run
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
 
 USABLE = [name for name in drafter_names() if name != "trim"]
-"""Without smaller heads, which these packs have not."""
+"""All drafters but "trim": these packs have no trimmed heads."""
 
 
 def settings(**changes: object) -> Settings:
     values: dict[str, object] = {
-        "prompts": tuple(choose(bundled_prompts(), families=["edit"], per_family=2)),
+        "prompts": tuple(choose(bundled_prompts(), famichanged=["edit"], per_family=2)),
         "drafters": ("model", "suffix"),
         "lengths": (1, 3),
         "repetitions": 2,
@@ -52,29 +52,31 @@ def settings(**changes: object) -> Settings:
     return Settings(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_the_conditions_tell_the_threads_that_are_used(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*, asked: int | None, with_draft: bool = True) -> str:
+def test_conditions_report_the_threads_in_use(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reported_threads(*, requested: int | None, with_draft: bool = True) -> str:
         timed = TimedPair(toy, with_draft=with_draft)
-        arguments = Namespace(threads=asked, prompts=None, provider="cpu", overhead=False, draws=False, calibrate=False)
+        arguments = Namespace(
+            threads=requested, prompts=None, provider="cpu", overhead=False, draws=False, calibrate=False
+        )
         return Conditions.of(timed, settings(), arguments=arguments).threads
 
-    assert told(asked=None) == "the runtime's choice"
-    assert told(asked=3) == "3"
+    assert reported_threads(requested=None) == "the runtime's choice"
+    assert reported_threads(requested=3) == "3"
     for role, threads in (("target", 2), ("draft", 1)):
         model = getattr(toy, role)._model
         monkeypatch.setattr(model, "card", replace(model.card, threads=threads))
-    assert told(asked=None) == "target 2, draft 1"
-    assert told(asked=None, with_draft=False) == "target 2"
+    assert reported_threads(requested=None) == "target 2, draft 1"
+    assert reported_threads(requested=None, with_draft=False) == "target 2"
 
 
-def test_the_bundled_prompts_are_twenty_of_twelve_families() -> None:
+def test_bundled_prompts_are_20_in_each_of_12_families() -> None:
     prompts = bundled_prompts()
     assert set(Counter(prompt.family for prompt in prompts).values()) == {20}
     assert len({prompt.family for prompt in prompts}) == 12
     assert all(prompt.turns and not prompt.history for prompt in prompts)
 
 
-def test_prompts_are_read_in_both_formats(tmp_path: Path) -> None:
+def test_read_prompts_accepts_both_formats(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     ours = {"family": "a", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
     theirs = {"question_id": 1, "category": "b", "turns": ["one", "two"]}
@@ -83,7 +85,7 @@ def test_prompts_are_read_in_both_formats(tmp_path: Path) -> None:
     assert (first.family, [message.content for message in first.history], first.turns) == ("a", ["s"], ("u",))
     assert second == Prompt("b", (), ("one", "two"))
     with pytest.raises(InputError, match="no prompts of family c; there are: a, b"):
-        choose([first, second], families=["c"], per_family=1)
+        choose([first, second], famichanged=["c"], per_family=1)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +106,14 @@ def test_prompts_are_read_in_both_formats(tmp_path: Path) -> None:
         ('{"family": "a", "messages": [{"role": "user", "content": 1}]}', "use a string"),
     ],
 )
-def test_bad_prompts_are_refused(line: str, expected: str, tmp_path: Path) -> None:
+def test_read_prompts_refuses_bad_lines(line: str, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(line)
     with pytest.raises(InputError, match=expected):
         read_prompts(file)
 
 
-def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
+def test_answer_counts_rounds_and_host_gaps(toy: Pair) -> None:
     timed = TimedPair(toy, with_draft=True)
     prompt = Prompt("chat", (), ("hello", "again"))
     short = settings(max_tokens=12)
@@ -127,29 +129,29 @@ def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
     assert plain.whole_seconds == pytest.approx(plain.first_seconds + plain.seconds)
 
 
-def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
-    """Measure with the suffix drafter of length 3 that changes the texts of some prompts, and claims 99 rounds more."""
+def measure_with_changed_texts(toy: Pair, *, changed: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
+    """Measure a family; on `changed` prompts the arm "suffix 3" alters its text and reports 99 extra rounds."""
 
-    class Lying(Requests):
+    class ChangedTexts(Requests):
         def answer(self, prompt: Prompt, arm: Arm) -> AnswerRun:
             run = super().answer(prompt, arm)
-            if arm == Arm("suffix", 3) and lies(prompt):
+            if arm == Arm("suffix", 3) and changed(prompt):
                 run.tokens[-1] += 1
                 run.stats[0].rounds += 99
                 run.host += [HostGap(1.0, drafted=True)] * 999
             return run
 
     timed = TimedPair(toy, with_draft=True)
-    chosen = settings(prompts=tuple(choose(bundled_prompts(), families=["edit"], per_family=prompts)))
+    chosen = settings(prompts=tuple(choose(bundled_prompts(), famichanged=["edit"], per_family=prompts)))
     meter = CostMeter(timed, tokens=[5, 6, 7])
-    return measure_family(Lying(timed, chosen), "edit", meter=meter, advance=lambda: None)
+    return measure_family(ChangedTexts(timed, chosen), "edit", meter=meter, advance=lambda: None)
 
 
-def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
-    result = measure_lying(toy, lies=lambda prompt: True)
-    lied = [arm for arm in result.arms if arm.name == "suffix 3"]
-    assert [(arm.divergent, arm.speed_up) for arm in lied] == [(2, None)]
-    assert lied[0].host_seconds_per_round == 1.0  # nothing was kept: all runs are shown
+def test_family_excludes_divergent_texts_and_counts_them(toy: Pair) -> None:
+    result = measure_with_changed_texts(toy, changed=lambda prompt: True)
+    divergent_arms = [arm for arm in result.arms if arm.name == "suffix 3"]
+    assert [(arm.divergent, arm.speed_up) for arm in divergent_arms] == [(2, None)]
+    assert divergent_arms[0].host_seconds_per_round == 1.0  # no run agrees, so all runs are shown
     assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "suffix 3")
     assert result.plain_unstable == 0
     assert (result.scheduled.name, result.scheduled.divergent) == ("scheduled", 0)
@@ -159,21 +161,21 @@ def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
     assert result.hindsight.arm != "suffix 3"
 
 
-def test_the_prediction_is_of_the_same_prompts_as_the_measurement(toy: Pair) -> None:
-    first = choose(bundled_prompts(), families=["edit"], per_family=1)[0]
-    alone = measure_lying(toy, lies=lambda prompt: False, prompts=1).arms[-1]
-    beside = measure_lying(toy, lies=lambda prompt: prompt != first, prompts=3).arms[-1]
-    assert (beside.name, beside.divergent) == ("suffix 3", 2)
-    assert beside.speed_up is not None
-    assert (beside.acceptance_length, beside.proposed) == (alone.acceptance_length, alone.proposed)
-    assert beside.host_seconds_per_round < 1.0
+def test_family_prediction_uses_the_same_prompts_as_the_measurement(toy: Pair) -> None:
+    first = choose(bundled_prompts(), famichanged=["edit"], per_family=1)[0]
+    alone = measure_with_changed_texts(toy, changed=lambda prompt: False, prompts=1).arms[-1]
+    among_others = measure_with_changed_texts(toy, changed=lambda prompt: prompt != first, prompts=3).arms[-1]
+    assert (among_others.name, among_others.divergent) == ("suffix 3", 2)
+    assert among_others.speed_up is not None
+    assert (among_others.acceptance_length, among_others.proposed) == (alone.acceptance_length, alone.proposed)
+    assert among_others.host_seconds_per_round < 1.0
 
 
 @pytest.mark.parametrize(("prompts", "divergent", "best"), [(4, 2, "suffix 2"), (4, 3, "model 2"), (1, 1, "model 2")])
-def test_the_best_arm_says_what_plain_decoding_says_on_half_of_the_prompts(
+def test_family_best_arm_must_match_plain_text_on_half_of_the_prompts(
     toy: Pair, prompts: int, divergent: int, best: str
 ) -> None:
-    result = measure_lying(toy, lies=lambda prompt: False, prompts=1)
+    result = measure_with_changed_texts(toy, changed=lambda prompt: False, prompts=1)
     slow = replace(result.arms[0], drafter="model", length=2, speed_up=1.1, divergent=0)
     fast = replace(slow, drafter="suffix", speed_up=1.9, divergent=divergent)
     measured = replace(result, prompts=prompts, arms=(slow, fast)).best
@@ -182,14 +184,14 @@ def test_the_best_arm_says_what_plain_decoding_says_on_half_of_the_prompts(
     assert replace(result, prompts=prompts, arms=(replace(fast, divergent=prompts),)).best is None
 
 
-def test_settings_out_of_range_are_refused() -> None:
+def test_settings_refuse_values_out_of_range() -> None:
     for changes in ({"lengths": (0,)}, {"lengths": (65,)}, {"repetitions": 0}, {"max_tokens": 0}):
         with pytest.raises(InputError, match="out of range"):
             settings(**changes)
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(QUICK) == 0
     out = capsys.readouterr().out
     value = json.loads(out.splitlines()[-1])
@@ -206,17 +208,17 @@ def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(("name", "start"), [("speed.svg", b"<?xml"), ("speed.PNG", b"\x89PNG")])
-def test_the_chart_is_written_as_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+def test_plot_format_follows_the_file_name(name: str, start: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert main([*QUICK, "--plot", str(tmp_path / name)]) == 0
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_the_chart_has_two_bars_a_family_and_a_line_at_one(toy: Pair) -> None:
+def test_speed_figure_has_two_bars_per_family_and_a_line_at_one(toy: Pair) -> None:
     pytest.importorskip("matplotlib")
     from edgedecode.bench.report.speed_chart import speed_figure
 
-    found = measure_lying(toy, lies=lambda prompt: False)
+    found = measure_with_changed_texts(toy, changed=lambda prompt: False)
     families = [
         replace(found, family=name, scheduled=replace(found.scheduled, speed_up=after, whole_speed_up=whole))
         for name, after, whole in (("edit", 1.5, 1.25), ("story", None, 0.75))
@@ -229,7 +231,7 @@ def test_the_chart_has_two_bars_a_family_and_a_line_at_one(toy: Pair) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overhead_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--overhead"]) == 0
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"conditions", "host_work", "loops", "not_compared"} == set(value)
@@ -238,7 +240,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     assert all(work["median_seconds"] > 0 for work in value["host_work"] if work["rounds"])
 
 
-def test_draws_are_measured_on_every_shape_of_row() -> None:
+def test_measure_draws_covers_every_row_shape() -> None:
     shapes: list[int] = []
     costs = measure_draws(NumpyRowDraw(), repetitions=2, advance=lambda: shapes.append(0), size=3000, quick=True)
     assert [cost.shape for cost in costs] == [name for name, _ in draw_shapes(3000)]
@@ -268,7 +270,9 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--per-family", "0"], 2, "'0' is too small: the minimum is 1"),
     ],
 )
-def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_refuses_bad_input(
+    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if code == 2:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", "--quick", *words])
@@ -283,14 +287,14 @@ def json_line(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
     return value
 
 
-def test_quick_on_the_pack(run: Run, pack: Path) -> None:
+def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
     value = json_line(run("bench", "-m", str(pack), "--quick", "--fixed", "--repetitions", "1", "-n", "24", "--json"))
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
 
 
-def test_adapters_of_a_pack_are_measured(run: Run, tmp_path: Path) -> None:
+def test_bench_measures_an_adapter(run: Run, tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))

@@ -1,4 +1,4 @@
-"""Which loops `bench --overhead` compares ours with: those on the pair's engine, and a reason for each missing one."""
+"""Loops that `bench --overhead` compares with ours: those on the pair's engine, with a reason for each missing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = Settings(prompts=(), drafters=(), lengths=(), repetitions=1, max_toke
 
 
 class Loop:
-    """Remembers what it was opened with."""
+    """A loop that records its arguments."""
 
     runtime = "toy"
     name = setting = "a loop"
@@ -34,11 +34,11 @@ class Loop:
         return [token] * count
 
 
-class Elsewhere(Loop):
+class OtherEngineLoop(Loop):
     runtime = "another engine"
 
 
-class Refusing(Loop):
+class RefusingLoop(Loop):
     def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str) -> None:
         raise CapabilityError(f"it has no\n  {kv_type}")
 
@@ -49,7 +49,7 @@ Open = Callable[..., Opened]
 
 @pytest.fixture
 def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Open these loops for the toy pair."""
+    """Return a function that opens the given loops for the toy pair."""
 
     def open_them(**factories: type[Loop] | Exception) -> Opened:
         def resolve(name: str) -> type[Loop]:
@@ -67,18 +67,18 @@ def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
     return open_them
 
 
-def test_loops_on_the_pair_s_engine_open_with_its_conditions(opened: Open, toy: Pair) -> None:
-    found, reasons = opened(bare=Loop, foreign=Elsewhere)
+def test_open_loops_uses_the_pairs_engine_and_settings(opened: Open, toy: Pair) -> None:
+    found, reasons = opened(bare=Loop, other=OtherEngineLoop)
     assert [loop.opened for loop in found] == [(toy.root, 3, 128, toy.target.card.kv_type)]
     assert reasons == []
 
 
-def test_no_loop_is_a_reason_too(opened: Open) -> None:
-    assert opened(foreign=Elsewhere) == ([], ["there are no other loops for toy"])
+def test_open_loops_without_any_loop_gives_a_reason(opened: Open) -> None:
+    assert opened(other=OtherEngineLoop) == ([], ["there are no other loops for toy"])
 
 
-def test_one_that_cannot_run_leaves_the_others(opened: Open) -> None:
-    found, reasons = opened(a=Refusing, b=ImportError("x", name="engine"), c=Loop)
+def test_open_loops_skips_a_loop_that_fails(opened: Open) -> None:
+    found, reasons = opened(a=RefusingLoop, b=ImportError("x", name="engine"), c=Loop)
     assert len(found) == 1
     assert reasons[0].startswith("a: it has no float")
     assert reasons[1:] == ["b: engine is not installed"]

@@ -1,4 +1,4 @@
-"""Peers in child processes, and how they are compared with ours: turns, best settings, texts, and those that fail."""
+"""Peers in child processes, and their comparison with ours: order, best settings, texts and failures."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PROMPTS = (*ONE, Prompt("two", (), ("say d",)))
 SETTINGS = Settings(prompts=PROMPTS, drafters=(), lengths=(), repetitions=2, max_tokens=6, context=128)
 
 
-Says = dict[tuple[int, ...], tuple[int, ...]]
+Answers = dict[tuple[int, ...], tuple[int, ...]]
 
 
 class Echo:
-    """Answers with the prompt's ids; "wide" knows two of them when the prompt has been read."""
+    """Answers with the prompt's ids; mode "wide 2" reports two tokens after prefill instead of one."""
 
     modes = ("plain", "wide 2")
 
@@ -47,14 +47,14 @@ class Echo:
 
 
 def served(factory: object, *requests: dict[str, object]) -> list[dict[str, Any]]:
-    """Return what the child says to an order and these requests."""
+    """Return the child's responses to an order and these requests."""
     lines = "".join(json.dumps(line) + "\n" for line in (asdict(ORDER), *requests))
     answers = io.StringIO()
     child.serve(io.StringIO(lines), answers, find=lambda name: cast(PeerFactory, factory))
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
-def test_the_child_opens_what_is_ordered_and_answers_line_by_line() -> None:
+def test_peer_child_opens_the_order_and_answers_line_by_line() -> None:
     requests = [{"mode": mode, "prompt": [5, 6, 7], "count": 2} for mode in Echo.modes]
     opened, plain, wide = served(Echo, *requests)
     assert opened == {"setting": "/pack with 2 threads", "modes": ["plain", "wide 2"]}
@@ -71,14 +71,14 @@ def test_the_child_opens_what_is_ordered_and_answers_line_by_line() -> None:
         (KeyError("a"), "KeyError: 'a'"),
     ],
 )
-def test_a_factory_that_fails_says_why(error: Exception, expected: str) -> None:
+def test_peer_child_reports_why_a_factory_failed(error: Exception, expected: str) -> None:
     def refusing(*arguments: object, **options: object) -> None:
         raise error
 
     assert served(refusing) == [{"refused": expected}]
 
 
-def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
+def test_peer_child_refuses_an_unknown_peer_and_lists_the_known() -> None:
     answers = io.StringIO()
     child.serve(io.StringIO(json.dumps(asdict(ORDER)) + "\n"), answers, find=child._find)
     assert "there is no peer 'fake'; there are: genai, llama" in answers.getvalue()
@@ -109,7 +109,7 @@ def fake() -> Callable[..., PeerProcess]:
     return opened
 
 
-def test_a_process_answers_whatever_its_native_code_prints(fake: Callable[..., PeerProcess]) -> None:
+def test_peer_process_ignores_output_of_native_code(fake: Callable[..., PeerProcess]) -> None:
     peer = fake()
     assert (peer.setting, peer.modes) == ("fake", ("plain", "die", "stop", "sleep"))
     assert peer.answer("plain", (4, 5, 6), count=2).tokens == (4, 5)
@@ -119,14 +119,14 @@ def test_a_process_answers_whatever_its_native_code_prints(fake: Callable[..., P
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are a Unix matter")
-def test_a_process_that_dies_is_a_reason_and_no_crash(fake: Callable[..., PeerProcess]) -> None:
+def test_peer_process_that_crashes_raises_runtime_unavailable(fake: Callable[..., PeerProcess]) -> None:
     peer = fake()
     with pytest.raises(RuntimeUnavailable, match="its native code died with SIGKILL"):
         peer.answer("die", (1,), count=1)
     peer.close()
 
 
-def test_a_process_that_ends_passes_its_last_words_on(fake: Callable[..., PeerProcess]) -> None:
+def test_peer_process_that_exits_reports_its_last_line_of_stderr(fake: Callable[..., PeerProcess]) -> None:
     peer = fake()
     with pytest.raises(RuntimeUnavailable, match="ended with code 3: last words"):
         peer.answer("stop", (1,), count=1)
@@ -135,7 +135,7 @@ def test_a_process_that_ends_passes_its_last_words_on(fake: Callable[..., PeerPr
     peer.close()
 
 
-def test_a_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess]) -> None:
+def test_peer_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess]) -> None:
     peer = fake(patience=20)
     peer._patience = 0.2
     with pytest.raises(RuntimeUnavailable, match=r"did not answer within 0\.2 s"):
@@ -143,7 +143,7 @@ def test_a_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess
     peer.close()
 
 
-def test_a_peer_that_cannot_open_the_pack_is_left_out_with_its_reason(toy: Pair) -> None:
+def test_open_peers_skips_a_peer_that_cannot_open_the_pack(toy: Pair) -> None:
     pytest.importorskip("onnxruntime_genai")
     opened, (reason,) = open_peers(Namespace(against=["genai"], threads=1), toy, capacity=128)
     assert opened == []
@@ -151,12 +151,12 @@ def test_a_peer_that_cannot_open_the_pack_is_left_out_with_its_reason(toy: Pair)
 
 
 @dataclass
-class Rehearsed:
-    """A peer in this process whose answers take stated seconds. It repeats ours, or says something else."""
+class FakePeer:
+    """A peer in this process with given speeds. It repeats our answers; the mode `wrong` gives a different text."""
 
     name: str
     speeds: dict[str, float]
-    says: Says
+    plain_answers: Answers
     wrong: str = ""
     dies_at: int = 10**6
     asked: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Rehearsed:
         self.asked.append(mode)
         if len(self.asked) > self.dies_at:
             raise RuntimeUnavailable("its process died with SIGSEGV")
-        tokens = self.says[tuple(prompt)]
+        tokens = self.plain_answers[tuple(prompt)]
         seconds = len(tokens) / self.speeds[mode]
         return Answer(tokens[:-1] if mode == self.wrong else tokens, seconds, seconds / 2, 0)
 
@@ -180,8 +180,8 @@ class Rehearsed:
 
 
 @pytest.fixture
-def says(toy: Pair) -> Says:
-    """Our plain answers, by prompt."""
+def plain_answers(toy: Pair) -> Answers:
+    """Our plain answers, by the prompt's tokens."""
     found = {}
     for prompt in PROMPTS:
         options = SessionOptions(sampling=SamplingOptions(), drafter="none", context=128, seed=0)
@@ -191,11 +191,13 @@ def says(toy: Pair) -> Says:
     return found
 
 
-def test_the_fastest_setting_of_each_kind_is_measured(toy: Pair, says: Says) -> None:
-    peer = Rehearsed("a", {"plain": 10.0, "draft 2": 20.0, "draft 4": 40.0, "lookup 2": 5.0, "lookup 4": 4.0}, says)
-    asked: list[None] = []
+def test_compare_measures_the_fastest_setting_of_each_kind(toy: Pair, plain_answers: Answers) -> None:
+    peer = FakePeer(
+        "a", {"plain": 10.0, "draft 2": 20.0, "draft 4": 40.0, "lookup 2": 5.0, "lookup 4": 4.0}, plain_answers
+    )
+    advanced: list[None] = []
     result = compare(
-        toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: missing"], advance=lambda: asked.append(None)
+        toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: missing"], advance=lambda: advanced.append(None)
     )
     assert [family.family for family in result.families] == ["one", "two"]
     for family in result.families:
@@ -210,17 +212,17 @@ def test_the_fastest_setting_of_each_kind_is_measured(toy: Pair, says: Says) -> 
         assert best is not None
         assert (best.mode, best.whole) == ("draft 4", pytest.approx(40.0))
         assert all(way.same_texts == family.prompts for way in family.ways)
-    tried = REHEARSED + 1  # of the families' three and one prompts, in the pass before
+    tried = REHEARSED + 1  # rehearsed on both families' prompts (3 and 1) before the measurement
     assert peer.asked.count("draft 2") == tried
     assert peer.asked.count("draft 4") == tried + len(PROMPTS) * SETTINGS.repetitions
-    assert len(asked) == tried * 5 + len(PROMPTS) * (2 + SETTINGS.repetitions * 5)
-    assert len(asked) == _answers([cast(PeerProcess, peer)], SETTINGS)
+    assert len(advanced) == tried * 5 + len(PROMPTS) * (2 + SETTINGS.repetitions * 5)
+    assert len(advanced) == _answers([cast(PeerProcess, peer)], SETTINGS)
     assert result.settings == {"a": "rehearsed"}
     assert result.reasons == ("b: missing",)
 
 
-def test_ratios_are_ours_over_theirs_and_other_texts_are_counted(toy: Pair, says: Says) -> None:
-    peer = Rehearsed("a", {"plain": 10.0, "draft 2": 10.0}, says, wrong="draft 2")
+def test_compare_ratios_are_ours_over_theirs_and_count_same_texts(toy: Pair, plain_answers: Answers) -> None:
+    peer = FakePeer("a", {"plain": 10.0, "draft 2": 10.0}, plain_answers, wrong="draft 2")
     family = compare(toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=(), advance=lambda: None).families[0]
     plain, ours = family.way("a", "plain"), family.way(OURS, "plain")
     assert plain is not None
@@ -232,9 +234,9 @@ def test_ratios_are_ours_over_theirs_and_other_texts_are_counted(toy: Pair, says
     assert (plain.same_texts, drafted.same_texts) == (3, 0)
 
 
-def test_the_sum_over_peers_takes_the_fastest_of_each_family(toy: Pair, says: Says) -> None:
-    slow = Rehearsed("slow", {"plain": 9e9, "lookup 2": 1.0}, says)
-    fast = Rehearsed("fast", {"plain": 1.0, "draft 2": 1e9}, says)
+def test_compare_speculative_takes_the_fastest_peer_of_each_family(toy: Pair, plain_answers: Answers) -> None:
+    slow = FakePeer("slow", {"plain": 9e9, "lookup 2": 1.0}, plain_answers)
+    fast = FakePeer("fast", {"plain": 1.0, "draft 2": 1e9}, plain_answers)
     peers = [cast(PeerProcess, slow), cast(PeerProcess, fast)]
     result = compare(toy, peers, settings=SETTINGS, reasons=(), advance=lambda: None)
     best, fastest = result.speculative(), result.speculative("fast")
@@ -247,9 +249,9 @@ def test_the_sum_over_peers_takes_the_fastest_of_each_family(toy: Pair, says: Sa
 
 
 @pytest.mark.parametrize("dies_at", [0, 3, 9])
-def test_a_peer_that_dies_on_the_way_leaves_the_others(toy: Pair, says: Says, dies_at: int) -> None:
-    dying = Rehearsed("dying", {"plain": 10.0, "draft 2": 20.0}, says, dies_at=dies_at)
-    other = Rehearsed("other", {"plain": 10.0}, says)
+def test_compare_drops_a_peer_that_dies_and_keeps_the_others(toy: Pair, plain_answers: Answers, dies_at: int) -> None:
+    dying = FakePeer("dying", {"plain": 10.0, "draft 2": 20.0}, plain_answers, dies_at=dies_at)
+    other = FakePeer("other", {"plain": 10.0}, plain_answers)
     peers = [cast(PeerProcess, dying), cast(PeerProcess, other)]
     result = compare(toy, peers, settings=SETTINGS, reasons=(), advance=lambda: None)
     assert dying.closed
@@ -259,8 +261,8 @@ def test_a_peer_that_dies_on_the_way_leaves_the_others(toy: Pair, says: Says, di
     assert all({way.peer for way in family.ways} == {OURS, "other"} for family in result.families)
 
 
-def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Says) -> None:
-    peer = Rehearsed("a", {"plain": 10.0, "lookup 2": 20.0}, says)
+def test_show_peer_lists_every_family_the_mean_and_the_worst(toy: Pair, plain_answers: Answers) -> None:
+    peer = FakePeer("a", {"plain": 10.0, "lookup 2": 20.0}, plain_answers)
     result = compare(toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: gone"], advance=lambda: None)
     report = Mock()
     show_peer(report, result, "a")
@@ -284,7 +286,9 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
     ],
 )
-def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_refuses_bad_input(
+    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if code == 2:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", *words])
@@ -294,7 +298,7 @@ def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("toy")
-def test_without_any_peer_the_reasons_are_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_without_any_peer_reports_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--quick", "--against", "genai", "--json"]) == 0
     out = capsys.readouterr().out
     assert "Not compared: genai: " in out

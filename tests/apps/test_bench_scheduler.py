@@ -1,4 +1,4 @@
-"""How `bench` measures the scheduler: equal conditions, calibration, replay."""
+"""`bench` and the scheduler: equal conditions for every request, calibration and replay."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return value
 
 
-def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
+def test_arms_are_plain_scheduled_and_optionally_fixed() -> None:
     assert arms_of(settings()) == (PLAIN, SCHEDULED, Arm("suffix", 2))
     assert arms_of(settings(fixed=False)) == (PLAIN, SCHEDULED)
     assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm("suffix", 2))] == ["plain", "scheduled", "suffix 2"]
@@ -58,13 +58,13 @@ def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
 # -- equal conditions --------------------------------------------------------------------------------------------------
 
 
-def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -> None:
+def test_requests_restore_the_experience_of_the_warm_up(toy: Pair) -> None:
     requests = Requests(TimedPair(toy, with_draft=True), settings())
     acceptance = Acceptance(toy.experience.history)
     acceptance.add(Score("suffix", 3, 2, 4))
     requests.warm_up([Prompt("chat", (), ("something else",))])
     known = toy.experience.as_dict()
-    assert toy.experience.costs.tables  # it learnt from the warm-up
+    assert toy.experience.costs.tables  # learned in the warm-up
     requests.answer(PROMPT, SCHEDULED)
     Acceptance(toy.experience.history).add(Score("suffix", 3, 0, 4))
     toy.experience.costs.observe(RoundCost(1, 9.0), context_tokens=9)
@@ -74,11 +74,11 @@ def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -
     restored = toy.experience.as_dict()
     assert restored["history"] == known["history"]
     assert restored["tables"] == learnt["tables"] != known["tables"]
-    assert restored["balances"] == learnt["balances"], "accounts go on, as they do in use"
+    assert restored["balances"] == learnt["balances"], "balances carry over between requests, as they do in use"
 
 
-def test_no_request_drafts_from_an_earlier_answer(toy: Pair) -> None:
-    """A suffix drafter finds an answer it has seen in the store; between requests the store is emptied."""
+def test_requests_do_not_draft_from_an_earlier_answer(toy: Pair) -> None:
+    """A suffix drafter finds an earlier answer in the store, so the store is emptied between requests."""
     timed, chosen = TimedPair(toy, with_draft=False), settings(max_tokens=30)
     requests = Requests(timed, chosen)
     arm = Arm("suffix", 8)
@@ -91,20 +91,20 @@ def test_no_request_drafts_from_an_earlier_answer(toy: Pair) -> None:
         assert session.stats.accepted > counts[0][0][1]
 
 
-def test_scheduled_and_plain_say_the_same_when_they_draw(toy: Pair) -> None:
-    drawn = settings(sampling=SamplingOptions(temperature=0.9, top_p=0.95), seed=7)
-    requests = Requests(TimedPair(toy, with_draft=True), drawn)
+def test_requests_with_sampling_generate_the_same_tokens_in_every_arm(toy: Pair) -> None:
+    sampled = settings(sampling=SamplingOptions(temperature=0.9, top_p=0.95), seed=7)
+    requests = Requests(TimedPair(toy, with_draft=True), sampled)
     plain, scheduled, fixed = (requests.answer(PROMPT, arm) for arm in (PLAIN, SCHEDULED, Arm("model", 3)))
     assert plain.tokens == scheduled.tokens == fixed.tokens
     assert sum(stats.accepted for stats in fixed.stats) > 0
-    other = Requests(requests.timed, replace(drawn, seed=8)).answer(PROMPT, PLAIN)
+    other = Requests(requests.timed, replace(sampled, seed=8)).answer(PROMPT, PLAIN)
     assert other.tokens != plain.tokens
 
 
 # -- the default run ---------------------------------------------------------------------------------------------------
 
 
-def test_by_default_only_plain_and_scheduled_are_measured(
+def test_bench_measures_only_plain_and_scheduled_by_default(
     toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kept = tmp_path / "experience.json"
@@ -124,19 +124,19 @@ def test_by_default_only_plain_and_scheduled_are_measured(
     assert "Text: 2 of 2 speculative answers" in out
     assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
     toy.save_experience()
-    assert not kept.exists()  # what a bench's own prompts taught is kept nowhere
+    assert not kept.exists()  # experience from a bench's own prompts is not saved
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_a_context_for_each_bucket() -> None:
+def test_calibration_has_a_context_for_each_bucket() -> None:
     assert [context_bucket(context) for context in CONTEXTS] == list(range(len(CONTEXT_BUCKETS) + 1))
     assert bucket_contexts(2048) == [256, 1024]
     assert bucket_contexts(100) == [100 - READ]
 
 
-def test_the_scheduler_takes_over_what_was_measured_of_every_drafter_that_has_a_cost(toy: Pair) -> None:
+def test_learn_passes_the_measured_costs_to_the_scheduler(toy: Pair) -> None:
     longer = replace(CURVE, context=1024, target_seconds={n: 3 * s for n, s in CURVE.target_seconds.items()})
     learn(toy, [CURVE, longer], host={"none": 0.0005, "suffix": 0.001})
     costs = toy.experience.costs
@@ -151,14 +151,14 @@ def test_the_scheduler_takes_over_what_was_measured_of_every_drafter_that_has_a_
     assert (prices.host("none"), prices.host("suffix")) == (pytest.approx(0.05), pytest.approx(0.1))
 
 
-def test_host_work_is_told_by_drafter(toy: Pair) -> None:
+def test_measure_host_reports_each_drafter(toy: Pair) -> None:
     requests = Requests(TimedPair(toy, with_draft=True), settings(drafters=("model",)))
     host = measure_host(requests, [PROMPT])
     assert set(host) == {"none", "model"}
     assert all(seconds > 0 for seconds in host.values())
 
 
-def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_calibrate_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = tmp_path / "experience.json"
     toy.keep_experience(kept)
     words = ["--calibrate", "--families", "edit", "--repetitions", "1", "-n", "8"]
@@ -182,7 +182,7 @@ def recorded(toy: Pair, path: Path) -> Path:
     return path
 
 
-def test_a_trace_is_replayed(
+def test_replay_compares_plans_with_a_trace(
     toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = pack_digest(toy.manifest)
@@ -209,6 +209,6 @@ def test_a_trace_is_replayed(
     assert "not the head of a trace" not in message
 
 
-def test_the_bundled_prompts_leave_others_to_learn_from() -> None:
+def test_bundled_prompts_leave_at_least_12_for_the_warm_up() -> None:
     measured = choose(bundled_prompts(), per_family=5)
     assert len(set(bundled_prompts()) - set(measured)) >= 12

@@ -1,4 +1,4 @@
-"""`cache`: what is kept, with sizes, and clearing it area by area."""
+"""`cache`: list the areas with their sizes, and clear them one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_it_lists_what_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_show_lists_areas_with_their_sizes(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "show", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{cache}: 2.0 MB"
@@ -34,7 +34,7 @@ def test_it_lists_what_is_kept(cache: Path, capsys: pytest.CaptureFixture[str]) 
     assert areas["store"] == {"files": 1, "nbytes": 2_000_000}
 
 
-def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clear_deletes_only_the_named_areas(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "clear", "--store", "--packs"]) == 0
     assert sorted(path.name for path in cache.iterdir()) == ["costs", "locks"]
     assert f"deleted {cache / 'store'}: 1 files, 2.0 MB" in capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.Ca
     assert list(cache.iterdir()) == []
 
 
-def test_a_lock_that_is_held_is_not_cleared(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clear_keeps_a_held_lock(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("free", "held"):
         (cache / "locks" / name).touch()
     lock = take_lock(cache / "locks" / "held")
@@ -58,8 +58,8 @@ def test_a_lock_that_is_held_is_not_cleared(cache: Path, capsys: pytest.CaptureF
     assert not (cache / "locks").exists()
 
 
-def test_every_folder_that_is_written_can_be_cleared() -> None:
-    """All folders come from `area`, which knows no other than those that `cache clear` takes."""
+def test_cache_clear_covers_every_folder_that_is_written() -> None:
+    """All folders come from `area`, which accepts only the areas that `cache clear` takes."""
     for name in AREAS:
         assert area(name) == user_cache() / name
     for place in (area, cache_folder):
@@ -70,7 +70,7 @@ def test_every_folder_that_is_written_can_be_cleared() -> None:
 
 
 @pytest.mark.parametrize("name", AREAS)
-def test_each_folder_is_shown_with_its_size_and_cleared_alone(
+def test_cache_area_is_shown_with_its_size_and_cleared_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
@@ -86,7 +86,7 @@ def test_each_folder_is_shown_with_its_size_and_cleared_alone(
     assert {path.name for path in tmp_path.iterdir()} == set(AREAS) - {name}
 
 
-def test_a_link_is_deleted_and_not_followed(cache: Path, tmp_path: Path) -> None:
+def test_cache_clear_deletes_a_link_and_keeps_its_target(cache: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "mine").write_text("keep me")
@@ -96,7 +96,7 @@ def test_a_link_is_deleted_and_not_followed(cache: Path, tmp_path: Path) -> None
     assert (elsewhere / "mine").read_text() == "keep me"
 
 
-def test_clearing_nothing_is_a_mistake(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clear_without_a_choice_is_a_usage_error(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["cache", "clear"])
     assert stop.value.code == 2
@@ -104,7 +104,7 @@ def test_clearing_nothing_is_a_mistake(cache: Path, capsys: pytest.CaptureFixtur
     assert (cache / "store").exists()
 
 
-def test_there_may_be_no_cache(
+def test_cache_verbs_work_without_a_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "none"))

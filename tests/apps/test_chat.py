@@ -1,4 +1,4 @@
-"""`chat` on a toy pair, over piped lines and as a conversation: commands, files, and Ctrl-C."""
+"""`chat` on a toy pair, piped and interactive: slash commands, saved files and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Line = str | type[BaseException] | BaseException | None
 
 
 class Script:
-    """Lines, of which some are interrupts."""
+    """Scripted input lines; an exception in the list is raised instead."""
 
     interactive = True
 
@@ -65,7 +65,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_piped_lines_are_answered_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_answers_piped_lines_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     piped(monkeypatch, b"hello\n\n/stats\nagain")
     assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief", "--draft-max", "2"]) == 0
     out, err = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_piped_lines_are_answered_in_turn(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.usefixtures("toy")
-def test_bad_bytes_on_standard_input_are_one_line(
+def test_chat_refuses_invalid_utf8_on_stdin_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     piped(monkeypatch, b"caf\xe9\n")
@@ -85,7 +85,7 @@ def test_bad_bytes_on_standard_input_are_one_line(
     assert err.count("\n") == 1
 
 
-def test_answers_are_remembered_and_reset_keeps_the_system_message(session: Session) -> None:
+def test_reset_drops_the_turns_and_keeps_the_system_message(session: Session) -> None:
     session.reset([Message("system", "be brief")])
     talk(session, "hello", "//slash")
     assert [message.role for message in session.messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -122,7 +122,7 @@ def test_save_and_load_round_trip(session: Session, tmp_path: Path, capsys: pyte
         (b'[{"role": "user", "content": "\\ud800"}]', "message 1: the content is not valid UTF-8"),
     ],
 )
-def test_a_bad_file_is_one_line_and_the_conversation_stays(
+def test_load_of_a_bad_file_prints_one_line_and_keeps_the_conversation(
     content: bytes | None, expected: str, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(session, "hello")
@@ -139,10 +139,8 @@ def test_a_bad_file_is_one_line_and_the_conversation_stays(
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-def test_what_has_no_size_is_read_no_further_than_a_conversation_can_be_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As /dev/zero, which would fill the memory."""
+def test_load_messages_limits_what_it_reads_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless device such as /dev/zero would otherwise fill the memory."""
     monkeypatch.setattr("edgedecode.apps.chat.slash.LARGEST_NBYTES", 100)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -152,8 +150,8 @@ def test_what_has_no_size_is_read_no_further_than_a_conversation_can_be_long(
     assert writer.wait(timeout=60) != 0
 
 
-def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None:
-    """A conversation of 4 MB took 950 MB when it was answered, in a context of 2,048 tokens."""
+def test_load_messages_refuses_a_file_that_cannot_fit_the_context(tmp_path: Path) -> None:
+    """Answering a conversation of 4 MB in a context of 2,048 tokens took 950 MB."""
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "hello " * 700_000)])
     assert len(load_messages(file, context=100_000)) == 1
@@ -164,14 +162,14 @@ def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-def test_saving_replaces_no_pipe_or_device(tmp_path: Path) -> None:
+def test_save_messages_refuses_to_replace_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     with pytest.raises(InputError, match="is not a regular file"):
         save_messages(pipe, [Message("user", "one")])
     assert pipe.is_fifo()
 
 
-def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_messages_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "one")])
 
@@ -185,7 +183,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
+def test_save_messages_writes_plain_json_and_load_takes_a_bare_list(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "grüß")])
     assert json.loads(file.read_text("utf-8")) == {"messages": [{"role": "user", "content": "grüß"}]}
@@ -209,7 +207,7 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/load a\0b", "contains a NUL character"),
     ],
 )
-def test_a_command_that_fails_prints_one_line(
+def test_slash_command_that_fails_prints_one_line(
     line: str, expected: str, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(session, line)
@@ -247,15 +245,15 @@ def test_memory_shows_plan_and_process(session: Session, capsys: pytest.CaptureF
     assert title == ["planned", "resident", "anonymous", "proportional"]
     assert (now[0], peak[0]) == ("now", "peak")
     assert now[1:3] == peak[1:3] == format_nbytes(session.budget.used_nbytes).split()
-    assert peak[-2:] == ["-", "-"]  # nothing samples
-    if (held := memory_now()) is not None:
+    assert peak[-2:] == ["-", "-"]  # no sampler runs
+    if (process := memory_now()) is not None:
         assert "-" not in now
-        assert held.anonymous is not None
-        assert 0 < held.anonymous <= held.resident
+        assert process.anonymous is not None
+        assert 0 < process.anonymous <= process.resident
 
 
 @pytest.mark.usefixtures("toy")
-def test_figures_after_each_answer_tell_every_kind_of_peak(
+def test_stats_after_each_answer_show_every_peak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     piped(monkeypatch, b"hello\nagain\n/memory\n")
@@ -268,7 +266,7 @@ def test_figures_after_each_answer_tell_every_kind_of_peak(
         assert "-" not in err.splitlines()[-1].split()
 
 
-def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     stops = SessionOptions(context=80, ignore_eos=True, seed=1, when_full=WhenFull.STOP)
     with toy.session(stops) as session:
         conversation = talk(session, "hello", "x" * 100, "/reset", "x" * 100, "hello", max_tokens=10)
@@ -281,10 +279,10 @@ def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: py
         assert "the context is full: /reset starts over" in capsys.readouterr().err
 
 
-def test_a_chat_that_outgrows_its_context_drops_its_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_that_outgrows_its_context_drops_the_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     with toy.session(SessionOptions(context=120, ignore_eos=True, seed=1)) as session:
-        said = [f"hello {turn}" for turn in range(8)]
-        talk(session, *said, "x" * 200, max_tokens=10)
+        messages = [f"hello {turn}" for turn in range(8)]
+        talk(session, *messages, "x" * 200, max_tokens=10)
         err = capsys.readouterr().err
         assert "the message is longer than the context of 120 tokens: shorten it" in err
         assert "/reset" not in err
@@ -294,7 +292,7 @@ def test_a_chat_that_outgrows_its_context_drops_its_oldest_turns(toy: Pair, caps
         assert "the context is full: /reset starts over" in capsys.readouterr().err
 
 
-def test_ctrl_c_at_the_prompt_warns_once_and_leaves_the_second_time(
+def test_ctrl_c_at_the_prompt_warns_first_and_quits_the_second_time(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(session, KeyboardInterrupt, "hello", KeyboardInterrupt, KeyboardInterrupt, "never read")
@@ -336,10 +334,10 @@ def interrupt(*words: object, **options: object) -> str:
 
 
 @pytest.mark.parametrize("name", ["stream", "reset", "stats_line"])
-def test_ctrl_c_outside_the_tokens_drops_the_line_and_the_chat_goes_on(
+def test_ctrl_c_between_tokens_drops_the_line_and_the_chat_continues(
     name: str, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pressed while a message is encoded, while a command works, and while an answer's figures are written."""
+    """Pressed while a message is encoded, a slash command runs, or the statistics are printed."""
     with monkeypatch.context() as patch:
         patch.setattr(conversation_module if name == "stats_line" else session, name, interrupt)
         talk(session, "/reset" if name == "reset" else "hello", None)
@@ -348,7 +346,7 @@ def test_ctrl_c_outside_the_tokens_drops_the_line_and_the_chat_goes_on(
     assert talk(session, "and now?").last_finish is FinishReason.LENGTH
 
 
-def test_over_a_pipe_ctrl_c_and_bad_lines_end_the_chat(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_chat_ends_on_ctrl_c_and_on_a_bad_line(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Script("hello", InputError("bad"))
     lines.interactive = False
     conversation = Conversation(session, lines, paint=Paint(on=False), run_slash=run_slash, max_tokens=12)
@@ -361,18 +359,14 @@ def test_over_a_pipe_ctrl_c_and_bad_lines_end_the_chat(session: Session, monkeyp
         conversation.run()
 
 
-def test_a_line_that_cannot_be_read_is_refused_and_the_chat_goes_on(
-    session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat_refuses_an_unreadable_line_and_continues(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     conversation = talk(session, InputError("the message is\nnot valid UTF-8"), "hello")
     assert capsys.readouterr().err.startswith("edgedecode: the message is not valid UTF-8\n")
     assert conversation.last_finish is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_bad_bytes_at_the_terminal_are_input_errors_whatever_the_locale(
-    strict: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_lines_refuse_invalid_utf8_in_every_locale(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def typed(prompt: str) -> str:
         return b"caf\xe9!".decode("utf-8", "strict" if strict else "surrogateescape")
 
@@ -381,7 +375,7 @@ def test_bad_bytes_at_the_terminal_are_input_errors_whatever_the_locale(
         TerminalLines().read()
 
 
-def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_lines_end_with_none_and_refuse_invalid_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, b"one\r\ntwo")
     lines = PipedLines()
     assert [lines.read(), lines.read(), lines.read()] == ["one", "two", None]
@@ -391,7 +385,7 @@ def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("start", [(), ("--adapter", "odd")])
-def test_chat_changes_adapters(
+def test_slash_adapter_changes_the_adapter(
     start: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -402,9 +396,9 @@ def test_chat_changes_adapters(
     piped(monkeypatch, "\n".join(["hello", *swaps, "/adapter nosuch"]).encode())
     assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0", *start]) == 0
     out, err = capsys.readouterr()
-    first, nothing, odd, off = out.splitlines()
-    assert first == (odd if start else nothing)
-    assert odd != nothing == off
+    first, zero, odd, off = out.splitlines()
+    assert first == (odd if start else zero)
+    assert odd != zero == off
     assert "the next answer uses the adapter odd" in err
     assert "the next answer uses no adapter" in err
     assert "the pack has no adapter 'nosuch'; it has: odd" in err

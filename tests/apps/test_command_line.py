@@ -1,4 +1,4 @@
-"""The verbs in child processes, on a real pack: bad input, closed pipes and Ctrl-C, as a shell would see them."""
+"""The verbs in child processes on a real pack, as a shell sees them: bad input, closed pipes and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ forward = TableModel.forward
 
 def slowly(self, *words, **options):
     time.sleep(0.02)
-    if len(self.passes) == 4 and "--debug-started" in sys.argv:  # some tokens were said
+    if len(self.passes) == 4 and "--debug-started" in sys.argv:  # some tokens were generated
         print("started", file=sys.stderr, flush=True)
     return forward(self, *words, **options)
 
@@ -43,14 +43,14 @@ chat.open_pair = generate.open_pair = lambda arguments: toy_pair(generation=Gene
 words = [word for word in sys.argv[1:] if word != "--debug-started"]
 sys.exit(cli.main([*words, "--drafter", "none", "--temp", "0"]))
 """
-"""The command line on a toy pair that never ends by itself and takes 20 ms a pass: an interrupt always lands inside."""
+"""The command line on a toy pair without end token at 20 ms a forward pass: an interrupt always comes mid-answer."""
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals, pipes and terminals")
 WORDS = ["-p", "Tell me a story about a fox.", "--temp", "0"]
 
 
 def refused(done: subprocess.CompletedProcess[bytes], *, code: int = 1) -> str:
-    """Check what every refusal looks like, and return its line."""
+    """Check the format of a refusal, and return its message."""
     err = done.stderr.decode()
     assert done.returncode == code, err
     assert "Traceback" not in err
@@ -61,15 +61,15 @@ def refused(done: subprocess.CompletedProcess[bytes], *, code: int = 1) -> str:
 
 
 def slow(*words: str, streams: int | None = None) -> subprocess.Popen[bytes]:
-    """Start the slow command line; its output goes to pipes, or all its streams to `streams`."""
+    """Start the slow command line with output to pipes, or with all streams on `streams`."""
     pipe = subprocess.PIPE if streams is None else streams
     command = [sys.executable, "-c", SLOW, *words]
     return subprocess.Popen(command, stdin=streams, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 @pytest.fixture
-def here(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """What `run` does, in this process: for refusals, which leave nothing behind."""
+def run_here(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """`run` in this process, for refusals: they leave no state behind."""
 
     def run(*words: str) -> subprocess.CompletedProcess[bytes]:
         try:
@@ -119,12 +119,14 @@ def test_devices_lists_the_cpu(run: Run) -> None:
         (["--memory", "lots"], "is not a size"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(words: list[str], expected: str, here: Run, pack: Path) -> None:
-    assert expected in refused(generate(here, pack, *words))
+def test_generate_refuses_unusable_values_in_one_line(
+    words: list[str], expected: str, run_here: Run, pack: Path
+) -> None:
+    assert expected in refused(generate(run_here, pack, *words))
 
 
-def test_too_small_a_budget_shows_the_table(here: Run, pack: Path) -> None:
-    done = generate(here, pack, "--memory", "1MB")
+def test_generate_with_too_small_a_budget_shows_the_table(run_here: Run, pack: Path) -> None:
+    done = generate(run_here, pack, "--memory", "1MB")
     err = done.stderr.decode()
     assert done.returncode == 1
     assert "Traceback" not in err
@@ -144,8 +146,8 @@ def test_too_small_a_budget_shows_the_table(here: Run, pack: Path) -> None:
         ["-p", "x", "--temperature", "1"],
     ],
 )
-def test_wrong_usage_exits_with_2(words: list[str], here: Run) -> None:
-    assert "usage:" in refused(here("generate", *words), code=2)
+def test_generate_usage_error_exits_with_2(words: list[str], run_here: Run) -> None:
+    assert "usage:" in refused(run_here("generate", *words), code=2)
 
 
 REFUSALS = {
@@ -193,10 +195,8 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("line", REFUSALS)
-def test_what_a_command_line_lacks_is_told_in_a_line(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two where the usage is wrong; in this process, since none of these opens an engine."""
+def test_verbs_refuse_bad_arguments_in_one_line(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A usage error prints two lines. Runs in this process, since no case opens an engine."""
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "EMPTY").write_bytes(b"")
     (tmp_path / "LATIN").write_bytes(b"\xff\xfe")
@@ -211,7 +211,7 @@ def test_what_a_command_line_lacks_is_told_in_a_line(
     assert expected in err
 
 
-def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
+def test_verbs_refuse_invalid_utf8(run: Run, pack: Path, tmp_path: Path) -> None:
     done = run("generate", "-m", str(pack), "-p", "-", stdin=b"caf\xe9 latin")
     assert "standard input is not valid UTF-8: byte 0xe9 at offset 3" in refused(done)
     file = tmp_path / "latin"
@@ -222,14 +222,14 @@ def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
         assert "the prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
 
 
-def test_files_that_cannot_be_read_are_refused(here: Run, pack: Path, tmp_path: Path) -> None:
-    assert "No such file" in refused(here("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
-    assert "directory" in refused(here("generate", "-m", str(pack), "--file", str(tmp_path)))
-    assert "is not a pack" in refused(here("generate", "-m", str(tmp_path), "-p", "x"))
-    assert "no folder" in refused(here("generate", "-m", str(tmp_path / "none"), "-p", "x"))
+def test_generate_refuses_unreadable_files(run_here: Run, pack: Path, tmp_path: Path) -> None:
+    assert "No such file" in refused(run_here("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
+    assert "directory" in refused(run_here("generate", "-m", str(pack), "--file", str(tmp_path)))
+    assert "is not a pack" in refused(run_here("generate", "-m", str(tmp_path), "-p", "x"))
+    assert "no folder" in refused(run_here("generate", "-m", str(tmp_path / "none"), "-p", "x"))
 
 
-def test_a_damaged_pack_is_refused(here: Run, pack: Path, tmp_path: Path) -> None:
+def test_generate_refuses_a_damaged_pack(run_here: Run, pack: Path, tmp_path: Path) -> None:
     copy = tmp_path / "pack"
     shutil.copytree(pack, copy)
     manifest = copy / "edgedecode.json"
@@ -241,16 +241,16 @@ def test_a_damaged_pack_is_refused(here: Run, pack: Path, tmp_path: Path) -> Non
         ("{", "", "is not JSON"),
     ):
         manifest.write_text(text.replace(old, new))
-        assert expected in refused(here("generate", "-m", str(copy), "-p", "x"))
+        assert expected in refused(run_here("generate", "-m", str(copy), "-p", "x"))
     manifest.write_text(text)
     weights = copy / "target" / "weights.bin"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1])
-    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x"))
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x", "--verify"))
+    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x", "--verify"))
     weights.unlink()
-    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x"))
 
 
 def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
 
 
 @posix
-def test_a_closed_pipe_ends_quietly() -> None:
+def test_generate_ends_quietly_on_a_closed_pipe() -> None:
     child = slow("generate", "-p", "hello", "-n", "400")
     assert child.stdout is not None
     assert child.stderr is not None
@@ -270,7 +270,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 
 @posix
-def test_an_output_that_was_closed_before_the_start_loses_no_text_in_silence(pack: Path) -> None:
+def test_generate_reports_a_stdout_closed_before_the_start(pack: Path) -> None:
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
     child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
     assert child.returncode == 1
@@ -279,7 +279,7 @@ def test_an_output_that_was_closed_before_the_start_loses_no_text_in_silence(pac
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_output_is_one_line(pack: Path, unbuffered: str) -> None:
+def test_generate_reports_a_full_disk_in_one_line(pack: Path, unbuffered: str) -> None:
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
     setting = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
@@ -301,7 +301,7 @@ def test_ctrl_c_keeps_the_partial_text() -> None:
 
 
 @posix
-def test_ctrl_c_ends_with_the_json_line_all_the_same() -> None:
+def test_ctrl_c_still_prints_the_json_line() -> None:
     child = slow("generate", "-p", "hello", "-n", "400", "--json", "--debug-started")
     assert child.stderr is not None
     assert child.stderr.readline() == b"started\n"
@@ -315,8 +315,8 @@ def test_ctrl_c_ends_with_the_json_line_all_the_same() -> None:
 
 
 @posix
-def test_ctrl_c_while_loading_is_one_line() -> None:
-    """An engine's own imports turn the interrupt into an ImportError: it must end the program all the same."""
+def test_ctrl_c_while_loading_prints_one_line() -> None:
+    """An engine's imports may turn the interrupt into an ImportError; the program must still end."""
     code = """
 import os, signal, sys
 from edgedecode import cli
@@ -358,7 +358,7 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
     os.close(end)
 
     def until(text: bytes) -> None:
-        """Read until `text`; what came after it in the same piece is dropped, nothing here waits for it."""
+        """Read until `text` has appeared; later output of the same read is dropped."""
         seen = b""
         deadline = time.monotonic() + 60
         while text not in seen:
@@ -368,7 +368,7 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
 
     try:
         until(b"Ctrl-D quits")
-        time.sleep(0.5)  # readline notices a signal only while it waits
+        time.sleep(0.5)  # readline handles a signal only while it waits
         os.write(terminal, b"hello\n")
         until(b"hello")
         time.sleep(0.5)
@@ -389,10 +389,10 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
         os.close(terminal)
 
 
-def test_long_work_off_a_terminal_shows_signs_of_life(
+def test_progress_off_a_terminal_prints_a_line_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line every few seconds, and none of work that is done before: by the clock of whoever tells of progress."""
+    """Work that ends before the first line is due prints none. The clock is read on each `advance`."""
     seconds = iter(range(0, 1000, 2))
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     with progress("measuring", 40) as advance:
@@ -408,14 +408,14 @@ def test_long_work_off_a_terminal_shows_signs_of_life(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_long_work_has_a_bar_on_a_terminal_only(
+def test_work_shows_a_bar_only_on_a_terminal(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     logger = logging.getLogger(NOTICES)
     for name in ("handlers", "propagate"):
-        monkeypatch.setattr(logger, name, getattr(logger, name))  # put back what this changes
+        monkeypatch.setattr(logger, name, getattr(logger, name))  # restored after the test
     monkeypatch.setattr(logger, "handlers", [])
 
     def long() -> None:

@@ -1,4 +1,4 @@
-"""`devices`, and the child process that keeps a crashing engine away from us."""
+"""`devices`, and the child process that isolates a crashing engine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
-def test_a_crash_is_reported_by_the_signals_name() -> None:
+def test_probe_reports_a_crash_by_its_signal_name() -> None:
     (device,) = probe("onnx", python=(sys.executable, "-c", SEGFAULT))
     assert not device.available
     assert "SIGSEGV" in device.reason
 
 
-def test_a_hang_and_a_failure_are_reasons_too() -> None:
+def test_probe_reports_a_hang_and_a_failure_as_reasons() -> None:
     (device,) = probe("onnx", python=(sys.executable, "-c", "import time; time.sleep(60)"), timeout=0.2)
     assert "did not answer within 0.2 s" in device.reason
     (device,) = probe("onnx", python=(sys.executable, "-c", "raise OSError('no driver')"))
@@ -38,9 +38,7 @@ def test_a_hang_and_a_failure_are_reasons_too() -> None:
     assert "could not be started" in device.reason
 
 
-def test_a_frozen_application_asks_and_tries_kernels_without_starting_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_in_a_frozen_application_starts_no_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     usual = probe("onnx")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
@@ -50,7 +48,7 @@ def test_a_frozen_application_asks_and_tries_kernels_without_starting_itself(
     assert probe("onnx") == usual
 
 
-def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_prints_a_table_and_a_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     assert main(["devices", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -65,14 +63,14 @@ def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def listed(pack: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[tuple[str, str], dict[str, Any]]]:
-    """What `devices -m` prints, and its graphs by model and name."""
+    """Return the output of `devices -m`, and its graphs by model and name."""
     assert main(["devices", "--runtime", "onnx", "-m", str(pack), "--json"]) == 0
     printed = capsys.readouterr().out
     graphs = json.loads(printed.splitlines()[-1])["kernels"]
     return printed, {(each["model"], each["graph"]): each for each in graphs}
 
 
-def test_the_kernels_of_each_graph_are_those_it_is_opened_with(
+def test_devices_lists_the_kernels_each_graph_is_opened_with(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for choice in ("auto", "engine"):
@@ -88,7 +86,7 @@ def test_the_kernels_of_each_graph_are_those_it_is_opened_with(
         assert ("EDGEDECODE_KERNELS=engine" in printed) == (choice == "engine")
 
 
-def test_products_that_stay_with_the_engine_are_listed_with_the_reason(
+def test_devices_lists_products_left_to_the_engine_with_the_reason(
     pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if tried()[0] is None:
@@ -103,9 +101,9 @@ def test_products_that_stay_with_the_engine_are_listed_with_the_reason(
     path.write_bytes(file.serialize())
     _sign(copy, path)
     printed, found = listed(copy, capsys)
-    whole, changed = found["target", "base"], found["draft", "base"]
-    assert whole["row_invariant"]
-    assert whole["left"] == {}
+    unchanged, changed = found["target", "base"], found["draft", "base"]
+    assert unchanged["row_invariant"]
+    assert unchanged["left"] == {}
     assert not changed["row_invariant"]
     assert sum(changed["left"].values()) == 2
     assert all(what.startswith("MatMulNBits (") for what in changed["left"])
@@ -124,12 +122,12 @@ def _sign(pack: Path, path: Path) -> None:
     (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
 
 
-def test_an_unknown_runtime_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_refuses_an_unknown_runtime_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--runtime", "abacus"]) == 1
     assert capsys.readouterr().err == "edgedecode: there is no runtime 'abacus'; installed: llama, onnx\n"
 
 
-def test_files_in_the_working_folder_are_not_imported(
+def test_devices_imports_no_files_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('was imported')")

@@ -1,4 +1,4 @@
-"""Which engine the verbs run on: measured and told of, another one where the native library dies, none silently."""
+"""The engine the verbs run on: measured once and reported, with a fallback when a native library crashes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ REBUILD = "--no-deps llama-cpp-python==0.3.36"
 
 
 @pytest.fixture
-def planned(pack: Path) -> Path:
-    """A pack that both engines run."""
+def dual_pack(pack: Path) -> Path:
+    """The bundled pack, if both engines can run it."""
     entry = Manifest.load(pack).models["target"]
     if not (entry.gguf or entry.gguf_plan):
         pytest.skip("the pack runs on ONNX Runtime only: run `make pack`")
@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def crashing(tmp_path: Path, settings: dict[str, str]) -> dict[str, str]:
-    """An installed llama-cpp-python that dies when it is imported, as a build for another processor does."""
+    """Install a llama-cpp-python that crashes on import, as a build for another processor does."""
     folder = tmp_path / "site"
     (folder / "llama_cpp").mkdir(parents=True)
     (folder / "llama_cpp" / "__init__.py").write_text(DIES)
@@ -46,8 +46,8 @@ def crashing(tmp_path: Path, settings: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
-def test_an_engine_that_dies_is_named_and_the_other_runs(planned: Path, run: Run, crashing: dict[str, str]) -> None:
-    listed = run("devices", "--json", "-m", str(planned), **crashing)
+def test_auto_reports_a_crashing_engine_and_runs_the_other(dual_pack: Path, run: Run, crashing: dict[str, str]) -> None:
+    listed = run("devices", "--json", "-m", str(dual_pack), **crashing)
     assert listed.returncode == 0
     value = json.loads(listed.stdout.splitlines()[-1])
     (llama,) = (device for device in value["devices"] if device["runtime"] == "llama")
@@ -58,53 +58,55 @@ def test_an_engine_that_dies_is_named_and_the_other_runs(planned: Path, run: Run
         assert REBUILD in text
     assert value["auto"]["engine"] == "onnx"
     for words in ((), ("--runtime", "auto")):
-        done = run("generate", "-m", str(planned), *SHORT, *words, **crashing)
+        done = run("generate", "-m", str(dual_pack), *SHORT, *words, **crashing)
         assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
         (line,) = done.stderr.decode().splitlines()
         assert line.startswith("edgedecode: decoding on onnx (")
         assert "SIGSEGV" in line
         assert REBUILD in line
-    done = run("generate", "-m", str(planned), *SHORT, "--runtime", "llama", **crashing)
+    done = run("generate", "-m", str(dual_pack), *SHORT, "--runtime", "llama", **crashing)
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"does not run here: its native code died with SIGSEGV" in done.stderr
 
 
-def test_auto_measures_once_and_devices_tells(planned: Path, run: Run, settings: dict[str, str]) -> None:
+def test_auto_measures_once_and_devices_reports_it(dual_pack: Path, run: Run, settings: dict[str, str]) -> None:
     for module in ("llama_cpp", "gguf"):
         pytest.importorskip(module, reason="the llama extra is not installed")
-    before = json.loads(run("devices", "--json", "-m", str(planned), **settings).stdout.splitlines()[-1])
+    before = json.loads(run("devices", "--json", "-m", str(dual_pack), **settings).stdout.splitlines()[-1])
     assert "not measured yet" in before["auto"]["reason"]
-    first = run("generate", "-m", str(planned), *SHORT, **settings)
-    again = run("generate", "-m", str(planned), *SHORT, **settings)
+    first = run("generate", "-m", str(dual_pack), *SHORT, **settings)
+    again = run("generate", "-m", str(dual_pack), *SHORT, **settings)
     assert first.stdout == again.stdout == b"The capital of France is Paris.\n"
-    told = first.stderr.decode()
-    assert told.count("measured the engines on this pack, once: ") == 1
-    chosen = told.partition("; decoding on ")[2].split()[0]
+    notices = first.stderr.decode()
+    assert notices.count("measured the engines on this pack, once: ") == 1
+    chosen = notices.partition("; decoding on ")[2].split()[0]
     assert "measured" not in again.stderr.decode()
-    after = json.loads(run("devices", "--json", "-m", str(planned), **settings).stdout.splitlines()[-1])
+    after = json.loads(run("devices", "--json", "-m", str(dual_pack), **settings).stdout.splitlines()[-1])
     assert after["auto"]["engine"] == chosen
     assert ", measured 20" in after["auto"]["reason"]
-    measured = run("devices", "--measure", "-m", str(planned), **settings)
+    measured = run("devices", "--measure", "-m", str(dual_pack), **settings)
     chosen_line = f"--runtime auto, pack {before['auto']['pack']}: "
     assert [line for line in measured.stdout.decode().splitlines() if line.startswith(chosen_line)]
 
 
-def test_an_explicit_request_narrows_the_choice(planned: Path, run: Run, settings: dict[str, str]) -> None:
+def test_auto_considers_only_engines_with_the_requested_options(
+    dual_pack: Path, run: Run, settings: dict[str, str]
+) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
-    words = ("generate", "-m", str(planned), *SHORT, "--runtime", "auto", "--kv-type", "float16")
+    words = ("generate", "-m", str(dual_pack), *SHORT, "--runtime", "auto", "--kv-type", "float16")
     done = run(*words, **settings)
     assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
     assert "decoding on llama (onnx: " in done.stderr.decode()
-    refused = run("generate", "-m", str(planned), *SHORT, "--runtime", "auto", "--provider", "abacus", **settings)
+    refused = run("generate", "-m", str(dual_pack), *SHORT, "--runtime", "auto", "--provider", "abacus", **settings)
     assert refused.returncode == 1
     assert "no installed engine can run this pack with these options" in refused.stderr.decode()
     assert "'abacus'" in refused.stderr.decode()
 
 
-def test_bench_runs_on_the_chosen_engine(planned: Path, run: Run, settings: dict[str, str]) -> None:
+def test_bench_runs_on_the_chosen_engine(dual_pack: Path, run: Run, settings: dict[str, str]) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4", "--lengths", "1", "--json")
-    done = run("bench", "-m", str(planned), *words, "--drafters", "suffix", "--kv-type", "float16", **settings)
+    done = run("bench", "-m", str(dual_pack), *words, "--drafters", "suffix", "--kv-type", "float16", **settings)
     assert done.returncode == 0, done.stderr.decode()
     assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]
 
@@ -115,14 +117,14 @@ import edgedecode
 pack, runtime, limit = sys.argv[1:]
 options = edgedecode.SessionOptions(drafter="none")
 with edgedecode.load(pack, runtime=runtime, memory=int(limit) or None) as pair, pair.session(options) as session:
-    said, used = session.generate("What is the capital of France?", max_tokens=8).text, pair.budget.used_nbytes
-found = {"runtime": pair.runtime, "said": said, "used": used, "left": [lease.name for lease in pair.budget.leases]}
+    text, used = session.generate("What is the capital of France?", max_tokens=8).text, pair.budget.used_nbytes
+found = {"runtime": pair.runtime, "text": text, "used": used, "left": [lease.name for lease in pair.budget.leases]}
 print(json.dumps({**found, "engines": sorted({"onnxruntime", "llama_cpp"} & set(sys.modules))}))
 """
 
 
 def opened(pack: Path, runtime: str, limit: int, settings: dict[str, str]) -> dict[str, Any]:
-    """Answer with a pair in a process of its own."""
+    """Generate an answer in a child process, and return its findings."""
     command = [sys.executable, "-c", OPENED, str(pack), runtime, str(limit)]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False, env={**os.environ, **settings})
     assert done.returncode == 0, done.stderr.decode()
@@ -130,22 +132,22 @@ def opened(pack: Path, runtime: str, limit: int, settings: dict[str, str]) -> di
     return found
 
 
-def test_a_budget_that_holds_one_engine_is_served_by_that_one_alone(
-    planned: Path, run: Run, settings: dict[str, str], tmp_path: Path
+def test_auto_within_a_budget_for_one_engine_loads_only_that_engine(
+    dual_pack: Path, run: Run, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also where the other would open and only its session would not fit; nothing of the other is loaded."""
+    """This holds even if the other engine would open and only its session would not fit."""
     for module in ("llama_cpp", "gguf"):
         pytest.importorskip(module, reason="the llama extra is not installed")
-    assert run("devices", "--measure", "-m", str(planned), **settings).returncode == 0
+    assert run("devices", "--measure", "-m", str(dual_pack), **settings).returncode == 0
     (kept,) = (tmp_path / "cache" / "engines").glob("speed-*.json")
     needs = json.loads(kept.read_text())["needs"]
     smaller, larger = sorted(("llama", "onnx"), key=lambda name: needs[f"{name} usual"])
     between = (needs[f"{larger} usual"] - needs[f"{smaller} usual"]) // 2
     if between < 8 * 2**20:
         pytest.skip("both engines take the same here")
-    alone = opened(planned, smaller, 0, settings)
-    found = opened(planned, "auto", alone["used"] + between, settings)
-    assert (found["runtime"], found["said"]) == (smaller, alone["said"])
+    alone = opened(dual_pack, smaller, 0, settings)
+    found = opened(dual_pack, "auto", alone["used"] + between, settings)
+    assert (found["runtime"], found["text"]) == (smaller, alone["text"])
     assert found["engines"] == alone["engines"] == [{"llama": "llama_cpp", "onnx": "onnxruntime"}[smaller]]
     assert found["left"] == alone["left"]
-    assert len(list((tmp_path / "cache" / "engines").glob("speed-*.json"))) == 1, "one finding for every budget"
+    assert len(list((tmp_path / "cache" / "engines").glob("speed-*.json"))) == 1, "all budgets share one measurement"

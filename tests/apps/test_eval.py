@@ -1,4 +1,4 @@
-"""`eval --equality`: on tables whose logits differ by known amounts, then through the verb, then on a real pack."""
+"""`eval --equality` on tables whose logits differ by known amounts, and through the verb."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tables(seed: int = 3) -> Tables:
 
 
 class Noisy(TableModel):
-    """Tables whose card states a kernel noise."""
+    """Tables with a kernel noise on their card."""
 
     def __init__(self, tables: Tables, noise: float | None) -> None:
         super().__init__(tables)
@@ -49,7 +49,7 @@ class Noisy(TableModel):
 def compared(
     first: Tables, second: Tables, *, noise: float | None = 0.0, setting: Setting = SETTING
 ) -> tuple[Comparison, list[str]]:
-    """Compare two tables as the engines a and b; also return in which order they were opened and closed."""
+    """Compare two tables as the engines a and b; also return the order of opening and closing."""
     steps: list[str] = []
 
     @contextmanager
@@ -75,27 +75,27 @@ def summed(comparison: Comparison) -> Equality:
 
 
 def nudged(tables: Tables, *, token: int, after: int, amount: float) -> Tables:
-    """One weight moved: the logit of `token` after `after`."""
+    """Return the tables with `amount` added to the logit of `token` after the token `after`."""
     first = tables[0].copy()
     first[after, token] += amount
     return (first, *tables[1:])
 
 
-def test_the_same_engine_twice_is_equal_without_any_noise() -> None:
+def test_equality_holds_for_the_same_tables_without_noise() -> None:
     comparison, steps = compared(tables(), tables())
     found = summed(comparison)
     assert found.equal
     assert (found.tokens, found.hits, found.divergent, found.beyond) == (240, 240, 0, 0)
     assert found.largest_gap == 0
-    # the second is tried first, and never are two open at once
+    # b is tried first, and only one engine is open at a time
     assert steps == [f"{what} {name}" for name in "baba" for what in ("open", "close")]
 
 
-def test_one_perturbed_weight_is_not_equal_and_its_gap_is_what_was_added() -> None:
+def test_equality_finds_one_changed_weight_and_its_gap() -> None:
     plain, _ = compared(tables(), tables())
-    said = TableModel(tables()).logits_after(PROMPTS[0].tokens)
-    ranked = np.argsort(-said)
-    behind = float(said[ranked[0]] - said[ranked[1]])
+    logits = TableModel(tables()).logits_after(PROMPTS[0].tokens)
+    ranked = np.argsort(-logits)
+    behind = float(logits[ranked[0]] - logits[ranked[1]])
     wrong = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
     comparison, _ = compared(tables(), wrong)
     found = summed(comparison)
@@ -108,10 +108,10 @@ def test_one_perturbed_weight_is_not_equal_and_its_gap_is_what_was_added() -> No
 
 
 @pytest.mark.parametrize(("noise", "beyond"), [(0.4, 1), (0.6, 0)])
-def test_a_gap_is_judged_by_the_noise(noise: float, beyond: int) -> None:
-    said = TableModel(tables()).logits_after(PROMPTS[0].tokens)
-    ranked = np.argsort(-said)
-    behind = float(said[ranked[0]] - said[ranked[1]])
+def test_gap_counts_only_beyond_the_noise(noise: float, beyond: int) -> None:
+    logits = TableModel(tables()).logits_after(PROMPTS[0].tokens)
+    ranked = np.argsort(-logits)
+    behind = float(logits[ranked[0]] - logits[ranked[1]])
     half = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
     comparison, _ = compared(tables(), half, noise=noise)
     assert comparison.prompts[0].divergent
@@ -123,7 +123,7 @@ def test_a_gap_is_judged_by_the_noise(noise: float, beyond: int) -> None:
 
 
 def of_gaps(*gaps: float, tokens: int = 3200, noise: float = 0.136) -> Equality:
-    """What a comparison of so many tokens finds, on 50 prompts, with these gaps in one engine's scores."""
+    """Return the equality of `tokens` tokens on 50 prompts, with these gaps in one engine's scores."""
     none = PromptEquality("p", scores={"a": Rescore(tokens // 50, tokens // 50, ())}, divergent=False)
     some = PromptEquality(
         "q", scores={"a": Rescore(tokens // 50, tokens // 50 - len(gaps), gaps)}, divergent=bool(gaps)
@@ -131,8 +131,8 @@ def of_gaps(*gaps: float, tokens: int = 3200, noise: float = 0.136) -> Equality:
     return summed(Comparison((some, *[none] * 49), {"a": noise, "b": 0.0}))
 
 
-def test_a_near_tie_beyond_a_percentile_is_no_difference_of_engines() -> None:
-    """One token in 1,000 may lie above a 99.9th percentile; many more may not, and far above it none."""
+def test_equality_allows_a_near_tie_beyond_the_noise_percentile() -> None:
+    """One token in 1,000 may exceed a 99.9th percentile; many more may not, and none by far."""
     one = of_gaps(0.21)
     assert (one.beyond, one.beyond_tokens, one.untied, one.equal) == (1, 1, 0, True)
     assert one.beyond_rate.low <= 0.001 <= one.beyond_rate.high
@@ -145,27 +145,27 @@ def test_a_near_tie_beyond_a_percentile_is_no_difference_of_engines() -> None:
     assert (far.beyond_tokens, far.untied, far.equal) == (1, 1, False)
 
 
-def test_without_noise_one_difference_is_too_many() -> None:
-    """Kernels whose rows have the same bits at every width excuse nothing."""
+def test_equality_without_noise_allows_no_gap() -> None:
+    """Kernels whose rows have the same bits at every width leave no excuse for a gap."""
     assert of_gaps(noise=0.0).equal
     assert not of_gaps(1e-6, noise=0.0).equal
     assert not of_gaps(1e-6, noise=math.nan).equal
 
 
-def test_an_older_result_keeps_its_verdict() -> None:
+def test_equality_of_an_older_version_keeps_its_verdict() -> None:
     for gaps in ((), (0.21,)):
         value = asdict(of_gaps(*gaps))
         del value["beyond_tokens"], value["untied"]
         assert typed(json.loads(json.dumps(value)), Equality, "equality").equal == (not gaps)
 
 
-def test_logits_that_are_no_numbers_are_an_error() -> None:
+def test_compare_engines_refuses_nan_logits() -> None:
     broken = (np.full_like(tables()[0], np.nan), *tables()[1:])
     with pytest.raises(CapabilityError, match="not numbers"):
         compared(tables(), broken, noise=100.0)
 
 
-def test_a_score_that_is_no_number_is_never_equal_and_keeps_the_manifest_readable() -> None:
+def test_equality_with_an_infinite_gap_fails_and_is_valid_json() -> None:
     score = Rescore(positions=3, hits=2, gaps=(math.inf,))
     prompt = PromptEquality("p", scores={"a": score, "b": Rescore(3, 3, ())}, divergent=True)
     found = summed(Comparison((prompt,), {"a": 1.0, "b": 1.0}))
@@ -174,16 +174,16 @@ def test_a_score_that_is_no_number_is_never_equal_and_keeps_the_manifest_readabl
     assert typed(json.loads(json.dumps(asdict(found), allow_nan=False)), Equality, "equality") == found
 
 
-def test_noise_is_measured_where_the_card_states_none() -> None:
+def test_compare_engines_measures_noise_missing_from_the_card() -> None:
     stated, _ = compared(tables(), tables(), noise=0.25)
     assert stated.noise == {"a": 0.25, "b": 0.25}
     measured, _ = compared(tables(), tables(), noise=None)
-    assert measured.noise == {"a": 0.0, "b": 0.0}  # tables round nothing
+    assert measured.noise == {"a": 0.0, "b": 0.0}  # tables have no rounding
     doubted, _ = compared(tables(), tables(), noise=0.25, setting=replace(SETTING, trusted_noise=False))
     assert doubted.noise == {"a": 0.0, "b": 0.0}
 
 
-def test_prompts_that_leave_no_room_are_refused_before_anything_is_decoded() -> None:
+def test_compare_engines_refuses_prompts_without_room_before_decoding() -> None:
     model = TableModel(tables(), context=30)
     for prompt, error in ((EncodedPrompt("long", (1,) * 15), ContextExceeded), (EncodedPrompt("none", ()), InputError)):
         with pytest.raises(error, match=prompt.name):
@@ -202,22 +202,22 @@ def test_prompts_that_leave_no_room_are_refused_before_anything_is_decoded() -> 
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Tables]:
-    """Two engines that are tables, over a pack whose manifest is real; a test may exchange one's tables."""
+    """Two table engines over a pack with a real manifest; a test may replace an engine's tables."""
     pair = toy_pair(context=512)
     size = pair.tokenizer.size
-    own = {"onnx": toy_tables(size, seed=0, scale=3.0), "llama": toy_tables(size, seed=0, scale=3.0)}
+    engine_tables = {"onnx": toy_tables(size, seed=0, scale=3.0), "llama": toy_tables(size, seed=0, scale=3.0)}
     (tmp_path / MANIFEST_NAME).write_text(manifest_text(pair), encoding="utf-8")
 
     def load(model: object, *, runtime: str, **options: object) -> Pair:
-        runtimes = TableRuntime({"target": own[runtime], "draft": own[runtime]}, context=512)
+        runtimes = TableRuntime({"target": engine_tables[runtime], "draft": engine_tables[runtime]}, context=512)
         return Pair(pair.manifest, tmp_path, tokenizer=pair.tokenizer, runtime=runtimes, budget=Budget())
 
     monkeypatch.setattr(evaluation, "load", load)
-    return own
+    return engine_tables
 
 
 def manifest_text(pair: Pair) -> str:
-    """Name files that the manifest lists, and a key that no version knows yet."""
+    """Return the pair's manifest with some listed files and an unknown key."""
     value = json.loads(pair.manifest.to_json())
     names = ["tokenizer.json", "weights.bin", "base.onnx"]
     value["files"] = {name: {"nbytes": 1, "sha256": "00"} for name in names}
@@ -230,7 +230,7 @@ def evaluate(root: Path, *more: str) -> int:
     return main([*words, *more])
 
 
-def test_equal_engines_exit_with_0_and_are_kept(
+def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     engines: dict[str, Tables], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate(tmp_path, "--json") == 0
@@ -249,7 +249,7 @@ def test_equal_engines_exit_with_0_and_are_kept(
     assert json.loads((tmp_path / MANIFEST_NAME).read_text())["models"]["target"]["of_tomorrow"] == [1, 2]
     first = (tmp_path / MANIFEST_NAME).read_bytes()
     assert evaluate(tmp_path) == 0
-    assert (tmp_path / MANIFEST_NAME).read_bytes() == first  # nothing in it depends on when it was run
+    assert (tmp_path / MANIFEST_NAME).read_bytes() == first  # the result does not depend on the time
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
     capsys.readouterr()
     assert main(["show", str(tmp_path)]) == 0
@@ -257,7 +257,7 @@ def test_equal_engines_exit_with_0_and_are_kept(
     assert f"{value['models']['target']['hits']} of {value['models']['target']['tokens']} tokens arg-max" in shown
 
 
-def test_a_wrong_engine_exits_with_1_and_names_prompts(
+def test_eval_of_different_engines_exits_with_1_and_names_prompts(
     engines: dict[str, Tables], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines["llama"] = toy_tables(len(engines["llama"][0]), seed=9, scale=3.0)
@@ -268,14 +268,14 @@ def test_a_wrong_engine_exits_with_1_and_names_prompts(
     assert Manifest.load(tmp_path).models["draft"].equality is None
 
 
-def test_a_result_replaces_only_its_own_roles(engines: dict[str, Tables], tmp_path: Path) -> None:
+def test_eval_saves_only_the_evaluated_roles(engines: dict[str, Tables], tmp_path: Path) -> None:
     assert evaluate(tmp_path, "--role", "draft") == 0
     kept = Manifest.load(tmp_path)
     assert kept.models["target"].equality is None
     assert kept.models["draft"].equality is not None
 
 
-def test_an_interrupt_leaves_the_pack_as_it_was(
+def test_eval_that_is_interrupted_leaves_the_pack_unchanged(
     engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (tmp_path / MANIFEST_NAME).read_bytes()
@@ -294,7 +294,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 
 
-def test_the_bundled_pack_is_written_only_when_asked(
+def test_eval_writes_the_bundled_pack_only_with_save(
     engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "BUNDLED_PACK", tmp_path)
@@ -307,25 +307,25 @@ def test_the_bundled_pack_is_written_only_when_asked(
 @pytest.mark.parametrize(
     "more", [("--runtimes", "onnx"), ("--runtimes", "onnx,onnx"), ("--limit", "0"), ("-n", "x"), ("--role", "third")]
 )
-def test_usage(more: Sequence[str], tmp_path: Path) -> None:
+def test_eval_refuses_bad_arguments(more: Sequence[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as usage:
         evaluate(tmp_path, *more)
     assert usage.value.code == 2
 
 
-def test_nothing_chosen_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_without_a_choice_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as usage:
         main(["eval"])
     assert usage.value.code == 2
     assert "--equality" in capsys.readouterr().err
 
 
-def test_prompts_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_refuses_a_missing_prompts_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(tmp_path, "--prompts", str(tmp_path / "none.jsonl")) == 1
     assert "none.jsonl cannot be read" in capsys.readouterr().err
 
 
-def test_a_manifest_with_impossible_counts_is_refused(engines: dict[str, Tables], tmp_path: Path) -> None:
+def test_manifest_refuses_impossible_equality_counts(engines: dict[str, Tables], tmp_path: Path) -> None:
     assert evaluate(tmp_path) == 0
     value = json.loads((tmp_path / MANIFEST_NAME).read_text())
     value["models"]["target"]["equality"]["hits"] = 10**6

@@ -1,4 +1,4 @@
-"""`eval --kv-types`: on tables, then through the verb on the bundled pack with each engine that is installed."""
+"""`eval --kv-types` on tables, and through the verb on the bundled pack with each installed engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEDS = {"float32": 3, "float16": 3, "int8": 9}
 
 
 def compared(*kv_types: str) -> tuple[tuple[KvQuality, ...], list[str]]:
-    """Compare tables that are another model's for int8; also return which were opened, in order."""
+    """Compare tables, with another model's for int8; also return the types in the order opened."""
     opened: list[str] = []
 
     @contextmanager
@@ -52,7 +52,7 @@ def compared(*kv_types: str) -> tuple[tuple[KvQuality, ...], list[str]]:
     return found, opened
 
 
-def test_the_same_model_is_the_same_and_another_is_not() -> None:
+def test_compare_types_finds_equal_and_different_models() -> None:
     (reference, same, other), opened = compared("float32", "float16", "int8")
     assert opened == ["float32", "float16", "int8"]
     for quality in (reference, same):
@@ -69,7 +69,7 @@ def test_the_same_model_is_the_same_and_another_is_not() -> None:
     assert other.identical == 0
 
 
-def test_a_model_with_another_type_than_asked_for_is_not_measured() -> None:
+def test_compare_types_refuses_a_model_with_another_type() -> None:
     with pytest.raises(CapabilityError, match="opened with KV type float32, not int8"):
         compare_types(
             lambda kv_type: nullcontext(TableModel(toy_tables(24, seed=3))),
@@ -81,7 +81,7 @@ def test_a_model_with_another_type_than_asked_for_is_not_measured() -> None:
         )
 
 
-def test_what_scoring_holds_is_known_before() -> None:
+def test_scoring_nbytes_covers_scores_and_logits() -> None:
     found = scoring_nbytes(PROMPTS, max_tokens=10, rows=1000)
     assert found >= 6 * 13 * LIKELY * 8 + 2 * PIECE * 1000 * 4
 
@@ -96,12 +96,12 @@ def engine(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_float_beside_itself_and_int8_beside_float(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_kv_types_compares_int8_with_float32(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "--kv-types", "--runtimes", engine, "--limit", "3", "-n", "8", "--json", "--memory", "1GB"]
     assert main(words) == 0
     out = capsys.readouterr().out.splitlines()
     value = json.loads(out[-1])
-    assert not value["saved"]  # the bundled pack is nobody's own
+    assert not value["saved"]  # the bundled pack is not saved by default
     for role in ("target", "draft"):
         types = value["models"][role]["kv_types"][engine]["types"]
         reference, smallest = types[0], types[-1]
@@ -119,7 +119,7 @@ def test_float_beside_itself_and_int8_beside_float(engine: str, capsys: pytest.C
     assert all(word in titles for word in ("KV type", "bytes per token", "perplexity", "same top token", "KL"))
 
 
-def test_float32_beside_itself_through_the_engine(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_kv_types_float32_equals_itself(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "--kv-types", "--kv-type", "float32", "--role", "target", "--runtimes", engine, "--json"]
     assert main([*words, "--limit", "2", "-n", "4"]) == 0
     _, again = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["target"]["kv_types"][engine]["types"]
@@ -127,8 +127,8 @@ def test_float32_beside_itself_through_the_engine(engine: str, capsys: pytest.Ca
     assert (again["leading"], again["identical"]) == (again["positions"], 2)
 
 
-def test_rows_of_one_pass_read_each_other_from_the_smaller_cache(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read row by row, as decoding reads, the scores are those of wide passes: far nearer than float's are."""
+def test_score_texts_of_a_wide_pass_use_the_quantized_cache(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of wide passes are far closer to scores row by row, as in decoding, than to float32's."""
     tokens = tuple(int(token) for token in np.random.default_rng(4).integers(300, 8000, 70))
     text = ScoredText(tokens, 1)
     losses = {}
@@ -152,7 +152,7 @@ onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime 
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
-    """A copy of the bundled pack that is the user's own."""
+    """A user's copy of the bundled pack."""
     return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
 
 
@@ -164,7 +164,9 @@ def without_kv8(pack: Path) -> None:
 
 
 @onnx
-def test_a_pack_without_the_type_says_what_to_do(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_kv_types_without_the_graph_names_the_export_option(
+    pack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     without_kv8(pack)
     assert main(["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target", "--json"]) == 1
     line, value = capsys.readouterr().out.splitlines()
@@ -174,7 +176,7 @@ def test_a_pack_without_the_type_says_what_to_do(pack: Path, capsys: pytest.Capt
 
 
 @onnx
-def test_a_result_is_kept_beside_what_the_export_measured(pack: Path) -> None:
+def test_eval_kv_types_adds_its_result_to_the_exports_figures(pack: Path) -> None:
     before = Manifest.load(pack).models["target"]
     words = ["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target"]
     assert main([*words, "--limit", "2", "-n", "4"]) == 0
@@ -186,7 +188,7 @@ def test_a_result_is_kept_beside_what_the_export_measured(pack: Path) -> None:
 
 
 @onnx
-def test_what_a_model_can_have_is_known_before_it_is_opened(pack: Path) -> None:
+def test_offered_types_are_known_before_opening(pack: Path) -> None:
     offer = offered_types("onnx", Manifest.load(pack), pack, role="target")
     assert offer.types == ("float32", "int8")
     assert offer.asked(None) == ("float32", "int8")
@@ -195,12 +197,12 @@ def test_what_a_model_can_have_is_known_before_it_is_opened(pack: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [("--runtimes", "onnx,onnx"), ("-n", "0"), ("--kv-type", "int4"), ("--role", "third")])
-def test_usage(more: tuple[str, ...]) -> None:
+def test_eval_kv_types_refuses_bad_arguments(more: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as usage:
         main(["eval", "--kv-types", *more])
     assert usage.value.code == 2
 
 
-def test_an_engine_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_kv_types_refuses_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--kv-types", "--runtimes", "nothing"]) == 1
     assert "nothing" in capsys.readouterr().err
