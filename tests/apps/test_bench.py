@@ -42,7 +42,7 @@ USABLE = [name for name in drafter_names() if name != "trim"]
 
 def settings(**changes: object) -> Settings:
     values: dict[str, object] = {
-        "prompts": tuple(choose(bundled_prompts(), famichanged=["edit"], per_family=2)),
+        "prompts": tuple(choose(bundled_prompts(), families=["edit"], per_family=2)),
         "drafters": ("model", "suffix"),
         "lengths": (1, 3),
         "repetitions": 2,
@@ -85,7 +85,7 @@ def test_read_prompts_accepts_both_formats(tmp_path: Path) -> None:
     assert (first.family, [message.content for message in first.history], first.turns) == ("a", ["s"], ("u",))
     assert second == Prompt("b", (), ("one", "two"))
     with pytest.raises(InputError, match="no prompts of family c; there are: a, b"):
-        choose([first, second], famichanged=["c"], per_family=1)
+        choose([first, second], families=["c"], per_family=1)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def measure_with_changed_texts(toy: Pair, *, changed: Callable[[Prompt], bool], 
             return run
 
     timed = TimedPair(toy, with_draft=True)
-    chosen = settings(prompts=tuple(choose(bundled_prompts(), famichanged=["edit"], per_family=prompts)))
+    chosen = settings(prompts=tuple(choose(bundled_prompts(), families=["edit"], per_family=prompts)))
     meter = CostMeter(timed, tokens=[5, 6, 7])
     return measure_family(ChangedTexts(timed, chosen), "edit", meter=meter, advance=lambda: None)
 
@@ -162,7 +162,7 @@ def test_family_excludes_divergent_texts_and_counts_them(toy: Pair) -> None:
 
 
 def test_family_prediction_uses_the_same_prompts_as_the_measurement(toy: Pair) -> None:
-    first = choose(bundled_prompts(), famichanged=["edit"], per_family=1)[0]
+    first = choose(bundled_prompts(), families=["edit"], per_family=1)[0]
     alone = measure_with_changed_texts(toy, changed=lambda prompt: False, prompts=1).arms[-1]
     among_others = measure_with_changed_texts(toy, changed=lambda prompt: prompt != first, prompts=3).arms[-1]
     assert (among_others.name, among_others.divergent) == ("suffix 3", 2)

@@ -1,4 +1,4 @@
-"""`generate` on a toy pair, in this process: what goes where, and what the JSON line holds."""
+"""`generate` on a toy pair in this process: its output streams and the JSON line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATS = {
 pytestmark = pytest.mark.usefixtures("toy")
 
 
-def test_json_is_one_line_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_json_is_one_line_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAIN, "--json"]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1
@@ -52,7 +52,7 @@ def test_json_is_one_line_with_every_field(capsys: pytest.CaptureFixture[str]) -
     assert value["stats"]["accepted"] > 0
 
 
-def test_json_with_stats_has_the_plan_beside_the_sampled_peaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_json_with_stats_has_planned_and_peak_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAIN, "--json", "--stats"]) == 0
     value = json.loads(capsys.readouterr().out)
     memory = value["memory"]
@@ -63,7 +63,9 @@ def test_json_with_stats_has_the_plan_beside_the_sampled_peaks(capsys: pytest.Ca
         assert 0 < memory["peak_proportional_nbytes"] <= memory["peak_resident_nbytes"]
 
 
-def test_no_child_is_started_without_stats(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_starts_no_sampler_without_stats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def started(*_: object, **__: object) -> None:
         raise AssertionError
 
@@ -72,7 +74,7 @@ def test_no_child_is_started_without_stats(monkeypatch: pytest.MonkeyPatch, caps
     assert "memory" not in json.loads(capsys.readouterr().out)
 
 
-def test_memory_that_cannot_be_sampled_is_a_notice(
+def test_generate_notes_that_memory_cannot_be_sampled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "")
@@ -82,14 +84,14 @@ def test_memory_that_cannot_be_sampled_is_a_notice(
     assert err.count("memory is not sampled: there is no Python interpreter to run the sampler with\n") == 1
 
 
-def test_streamed_text_is_the_json_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_streams_the_text_of_the_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     main([*PLAIN, "--json"])
     text = json.loads(capsys.readouterr().out)["text"]
     assert main([*PLAIN, "--color", "never"]) == 0
     assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
 
 
-def test_drafts_are_coloured_when_asked_and_change_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_color_marks_drafts_and_changes_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     main([*PLAIN, "--color", "never"])
     plain = capsys.readouterr().out
     main([*PLAIN, "--color", "always"])
@@ -98,7 +100,7 @@ def test_drafts_are_coloured_when_asked_and_change_nothing_else(capsys: pytest.C
     assert coloured.replace("\x1b[32m", "").replace("\x1b[0m", "") == plain
 
 
-def test_every_drafter_says_what_plain_decoding_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_text_is_the_same_with_every_drafter(capsys: pytest.CaptureFixture[str]) -> None:
     texts = set()
     for drafter in ("none", "suffix", "recycle", "model"):
         main([*PLAIN[:-2], "--drafter", drafter])
@@ -106,7 +108,7 @@ def test_every_drafter_says_what_plain_decoding_says(capsys: pytest.CaptureFixtu
     assert len(texts) == 1
 
 
-def test_stats_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     main([*PLAIN, "--stats"])
     out, err = capsys.readouterr()
     for word in ("mode", "by position", "acceptance length", "planned", "tokens/s", "first token", "draft"):
@@ -114,7 +116,7 @@ def test_stats_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
         assert word not in out
 
 
-def test_a_seed_is_reported_and_reproduces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seed_is_reported_and_reproduces_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     sampled = ["generate", "-p", "hello", "-n", "24", "--temp", "1.5", "--ignore-eos", "--json"]
     main(sampled)
     first = json.loads(capsys.readouterr().out)
@@ -122,7 +124,7 @@ def test_a_seed_is_reported_and_reproduces(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["tokens"] == first["tokens"]
 
 
-def test_the_prompt_may_come_from_a_file_or_standard_input(
+def test_generate_takes_the_prompt_from_a_file_or_stdin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     main(PLAIN)
@@ -136,7 +138,7 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(
     assert capsys.readouterr().out == expected
 
 
-def test_the_prompt_may_be_a_bare_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_takes_the_prompt_as_a_bare_word(capsys: pytest.CaptureFixture[str]) -> None:
     main(PLAIN)
     expected = capsys.readouterr().out
     for words in (["hello", *PLAIN[3:]], [*PLAIN[3:], "hello"], [*PLAIN[3:5], "hello", *PLAIN[5:]]):
@@ -148,18 +150,18 @@ def test_the_prompt_may_be_a_bare_word(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "stdin"), [(["-p", ""], b""), (["-p", " \n"], b""), (["-"], b"\n"), (["-p", "-"], b"")]
 )
 @pytest.mark.parametrize("raw", [[], ["--raw"]])
-def test_an_empty_prompt_is_refused(
+def test_generate_refuses_an_empty_prompt(
     words: list[str], stdin: bytes, raw: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of blanks alone too, which say nothing to answer; bare text may be so."""
+    """A prompt of blanks is empty too, except with --raw."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    taken = bool(raw) and words == ["-p", " \n"]
-    assert main(["generate", *words, *raw, "-n", "2"]) == (0 if taken else 1)
-    told = "edgedecode: the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input\n"
-    assert capsys.readouterr().err == ("" if taken else told)
+    accepted = bool(raw) and words == ["-p", " \n"]
+    assert main(["generate", *words, *raw, "-n", "2"]) == (0 if accepted else 1)
+    refusal = "edgedecode: the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input\n"
+    assert capsys.readouterr().err == ("" if accepted else refusal)
 
 
-def test_raw_and_system_change_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_and_system_change_the_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     def prompt_tokens(*words: str) -> int:
         main([*PLAIN, "--json", *words])
         return int(json.loads(capsys.readouterr().out)["stats"]["prompt_tokens"])
@@ -168,16 +170,16 @@ def test_raw_and_system_change_what_is_read(capsys: pytest.CaptureFixture[str]) 
     assert prompt_tokens("--system", "be brief") > prompt_tokens() > len("hello")
 
 
-def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     main([*PLAIN, "--json"])
     text = json.loads(capsys.readouterr().out)["text"]
-    main([*PLAIN, "--json", "--stop", "never said", "--stop", text[5:7]])
+    main([*PLAIN, "--json", "--stop", "not in the text", "--stop", text[5:7]])
     value = json.loads(capsys.readouterr().out)
     assert value["finish_reason"] == "stop"
     assert value["text"] == text[: text.index(text[5:7])]
 
 
-def test_the_pack_says_the_sampling_that_is_not_given(
+def test_session_options_take_missing_sampling_from_the_pack(
     toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from argparse import ArgumentParser
@@ -208,7 +210,9 @@ def test_the_pack_says_the_sampling_that_is_not_given(
         (["--raw", "--temp", "0"], ""),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_refuses_bad_options_in_one_line(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = main(["generate", "-p", "hello", "-n", "3", *words])
     _, err = capsys.readouterr()
     assert code == (1 if expected else 0)

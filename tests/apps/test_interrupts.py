@@ -1,4 +1,4 @@
-"""Ctrl-C waits for the end of a round, and never longer than a second press."""
+"""Ctrl-C waits for the end of a round; a second press does not wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = ("target", "model", "target", "model", "target", "target")
 
 
 class Chunks:
-    """A stream of chunks that notes how far it came; Ctrl-C is pressed while chunk `press_in` is made."""
+    """A stream of chunks; Ctrl-C is pressed `times` times before chunk number `press_in`."""
 
     def __init__(self, *, press_in: int, times: int = 1) -> None:
         self.press_in, self.times = press_in, times
@@ -46,19 +46,19 @@ def collect(chunks: Chunks) -> str:
 
 
 @pytest.mark.parametrize(("press_in", "seen"), [(1, "012"), (2, "012"), (3, "01234"), (5, "012345")])
-def test_a_round_is_finished_and_shown_before_the_interrupt(press_in: int, seen: str) -> None:
+def test_until_interrupted_finishes_the_round_first(press_in: int, seen: str) -> None:
     assert collect(Chunks(press_in=press_in)) == seen
 
 
-def test_while_the_prompt_is_read_it_interrupts_at_once() -> None:
+def test_until_interrupted_stops_at_once_during_prefill() -> None:
     assert collect(Chunks(press_in=0)) == ""
 
 
-def test_the_second_press_interrupts_at_once() -> None:
+def test_until_interrupted_stops_at_once_on_the_second_press() -> None:
     assert collect(Chunks(press_in=3, times=2)) == "012"
 
 
-def test_a_process_that_ignores_interrupts_goes_on_ignoring_them() -> None:
+def test_until_interrupted_keeps_ignoring_sigint_if_the_process_does() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert len(list(until_interrupted(Chunks(press_in=2)()))) == len(SOURCES)

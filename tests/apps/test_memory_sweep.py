@@ -1,4 +1,4 @@
-"""`bench --memory-sweep`: its budgets, its verdicts, the chat in a child, and whole runs on the bundled pack."""
+"""`bench --memory-sweep`: budgets, verdicts, the chat in a child process, and full runs on the bundled pack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAT = Chat(
 )
 
 
-def test_budgets_are_at_equal_distances_from_the_smallest_and_the_last_is_none() -> None:
+def test_budgets_are_evenly_spaced_and_end_with_unlimited() -> None:
     assert budgets(100, 200, 12) == (*range(100, 201, 10), None)
     assert budgets(100, 200, 3) == (100, 200, None)
     assert budgets(100, 200, 2) == (100, None)
@@ -51,13 +51,15 @@ def test_budgets_are_at_equal_distances_from_the_smallest_and_the_last_is_none()
         (None, 900, "kept", True),
     ],
 )
-def test_a_budget_is_kept_by_what_is_resident(budget: int | None, peak: int, verdict: str, kept: bool) -> None:
+def test_sweep_run_compares_the_budget_with_resident_memory(
+    budget: int | None, peak: int, verdict: str, kept: bool
+) -> None:
     chat = replace(CHAT, peak=ProcessMemory(peak * MB, None, None))
     run = SweepRun("onnx", None if budget is None else budget * MB, chat)
     assert (run.verdict, run.kept) == (verdict, kept)
 
 
-def test_a_chat_that_ended_early_kept_nothing() -> None:
+def test_sweep_run_without_a_chat_is_aborted() -> None:
     run = SweepRun("onnx", 10**9, None, "it died")
     assert (run.verdict, run.kept, run.as_planned, run.unused_nbytes) == ("aborted", False, False, None)
 
@@ -66,12 +68,12 @@ def test_a_chat_that_ended_early_kept_nothing() -> None:
     ("planned", "peak", "as_planned"),
     [(108, 100, True), (109, 100, False), (100, 108, True), (91, 100, False), (1050, 1000, True), (1100, 1000, False)],
 )
-def test_a_plan_is_right_within_a_share_or_some_megabytes(planned: int, peak: int, as_planned: bool) -> None:
+def test_sweep_run_is_as_planned_within_a_share_or_some_megabytes(planned: int, peak: int, as_planned: bool) -> None:
     chat = replace(CHAT, planned_nbytes=planned * MB, peak=ProcessMemory(peak * MB))
     assert SweepRun("onnx", None, chat).as_planned == as_planned
 
 
-def talked(toy: Pair, turns: int, *, max_tokens: int | None = None) -> tuple[Session, Talk]:
+def run_talk(toy: Pair, turns: int, *, max_tokens: int | None = None) -> tuple[Session, Talk]:
     options = SessionOptions(context=128, ignore_eos=True, seed=0, when_full=WhenFull.STOP)
     with toy.session(options) as session:
         talk = Talk(session, cycle(["hello", "good day"]), encode=toy.tokenizer.encode)
@@ -79,8 +81,8 @@ def talked(toy: Pair, turns: int, *, max_tokens: int | None = None) -> tuple[Ses
     return session, talk
 
 
-def test_the_chat_fills_its_context_and_goes_on(toy: Pair) -> None:
-    session, talk = talked(toy, 20)
+def test_talk_fills_the_context_and_continues(toy: Pair) -> None:
+    session, talk = run_talk(toy, 20)
     assert talk.longest == 128
     assert 0 < len(session.messages) < 40
     assert session.messages[0].role == "user"
@@ -88,13 +90,13 @@ def test_the_chat_fills_its_context_and_goes_on(toy: Pair) -> None:
     assert talk.tokens_per_second > 0
 
 
-def test_answers_may_be_of_a_length_that_was_asked_for(toy: Pair) -> None:
-    session, talk = talked(toy, 6, max_tokens=5)
+def test_talk_limits_answers_to_max_tokens(toy: Pair) -> None:
+    session, talk = run_talk(toy, 6, max_tokens=5)
     assert session.stats.verified_tokens == 5
     assert talk.longest == 128
 
 
-def test_prompts_are_as_long_as_their_share_of_the_context() -> None:
+def test_prompt_of_joins_texts_up_to_the_least_length() -> None:
     texts = cycle(["one two", "three"])
     assert prompt_of(texts, least=1, encode=split) == ("one two", 2)
     assert prompt_of(texts, least=4, encode=split) == ("three\none two\nthree", 4)
@@ -104,15 +106,17 @@ def split(text: str) -> list[int]:
     return [len(word) for word in text.split()]
 
 
-def told(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer as a child on two engines: the plan, then chats, of which the smallest of llama dies."""
+def child_reply(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Reply as a child on two engines: first the plan, then chats. The smallest chat on llama crashes."""
     engine, budget = order["opening"]["runtime"], order.get("memory")
     if order["turns"] is None:
         return {"failure": "it cannot plan"} if engine == "other" else {"least": 120 * MB, "whole": 140 * MB}
     if engine == "llama" and budget == 120 * MB:
         return {"failure": "its native code died with SIGKILL"}
     chat = CHAT if budget != 140 * MB else replace(CHAT, peak=ProcessMemory(141 * MB, None, None))
-    fields = {name: getattr(chat, name) for name in chat.__slots__}  # a child's line has lists for tuples
+    fields = {
+        name: getattr(chat, name) for name in chat.__slots__
+    }  # JSON turns tuples into lists, as in a child's line
     return json.loads(json.dumps({"chat": fields}))  # type: ignore[no-any-return]
 
 
@@ -120,14 +124,14 @@ def sweep(
     monkeypatch: pytest.MonkeyPatch,
     *words: str,
     engines: tuple[str, ...],
-    children: Callable[[Mapping[str, Any]], dict[str, Any]] = told,
+    children: Callable[[Mapping[str, Any]], dict[str, Any]] = child_reply,
 ) -> int:
     monkeypatch.setattr(memory_sweep, "_child_reply", children)
     monkeypatch.setattr(memory_sweep, "installed", lambda group: dict.fromkeys(engines))
     return main(["bench", "--memory-sweep", *words])
 
 
-def test_every_engine_and_budget_is_a_row_and_a_broken_budget_an_exit_code(
+def test_memory_sweep_has_a_row_per_engine_and_budget_and_fails_over_budget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(monkeypatch, "3", "--json", engines=("llama", "onnx", "other")) == 1
@@ -136,9 +140,9 @@ def test_every_engine_and_budget_is_a_row_and_a_broken_budget_an_exit_code(
     assert set(value) == {"conditions", "runs", "not_measured"}
     assert value["not_measured"] == ["other: it cannot plan"]
     rows = [(run["engine"], run["budget_nbytes"], run["verdict"]) for run in value["runs"]]
-    mine = [(120 * MB, "kept"), (140 * MB, "over by 1.0 MB"), (None, "kept")]
-    assert rows == [("llama", 120 * MB, "aborted"), *(("llama", *row) for row in mine[1:])] + [
-        ("onnx", *row) for row in mine
+    expected = [(120 * MB, "kept"), (140 * MB, "over by 1.0 MB"), (None, "kept")]
+    assert rows == [("llama", 120 * MB, "aborted"), *(("llama", *row) for row in expected[1:])] + [
+        ("onnx", *row) for row in expected
     ]
     assert "Aborted: llama, 120.0 MB: its native code died with SIGKILL" in out
     assert "Not measured: other: it cannot plan" in out
@@ -158,18 +162,20 @@ def test_every_engine_and_budget_is_a_row_and_a_broken_budget_an_exit_code(
     }
 
 
-def test_kept_budgets_are_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_sweep_within_its_budgets_exits_with_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sweep(monkeypatch, "2", engines=("onnx",)) == 0
     assert "unlimited" in capsys.readouterr().out
 
 
-def test_an_interrupted_sweep_shows_what_was_measured(
+def test_memory_sweep_that_is_interrupted_shows_the_runs_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(order: Mapping[str, Any]) -> dict[str, Any]:
         if order.get("memory") == 140 * MB:
             raise KeyboardInterrupt
-        return told(order)
+        return child_reply(order)
 
     assert sweep(monkeypatch, "3", engines=("onnx",), children=interrupted) == 130
     out = capsys.readouterr().out
@@ -177,12 +183,14 @@ def test_an_interrupted_sweep_shows_what_was_measured(
     assert "140.0 MB" not in out
 
 
-def test_nothing_measured_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_sweep_without_any_run_prints_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sweep(monkeypatch, engines=("other",)) == 1
     assert capsys.readouterr().err == "edgedecode: nothing could be measured: other: it cannot plan\n"
 
 
-def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_figure_has_a_column_per_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     from edgedecode.bench.report.memory_chart import memory_figure
 
@@ -196,7 +204,7 @@ def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pyt
     assert list(lines["planned"].get_ydata()) == [110, 110]
     assert list(lines["budget"].get_ydata()) == [120, 140]
     times = {line.get_label(): list(line.get_xdata()) for line in axes[2].lines}
-    assert (times["resident"], times["proportional"]) == ([0, 1], [0])  # not told in between
+    assert (times["resident"], times["proportional"]) == ([0, 1], [0])  # unknown in the second sample
 
 
 @pytest.mark.parametrize(
@@ -215,7 +223,9 @@ def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pyt
         (["--memory-sweep", "-m", "/no/such/pack"], 1, "/no/such/pack"),
     ],
 )
-def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_sweep_refuses_bad_input(
+    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if code == 2:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", *words])
@@ -237,7 +247,7 @@ def missing_sampler(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("missing", [missing_plot, missing_sampler])
-def test_what_is_missing_is_said_before_anything_runs(
+def test_memory_sweep_reports_missing_parts_before_any_run(
     missing: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = missing(monkeypatch)
@@ -248,8 +258,8 @@ def test_what_is_missing_is_said_before_anything_runs(
 
 
 @pytest.mark.memory
-@pytest.mark.skipif(memory_now() is None, reason="this system does not tell")
-def test_budgets_are_kept_on_the_bundled_pack(run: Run, pack: Path) -> None:
+@pytest.mark.skipif(memory_now() is None, reason="this system does not report a process's memory")
+def test_memory_sweep_keeps_its_budgets_on_the_bundled_pack(run: Run, pack: Path) -> None:
     words = ["--memory-sweep", "2", "--turns", "3", "--ctx-size", "512", "--json"]
     done = run("bench", "-m", str(pack), *words)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()

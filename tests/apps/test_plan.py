@@ -1,4 +1,4 @@
-"""The verb `plan`: the table, what is given up, the smallest budgets, and what is refused."""
+"""`plan`: the table, the cuts for a budget, the smallest budgets and refusals."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ pytest.importorskip("onnxruntime")
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of 60 MB, whatever this one holds; nothing set for it."""
+    """Pretend that this process has 60 MB and that no memory limit is set."""
     monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 60_000_000)
     monkeypatch.delenv("EDGEDECODE_MEMORY", raising=False)
     monkeypatch.setenv("EDGEDECODE_RUNTIME", "onnx")
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+def run_plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
     assert main(["plan", *words]) == code
-    said = capsys.readouterr()
-    return said.out, said.err
+    captured = capsys.readouterr()
+    return captured.out, captured.err
 
 
 def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = told(capsys, "--json")
+    out, _ = run_plan(capsys, "--json")
     value = json.loads(out.splitlines()[-1])
     assert value["engine"] == "onnx"
     assert value["fits"]
@@ -42,40 +42,40 @@ def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str
     assert "Smallest budget: " in out
 
 
-def test_plan_says_what_a_budget_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = json.loads(told(capsys, "--json")[0].splitlines()[-1])
-    out, _ = told(capsys, "--memory", f"{whole['nbytes'] - 8_000_000}", "--json")
+def test_plan_lists_the_cuts_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    uncut = json.loads(run_plan(capsys, "--json")[0].splitlines()[-1])
+    out, _ = run_plan(capsys, "--memory", f"{uncut['nbytes'] - 8_000_000}", "--json")
     value = json.loads(out.splitlines()[-1])
-    assert [cut["what"] for cut in value["cuts"]] == ["drafts by " + ", ".join(whole["choice"]["drafters"][:-1])]
+    assert [cut["what"] for cut in value["cuts"]] == ["drafts by " + ", ".join(uncut["choice"]["drafters"][:-1])]
     assert value["choice"]["drafters"] == ["suffix"]
     assert value["nbytes"] <= value["limit"]["nbytes"]
     assert ": less speed on new text." in out
 
 
-def test_plan_predicts_the_speed_and_what_the_cuts_cost_of_it(
+def test_plan_predicts_the_speed_with_and_without_the_cuts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def predicted(experience: object, drafters: tuple[str, ...], **shape: int) -> PredictedSpeed:
         return PredictedSpeed(100.0, 150.0 if "model" in drafters else None)
 
     monkeypatch.setattr(open_pack, "predicted_speed", predicted)
-    out, _ = told(capsys, "--json")
+    out, _ = run_plan(capsys, "--json")
     value = json.loads(out.splitlines()[-1])
     assert ": 100 tokens/s without drafts, 150 with the draft model; repetitive text" in out
     assert value["tokens_per_second"] == value["tokens_per_second_uncut"] == {"plain": 100.0, "drafted": 150.0}
-    out, _ = told(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
+    out, _ = run_plan(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
     assert ": 100 tokens/s without drafts (150 without a budget); repetitive text" in out
 
 
-def test_plan_reads_what_sessions_learnt_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_uses_the_experience_of_earlier_sessions(capsys: pytest.CaptureFixture[str]) -> None:
     with edgedecode.load() as pair, pair.session(SessionOptions(sampling=SamplingOptions())) as session:
         assert len(session.generate("Tell me a story about a boat.", max_tokens=48).tokens) > 8
-    value = json.loads(told(capsys, "--json")[0].splitlines()[-1])
+    value = json.loads(run_plan(capsys, "--json")[0].splitlines()[-1])
     assert value["tokens_per_second"]["plain"] > 0
 
 
 def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = told(capsys, "--memory", "70MB", code=1)
+    out, err = run_plan(capsys, "--memory", "70MB", code=1)
     assert "weights:target" in out
     assert " to run, " in out
     assert " to draft" in out
@@ -83,15 +83,15 @@ def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys
     assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
 
 
-def test_plan_of_turns_has_their_context(capsys: pytest.CaptureFixture[str]) -> None:
-    value = json.loads(told(capsys, "--turns", "10", "--turn-tokens", "90", "--json")[0].splitlines()[-1])
+def test_plan_turns_set_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads(run_plan(capsys, "--turns", "10", "--turn-tokens", "90", "--json")[0].splitlines()[-1])
     assert value["choice"]["context"] == 900
-    asked = told(capsys, "--turns", "10", "--turn-tokens", "90", "--memory", "90MB", "--json", code=1)[0]
-    assert json.loads(asked.splitlines()[-1])["choice"]["context"] == 900, "what was asked for is not shortened"
+    too_small = run_plan(capsys, "--turns", "10", "--turn-tokens", "90", "--memory", "90MB", "--json", code=1)[0]
+    assert json.loads(too_small.splitlines()[-1])["choice"]["context"] == 900, "a requested context is not shortened"
 
 
-def test_plan_of_more_than_the_machine_has_says_what_is_in_force(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = told(capsys, "--memory", "900000GB")
+def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = run_plan(capsys, "--memory", "900000GB")
     assert "this machine's memory" in err or "the container's memory limit" in err
     assert " asked for: " in err
     assert "sum" in out

@@ -1,4 +1,4 @@
-"""The peers themselves, in their child processes, on the bundled pack: what they say is what ours says."""
+"""The real peers in child processes on the bundled pack: their answers are the same as ours."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Open = Callable[..., PeerProcess]
 
 
 @pytest.fixture(scope="module")
-def said(pack: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The prompt's ids and our plain answer on ONNX Runtime."""
+def plain_answer(pack: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The prompt's ids and our plain answer's ids on ONNX Runtime."""
     options = SessionOptions(sampling=SamplingOptions(), drafter="none", context=CONTEXT)
     with load(pack, runtime="onnx") as pair, pair.session(options) as session:
         tokens = session.generate(QUESTION, max_tokens=COUNT).tokens
@@ -43,12 +43,12 @@ def opened(pack: Path) -> Iterator[Open]:
         peer.close()
 
 
-def test_genai_runs_the_pack_s_own_graphs_in_every_mode(
-    opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]
+def test_genai_runs_the_packs_graphs_in_every_mode(
+    opened: Open, plain_answer: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     pytest.importorskip("onnxruntime_genai")
     pytest.importorskip("onnx_ir")
-    prompt, ours = said
+    prompt, ours = plain_answer
     peer = opened("genai")
     assert {mode.split()[0] for mode in peer.modes} == {"plain", "draft", "lookup"}
     for mode in peer.modes:
@@ -56,10 +56,10 @@ def test_genai_runs_the_pack_s_own_graphs_in_every_mode(
 
 
 def test_llama_answers_as_ours_with_and_without_lookups(
-    opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]
+    opened: Open, plain_answer: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     pytest.importorskip("llama_cpp")
-    prompt, ours = said
+    prompt, ours = plain_answer
     peer = opened("llama")
     assert peer.modes == ("plain", "lookup 2", "lookup 4", "lookup 8", "lookup 10")
     for mode in peer.modes:
@@ -68,13 +68,13 @@ def test_llama_answers_as_ours_with_and_without_lookups(
         assert answer.first_tokens == 1
 
 
-def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:
+def test_genai_reports_a_missing_pack(opened: Open, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_genai")
     with pytest.raises(RuntimeUnavailable, match="is not a pack"):
         opened("genai", root=tmp_path)
 
 
-def test_graphs_that_genai_cannot_run_are_refused_before_it_sees_them(pack: Path, tmp_path: Path) -> None:
+def test_genai_folder_refuses_graphs_that_genai_cannot_run(pack: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx_ir")
     from edgedecode.bench.peers.genai_folder import GenaiFolder
 

@@ -1,4 +1,4 @@
-"""`bench --scale`: the widened pack gives the same text, has the size that was asked for, and is made once."""
+"""`bench --scale`: the widened pack gives the same text, has the requested size, and is cached."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def module_cache(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def wide(module_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The bundled pack at 40 MB, made by the first test that asks."""
+    """The bundled pack widened to 40 MB, built once per module."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(module_cache))
     return widen()
 
 
 @pytest.fixture
 def cache(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A fresh cache; nothing but whole packs may be left in it."""
+    """A fresh cache; no partial pack may be left in it."""
     del pack
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
@@ -86,38 +86,38 @@ def cache(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     assert [path for path in (folder.iterdir() if folder.is_dir() else ()) if path.name.startswith(".")] == []
 
 
-def test_the_text_is_the_same(wide: Path) -> None:
-    with load(None) as own, load(wide) as larger:
+def test_scaled_pack_generates_the_same_text(wide: Path) -> None:
+    with load(None) as original, load(wide) as larger:
         for options in ({"drafter": "none"}, {"drafter": "model", "draft_max": 4}):
-            assert answers(larger, **options) == answers(own, **options)
-        before, after = logits(own), logits(larger)
+            assert answers(larger, **options) == answers(original, **options)
+        before, after = logits(original), logits(larger)
     assert np.array_equal(before.argmax(-1), after.argmax(-1))
-    assert np.abs(before - after).max() < 0.02  # sums in another order
+    assert np.abs(before - after).max() < 0.02  # the order of summation differs
 
 
-def test_other_graphs_are_widened_too(wide: Path) -> None:
-    with load(None, kv_type="int8") as own, load(wide, kv_type="int8") as larger:
-        assert np.array_equal(logits(own).argmax(-1), logits(larger).argmax(-1))
-    with load(None) as own, load(wide) as larger:
+def test_scaled_pack_widens_every_graph(wide: Path) -> None:
+    with load(None, kv_type="int8") as original, load(wide, kv_type="int8") as larger:
+        assert np.array_equal(logits(original).argmax(-1), logits(larger).argmax(-1))
+    with load(None) as original, load(wide) as larger:
         for drafter in ("trim", "tree"):
-            assert answers(larger, drafter=drafter, draft_max=2) == answers(own, drafter=drafter, draft_max=2)
+            assert answers(larger, drafter=drafter, draft_max=2) == answers(original, drafter=drafter, draft_max=2)
 
 
-def test_the_sizes_are_what_was_asked_for(wide: Path) -> None:
-    manifest, own = Manifest.load(wide), Manifest.load(BUNDLED_PACK)
+def test_scaled_pack_has_the_requested_size(wide: Path) -> None:
+    manifest, original = Manifest.load(wide), Manifest.load(BUNDLED_PACK)
     check_files(manifest, wide, full=True)
     assert abs(manifest.weights_nbytes("target") / SIZE - 1) < 0.02
     assert abs(manifest.weights_nbytes("draft") / (SIZE / 10) - 1) < 0.02
     for role, entry in manifest.models.items():
-        grown = manifest.weights_nbytes(role) - own.weights_nbytes(role)
-        parameters = entry.parameters - own.models[role].parameters
+        grown = manifest.weights_nbytes(role) - original.weights_nbytes(role)
+        parameters = entry.parameters - original.models[role].parameters
         assert 1.1 < grown / parameters < 1.15  # 8 bits, and a float for each block of 32
         assert "lora" not in entry.graphs
         assert (entry.gguf_plan, entry.equality) == ("", None)
-        assert entry.kernel_noise == own.models[role].kernel_noise
+        assert entry.kernel_noise == original.models[role].kernel_noise
 
 
-def test_times_of_activations_are_not_those_of_the_larger_pack(cache: Path, tmp_path: Path) -> None:
+def test_scaled_pack_drops_the_measured_times_of_activations(cache: Path, tmp_path: Path) -> None:
     pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
     manifest = Manifest.load(pack)
     ways = {"8": ActivationsWay(0.9, 1.0, 1.1, 1.2)}
@@ -128,13 +128,13 @@ def test_times_of_activations_are_not_those_of_the_larger_pack(cache: Path, tmp_
     assert found == replace(activations, ways={"8": ActivationsWay(0.9)})
 
 
-def test_a_size_that_the_draft_has_already_leaves_it_alone(cache: Path) -> None:
-    manifest, own = Manifest.load(widen("20MB")), Manifest.load(BUNDLED_PACK)
+def test_scaled_pack_keeps_a_draft_that_is_large_enough(cache: Path) -> None:
+    manifest, original = Manifest.load(widen("20MB")), Manifest.load(BUNDLED_PACK)
     assert abs(manifest.weights_nbytes("target") / 20e6 - 1) < 0.02
-    assert manifest.files["draft/weights.bin"] == own.files["draft/weights.bin"]
+    assert manifest.files["draft/weights.bin"] == original.files["draft/weights.bin"]
 
 
-def test_new_units_are_drawn_and_weigh_nothing(wide: Path) -> None:
+def test_scaled_pack_has_random_units_with_zero_output_weights(wide: Path) -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.load(wide / "target" / "base.onnx")
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -149,40 +149,40 @@ def test_new_units_are_drawn_and_weigh_nothing(wide: Path) -> None:
     assert values[name.format("down", "scales")][:, :blocks].all()
 
 
-def test_it_is_made_once(wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scaled_pack_is_cached(wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(scaled, "_make", None)
     assert widen() == wide
     assert "Widened to 40 MB" in capsys.readouterr().out
 
 
-def test_a_damaged_one_is_made_again(cache: Path) -> None:
+def test_scaled_pack_that_is_damaged_is_rebuilt(cache: Path) -> None:
     folder = widen("20MB")
     (folder / "target" / "weights.bin").write_bytes(b"")
     assert widen("20MB") == folder
     check_files(Manifest.load(folder), folder, full=True)
 
 
-def test_an_interrupted_one_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_pack_that_is_interrupted_leaves_no_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Widening, "widen_graphs", _interrupted)
+        patch.setattr(Widening, "widen_graphs", _raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             widen("20MB")
     assert list((cache / "scaled").iterdir()) == []
-    (cache / "scaled" / ".some.partial-w0").mkdir()  # of a process that was killed
+    (cache / "scaled" / ".some.partial-w0").mkdir()  # leftover of a killed process
     folder = widen("20MB")
     assert list((cache / "scaled").iterdir()) == [folder]
 
 
-def _interrupted(*_: object, **__: object) -> None:
+def _raise_interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def _full(*_: object, **__: object) -> None:
+def _raise_disk_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the one line with which `bench --scale` ends."""
+    """Return the one-line error of `bench --scale`."""
     assert main(["bench", "--runtime", "onnx", "--quick", *words]) == 1
     error = capsys.readouterr().err
     assert error.startswith("edgedecode: ")
@@ -190,13 +190,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return error
 
 
-def test_what_cannot_be_is_one_line(
+def test_scale_refuses_in_one_line(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "less than the target's own 11.8 MB" in refusal(capsys, "--scale", "11MB")
     assert "is not a size" in refusal(capsys, "--scale", "large")
     with monkeypatch.context() as patch:
-        patch.setattr(Widening, "write", _full)
+        patch.setattr(Widening, "write", _raise_disk_full)
         assert "the disk became full" in refusal(capsys, "--scale", "20MB")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: Namespace(free=1000))
@@ -227,7 +227,7 @@ def test_bench_measures_the_widened_pack(cache: Path, capsys: pytest.CaptureFixt
     assert not (cache / "scaled").exists()
 
 
-def test_it_needs_numpy_and_onnxruntime_alone(wide: Path) -> None:
+def test_scaled_pack_needs_only_numpy_and_onnxruntime(wide: Path) -> None:
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys(("onnx", "onnx_ir", "torch", "transformers")))
@@ -239,19 +239,19 @@ scaled_pack(Namespace(scale="13MB", model={str(BUNDLED_PACK)!r}, runtime=None))
 
 
 @pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 128), (8, 128)])
-def test_toys_of_other_schemes_keep_their_logits(bits: int, block: int, tmp_path: Path) -> None:
+def test_widening_keeps_the_logits_of_other_schemes(bits: int, block: int, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from tests.contract.conftest import open_entry
     from tests.contract.toy_graph import ToyShape, write_toy
 
     shape = ToyShape(bits=bits, block=block, mlp=256, hidden=128, head_size=32, graphs=("base", "kv8"))
-    entry = write_toy(tmp_path / "own", shape)
+    entry = write_toy(tmp_path / "original", shape)
     larger = widened_toy(entry, tmp_path, nbytes=1_500_000)
     assert abs((tmp_path / "larger" / "weights.bin").stat().st_size / 1_500_000 - 1) < 0.02
     tokens = [int(token) for token in np.random.default_rng(1).integers(0, shape.rows, 100)]
     for needs in ((), ("kv:int8",)):
         rows = []
-        for folder, opened in (("own", entry), ("larger", larger)):
+        for folder, opened in (("original", entry), ("larger", larger)):
             model = open_entry(opened, tmp_path / folder, budget=Budget(), needs=needs)
             state = model.new_state(len(tokens))
             rows.append(model.forward(tokens, state, rows="all").logits.copy())
@@ -261,9 +261,9 @@ def test_toys_of_other_schemes_keep_their_logits(bits: int, block: int, tmp_path
 
 
 def widened_toy(entry: ModelEntry, folder: Path, *, nbytes: int) -> ModelEntry:
-    paths = {name: folder / "own" / graph.file for name, graph in entry.graphs.items()}
+    paths = {name: folder / "original" / graph.file for name, graph in entry.graphs.items()}
     graphs = {name: GraphFile.parse(path.read_bytes()) for name, path in paths.items()}
-    widening = Widening(graphs, folder / "own" / entry.weights, layers=entry.layers, name="target")
+    widening = Widening(graphs, folder / "original" / entry.weights, layers=entry.layers, name="target")
     units = widening.units_for(nbytes)
     assert units > 0
     (folder / "larger").mkdir()
@@ -276,7 +276,7 @@ def widened_toy(entry: ModelEntry, folder: Path, *, nbytes: int) -> ModelEntry:
     return replace(entry, parameters=entry.parameters + units * widening.parameters_of_unit)
 
 
-def test_models_without_such_mlps_are_refused(tmp_path: Path) -> None:
+def test_widening_refuses_models_without_gated_mlps(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from tests.contract.toy_graph import ToyShape, write_toy
 
@@ -286,7 +286,7 @@ def test_models_without_such_mlps_are_refused(tmp_path: Path) -> None:
         Widening(graphs, tmp_path / floats.weights, layers=2, name="target")
 
 
-def test_one_matrix_for_gate_and_up_is_no_such_mlp() -> None:
+def test_find_mlps_skips_a_fused_gate_and_up_matrix() -> None:
     sizes = {"K": 64, "N": 256, "bits": 8, "block_size": 32}
     graph = GraphFile(
         nodes=[
@@ -306,7 +306,7 @@ def test_one_matrix_for_gate_and_up_is_no_such_mlp() -> None:
     assert [mlp.units for mlp in find_mlps(graph)] == [128]
 
 
-def test_broken_graphs_and_packs_are_one_error(cache: Path, tmp_path: Path) -> None:
+def test_scaled_pack_reports_a_broken_graph(cache: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(BUNDLED_PACK, copy)
     value = json.loads((copy / MANIFEST_NAME).read_text())

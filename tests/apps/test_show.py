@@ -1,4 +1,4 @@
-"""`show`: a pack's manifest as tables, and whether its files are still what it says."""
+"""`show`: a pack's manifest as tables, and the check of its files."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pack of its own, that a test may spoil."""
+    """A copy of the bundled pack that a test may change."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
 
 
 def rows(text: str) -> dict[str, str]:
-    """The first word or words of each line, by which a table names its row, and the rest."""
+    """Return the rows of the tables, by their labels."""
     split = (line.split("  ", 1) for line in text.splitlines() if "  " in line)
     return {name: rest.strip() for name, rest in split}
 
 
-def test_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 0
     found = rows(capsys.readouterr().out)
     assert found["target"].startswith("LlamaForCausalLM, ")
@@ -50,7 +50,7 @@ def test_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
 
 
-def test_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(BUNDLED_PACK), "--json"]) == 0
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
     manifest = Manifest.load(BUNDLED_PACK)
@@ -59,7 +59,7 @@ def test_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verified" not in value
 
 
-def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = Manifest.load(copy)
     entry = manifest.models["target"]
     base = entry.graphs["base"]
@@ -105,7 +105,7 @@ def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[st
     assert "int8" in found["lora"]
 
 
-def test_verify(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(copy), "--verify", "--json"]) == 0
     printed = capsys.readouterr().out
     count = len(Manifest.load(copy).files)
@@ -121,7 +121,7 @@ def test_verify(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
-def test_what_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
         f"edgedecode: {tmp_path} is not a pack: it has no edgedecode.json (make one with `edgedecode export`)\n"
@@ -130,8 +130,10 @@ def test_what_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "it is not a hub id" in capsys.readouterr().err
 
 
-def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `import` leaves them: shown by their path, and hashed by --verify."""
+def test_show_prints_and_verifies_weights_outside_the_pack(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`import` leaves weights where they are: they are listed by path and hashed by --verify."""
     manifest = Manifest.load(copy)
     outside = tmp_path / "elsewhere" / "weights.bin"
     outside.parent.mkdir()
@@ -150,7 +152,7 @@ def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.Cap
     assert "elsewhere/weights.bin" in capsys.readouterr().err
 
 
-def test_nothing_that_a_pack_says_acts_on_the_terminal(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_escape_control_characters_of_a_manifest(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (copy / MANIFEST_NAME).read_text(encoding="utf-8")
     value = json.loads(text)
     hostile = "\x1b]0;owned\x07\x9b2J\u202e\u2028\x08"
@@ -166,14 +168,14 @@ def test_nothing_that_a_pack_says_acts_on_the_terminal(copy: Path, capsys: pytes
     value["files"]["tokenizer.json"]["sha256"] = f"f{hostile}"
     (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
     assert main(["show", str(copy)]) == 0
-    assert main(["devices", "-m", str(copy)]) == 1  # no file has such a digest
+    assert main(["devices", "-m", str(copy)]) == 1  # no file has this digest
     assert main(["generate", "-m", str(copy), "-p", "a"]) == 1
     printed = capsys.readouterr()
     assert r"n\x1b]0;owned\x07" in printed.out
     assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
 
 
-def test_adapters_are_listed_with_their_form(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_adapters_with_their_format(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
     entry = {"file": "tokenizer.json", "role": "target", "rank": 4, "alpha": 8.0, "modules": ["q_proj"]}
     value["adapters"] = {"saved": entry | {"config": "tokenizer.json"}, "converted": entry}
@@ -184,8 +186,8 @@ def test_adapters_are_listed_with_their_form(copy: Path, capsys: pytest.CaptureF
     assert lines["converted"] == "converted target 4 8 q_proj GGUF: llama.cpp only tokenizer.json"
 
 
-def test_of_a_text_that_has_no_end_only_the_beginning_is_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else folding 50,000 spaces would take a minute."""
+def test_show_truncates_a_very_long_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folding 50,000 spaces would otherwise take a minute."""
     value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
     value["name"] = "\u00d7 " * 2_500
     (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
@@ -198,14 +200,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_what_a_model_says_does_not_act_on_a_terminal_and_stays_as_it_is_elsewhere() -> None:
-    said = "a\x1b[2J\tb\n"
-    assert Paint.for_stream(Terminal(), when="never").paint(said, "target") == "a\\x1b[2J\tb\n"
-    assert Paint.for_stream(Terminal(), when="always").paint(said, "model") == "\x1b[32ma\\x1b[2J\tb\n\x1b[0m"
-    assert Paint.for_stream(io.StringIO()).paint(said, "model") == said
+def test_paint_escapes_control_characters_only_on_a_terminal() -> None:
+    text = "a\x1b[2J\tb\n"
+    assert Paint.for_stream(Terminal(), when="never").paint(text, "target") == "a\\x1b[2J\tb\n"
+    assert Paint.for_stream(Terminal(), when="always").paint(text, "model") == "\x1b[32ma\\x1b[2J\tb\n\x1b[0m"
+    assert Paint.for_stream(io.StringIO()).paint(text, "model") == text
 
 
-def test_nothing_is_printed_while_the_pack_is_locked(
+def test_show_prints_nothing_while_it_locks_the_pack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed: list[str] = []

@@ -1,4 +1,4 @@
-"""The line and the table of figures say who drafted, when nobody did and why, and mark an estimate as one."""
+"""The statistics line and table name the drafters, the reasons for plain rounds, and the estimate as such."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def scheduled() -> Stats:
     )
 
 
-def test_it_names_drafters_by_use_plain_rounds_by_reason_and_the_estimate() -> None:
+def test_drafts_line_names_drafters_plain_rounds_and_the_estimate() -> None:
     assert drafts_line(scheduled()) == (
         "drafts: model 3x (2 of 5 tokens accepted); suffix 1x (4 of 4 tokens accepted); "
         "no draft in 6 of 10 rounds (nothing pays 5, measuring 1); "
@@ -30,13 +30,13 @@ def test_it_names_drafters_by_use_plain_rounds_by_reason_and_the_estimate() -> N
     )
 
 
-def test_without_drafts_nothing_is_claimed() -> None:
+def test_drafts_line_without_drafts_has_no_estimate() -> None:
     assert "estimated" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"nothing pays": 3}))
     assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
     assert "no drafts" in stats_line(Stats(), finish_reason=FinishReason.STOP)
 
 
-def test_a_scheduled_answer_accounts_for_every_round() -> None:
+def test_stats_of_a_scheduled_answer_account_for_every_round() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(seed=1, ignore_eos=True)) as session:
         session.generate("hello", max_tokens=40)
         stats = session.stats
