@@ -1,4 +1,4 @@
-"""What the export tests share: they need the training frameworks, and skip without them."""
+"""Shared fixtures of the export tests, which need the training frameworks and skip without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT_TEXT = 128
 
 
 def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> Recipe:
-    """Return the recipe the command line would make."""
+    """Return the recipe that the command line would create."""
     head = head_bits or (8 if bits <= 8 else bits)
     return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
 
@@ -41,7 +41,7 @@ def export(
     calibration: Path | None = None,
     activations: str = "8",
 ) -> Manifest:
-    """Export as the command does, by default at 8 bits (activations too) and without measuring noise."""
+    """Export as the command does; default: 8 bits (activations too), and no noise measurement."""
     request = PairRequest(
         target=str(target),
         draft=str(draft) if draft else None,
@@ -57,7 +57,7 @@ def export(
 
 @pytest.fixture(scope="module", autouse=True)
 def short_measurements() -> Iterator[None]:
-    """Activations are measured over a short text and a few passes: most tests assert nothing of what is found."""
+    """Measure activations over a short text and few passes: most tests do not check the result."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(activation_choice, "TOKENS", SHORT_TEXT)
         patch.setattr(activation_choice, "_TURNS", 1)

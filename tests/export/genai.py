@@ -1,4 +1,4 @@
-"""Folders of onnxruntime-genai's builder, a program: run in this process, which has loaded its frameworks already."""
+"""Run onnxruntime-genai's builder in this process, where its frameworks are already loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 def build(model: Path, out: Path, *options: str, precision: str = "int4") -> Path:
-    """Build the model in `model` for the CPU; `options` are the builder's extra ones, as name=value."""
+    """Build the model in `model` for the CPU; `options` are the builder's extra options, as name=value."""
     words = ["-i", str(model), "-o", str(out)]
     words += ["-p", precision, "-e", "cpu", "-c", str(out.with_name(f"{out.name}-cache"))]
     words += ["--extra_options", *options] if options else []
@@ -31,5 +31,5 @@ def build(model: Path, out: Path, *options: str, precision: str = "int4") -> Pat
         patch.setattr(sys, "argv", ["builder", *words])
         runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__", alter_sys=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(model / name, out / name)  # the builder's copy is made by another tokenizer class
+        shutil.copyfile(model / name, out / name)  # the builder writes its copy with another tokenizer class
     return out

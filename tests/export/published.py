@@ -1,7 +1,7 @@
-"""Models as their makers publish them, except for depth and weights: `write_published` writes one with random weights.
+"""Models as published, except for depth and weights: `write_published` writes one with random weights.
 
 published.json holds the config.json and generation_config.json of each named repository (as of 2025), with fewer
-layers. Invented are the texts of ordinary tokens and the factors of long rope (in the published number).
+layers. The texts of ordinary tokens and the long-rope factors (in the published number) are made up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["PUBLISHED", "Published", "write_published"]
 
 @dataclass(frozen=True)
 class Published:
-    """A model's configuration and tokenizer. pieces: a SentencePiece tokenizer, otherwise byte-level as GPT-2's."""
+    """A model's configuration and tokenizer. pieces: a SentencePiece tokenizer; otherwise byte-level, like GPT-2's."""
 
     source: str
     ends: int | Sequence[int]
     tokens: int
-    """Ids of the tokenizer; the model's rows may be more."""
+    """Number of ids in the tokenizer; the model may have more rows."""
     pieces: bool
     specials: Mapping[int, str]
     config: Mapping[str, Any]
@@ -49,7 +49,7 @@ PUBLISHED: Mapping[str, Published] = _read()
 
 
 def write_published(folder: Path, model: Published) -> Path:
-    """Write a Hugging Face folder with bfloat16 weights that give every layer a say in the logits."""
+    """Write a Hugging Face folder with bfloat16 weights with which every layer affects the logits."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**model.config, "torch_dtype": "bfloat16"}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": model.ends, **model.defaults}))
@@ -66,14 +66,14 @@ def write_published(folder: Path, model: Published) -> Path:
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Draw every parameter.
+    """Set every parameter to random numbers.
 
-    Matrices keep the size of what they read, and layers outweigh the embedding: a tied head would repeat every token.
+    Matrices preserve the norm of their input. Layers outweigh the embedding: a tied head would repeat every token.
     """
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     generator = torch.Generator().manual_seed(0)
-    gemma = "Gemma" in type(network).__name__  # scales its embedding, and its norms add 1 themselves
+    gemma = "Gemma" in type(network).__name__  # Gemma scales its embedding, and its norms add 1 to their weights
     scale = math.sqrt(network.config.hidden_size) if gemma else getattr(network.config, "embedding_multiplier", 1)
     found = {}
     for name, parameter in network.named_parameters():
@@ -86,7 +86,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _tokenizer(model: Published) -> tokenizers.Tokenizer:
-    """Put the special tokens where they are published, and the alphabet and made-up tokens around them."""
+    """Build a tokenizer with the special tokens at their published ids, and an alphabet and made-up tokens between."""
     alphabet = [f"<0x{byte:02X}>" for byte in range(256)] + ["\u2581"] if model.pieces else [*_alphabet(), "he"]
     spare = iter(alphabet)
     tokens = [

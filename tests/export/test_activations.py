@@ -1,4 +1,4 @@
-"""Massive activations: which products get 16 bits, what that is worth, and that ordinary models keep 8."""
+"""Massive activations: the products that get 16 bits and the gain; ordinary models keep 8 bits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .tiny import MASSIVE, TinyModel, write_massive, write_model
 pytestmark = pytest.mark.export
 
 TEXTS = [[int(token) for token in np.random.default_rng(9 + n).integers(6, 320, 400)] for n in range(6)]
-"""What no export has seen: 2,400 positions."""
+"""2,400 positions of text that no export has seen."""
 
 
 @pytest.fixture(scope="module")
 def short_measurements() -> None:
-    """Nothing is shortened where the choice itself is tested."""
+    """Override: the tests of the choice itself need the full measurements."""
 
 
 @pytest.fixture(scope="module")
@@ -51,34 +51,34 @@ def levels(pack: Path, file: str = "target/base.onnx") -> dict[str, int]:
     return {node.inputs[1].removesuffix(".packed"): int(str(node.attributes["accuracy_level"])) for node in nodes}
 
 
-def leading(manifest: Manifest, pack: Path, texts: Sequence[list[int]]) -> IntArray:
+def leading_tokens(manifest: Manifest, pack: Path, texts: Sequence[list[int]]) -> IntArray:
     return np.concatenate([engine_logits(manifest, pack, text).argmax(axis=1) for text in texts])
 
 
-def test_16_bits_keep_the_leading_token_that_8_bits_lose(massive: Path, tmp_path: Path) -> None:
-    """The bar: beside the same rounded weights and float activations, 99.5% at 16 bits, and 2 points less at 8."""
+def test_activations_of_16_bits_keep_the_top_token_that_8_bits_lose(massive: Path, tmp_path: Path) -> None:
+    """Against the same rounded weights with float activations: 99.5% agreement at 16 bits, 2 points less at 8."""
     with reference_of(massive, recipe(4)) as reference:
         expected = measure_products(reference, TEXTS).leading
     pack = tmp_path / "pack"
     manifest = export(massive, pack, stored=recipe(4), activations="auto")
     assert set(levels(pack).values()) == {2}
-    agreement = {16: float((leading(manifest, pack, TEXTS) == expected).mean())}
+    agreement = {16: float((leading_tokens(manifest, pack, TEXTS) == expected).mean())}
     graph = GraphFile.parse((pack / "target" / "base.onnx").read_bytes())
     for node in graph.nodes:
         if node.op_type == "MatMulNBits":
             node.attributes["accuracy_level"] = 4
     (pack / "target" / "base.onnx").write_bytes(graph.serialize())
-    agreement[8] = float((leading(manifest, pack, TEXTS) == expected).mean())
+    agreement[8] = float((leading_tokens(manifest, pack, TEXTS) == expected).mean())
     assert agreement[16] >= 0.995
     assert agreement[8] <= agreement[16] - 0.02
 
 
-def test_8_bits_that_compute_something_else_are_refused_with_what_helps(massive: Path, tmp_path: Path) -> None:
+def test_activations_of_8_bits_that_fail_parity_are_refused_with_advice(massive: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"shipped kernels.* do not match .*: export with --activations 16"):
         export(massive, tmp_path / "pack", stored=recipe(4), activations="8")
 
 
-def test_the_manifest_says_what_was_chosen_and_why(
+def test_activations_choice_is_recorded_in_the_manifest(
     massive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = export(massive, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"]
@@ -99,7 +99,7 @@ def test_the_manifest_says_what_was_chosen_and_why(
     assert shown.count("c(8)") == 2
 
 
-def test_the_same_function_without_massive_inputs_keeps_8_bits(massive: Path, tmp_path: Path) -> None:
+def test_activations_auto_keeps_8_bits_without_massive_inputs(massive: Path, tmp_path: Path) -> None:
     plain = write_massive(tmp_path / "plain", massive=())
     with reference_of(massive, recipe(4)) as one, reference_of(plain, recipe(4)) as other:
         text, visible = TEXTS[0][:50], np.tri(50, dtype=np.bool_)
@@ -117,7 +117,7 @@ def test_the_same_function_without_massive_inputs_keeps_8_bits(massive: Path, tm
         ).read_bytes()
 
 
-def test_only_products_with_massive_inputs_get_16_bits(tmp_path: Path) -> None:
+def test_activations_auto_gives_16_bits_only_to_massive_inputs(tmp_path: Path) -> None:
     folder = write_massive(tmp_path / "model", massive=("mlp.down_proj",))
     found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
     assert found is not None
@@ -129,7 +129,7 @@ def test_only_products_with_massive_inputs_get_16_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MASSIVE)
-def test_the_error_is_found_where_it_arises(name: str, tmp_path: Path) -> None:
+def test_measure_products_finds_the_product_with_the_error(name: str, tmp_path: Path) -> None:
     folder = write_massive(tmp_path / "model", massive=(name,))
     with reference_of(folder, recipe(8)) as reference:
         errors = measure_products(reference, TEXTS[:1]).errors
@@ -138,7 +138,7 @@ def test_the_error_is_found_where_it_arises(name: str, tmp_path: Path) -> None:
     }
 
 
-def test_variants_have_the_choice_of_the_base_graph(massive: Path, tmp_path: Path) -> None:
+def test_activations_choice_applies_to_every_graph(massive: Path, tmp_path: Path) -> None:
     from edgedecode.export.graph.graph_request import GraphRequest
 
     graphs = GraphRequest(("base", "hidden", "kv8"))
@@ -147,7 +147,7 @@ def test_variants_have_the_choice_of_the_base_graph(massive: Path, tmp_path: Pat
         assert set(levels(tmp_path / "pack", f"target/{name}.onnx").values()) == {2}
 
 
-def test_an_explicit_choice_and_models_without_products(llama: Path, tmp_path: Path) -> None:
+def test_activations_explicit_choice_and_models_without_products(llama: Path, tmp_path: Path) -> None:
     wide = export(llama, tmp_path / "wide", stored=recipe(8), activations="16").models["target"].activations
     assert wide is not None
     assert (wide.asked, len(wide.wide)) == ("16", 9)
@@ -160,7 +160,7 @@ def test_an_explicit_choice_and_models_without_products(llama: Path, tmp_path: P
     assert set(mixed.activations.products) == {"head"}
 
 
-def test_calibration_text_is_what_it_is_measured_on(llama: Path, tmp_path: Path) -> None:
+def test_activations_are_measured_on_the_calibration_text(llama: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("A text that nobody wrote for this. " * 200)
     stored = replace(recipe(4), calibrated=True)
@@ -169,14 +169,14 @@ def test_calibration_text_is_what_it_is_measured_on(llama: Path, tmp_path: Path)
     assert entry.activations.text == f"{TOKENS} tokens of the calibration text"
 
 
-def test_texts_are_cut_to_a_length() -> None:
+def test_some_of_cuts_texts_to_a_total_length() -> None:
     assert some_of([[1, 2, 3], [4, 5], [6]], 4) == [(1, 2, 3), (4,)]
     assert some_of([[1, 2]], 9) == [(1, 2)]
 
 
-@pytest.mark.skipif(LIBRARY is None, reason="no kernels")
+@pytest.mark.skipif(LIBRARY is None, reason="the kernels do not run here")
 @pytest.mark.parametrize("bits", [8, 16])
-def test_errors_are_measured_with_the_rounding_of_the_kernels(bits: int) -> None:
+def test_rounded_matches_the_rounding_of_the_kernels(bits: int) -> None:
     rng = np.random.default_rng(3)
     matrix = random_matrix(rng, bits=8, block=32, columns=48, inner=80, half=True)
     x = rng.standard_normal((20, 80)).astype(np.float32)
@@ -187,8 +187,8 @@ def test_errors_are_measured_with_the_rounding_of_the_kernels(bits: int) -> None
     assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max()
 
 
-class Told:
-    """Trials whose agreement is known: it rises with the products that have 16 bits."""
+class FakeTrials:
+    """Trials with a known agreement: 1.0 once all needed products have 16 bits."""
 
     def __init__(self, needed: Collection[str]) -> None:
         self._needed = set(needed)
@@ -198,27 +198,27 @@ class Told:
 
 
 @pytest.mark.parametrize(("needed", "chosen"), [("", "a"), ("a", "a"), ("b", "ab"), ("c", "abc"), ("d", "abcd")])
-def test_products_with_less_error_follow_where_tokens_are_still_lost(needed: str, chosen: str) -> None:
+def test_least_adds_products_by_error_until_no_token_is_lost(needed: str, chosen: str) -> None:
     errors = {name: ProductError(at8, at8 / 256) for name, at8 in zip("abcd", (0.3, 0.03, 0.012, 1e-5), strict=True)}
-    trials: Any = Told(needed)
+    trials: Any = FakeTrials(needed)
     measured = SimpleNamespace(errors=errors)
     found, agreement = _least(trials, [], measured, everything="abcd", at8=0.9, at16=1.0)  # type: ignore[arg-type]
     assert ("".join(found), agreement) == (chosen, 1.0)
 
 
-def test_an_error_that_is_no_number_needs_16_bits() -> None:
+def test_least_gives_16_bits_to_a_product_with_nan_error() -> None:
     measured = Measured({"a": ProductError(float("nan"), 0.0)}, np.zeros(1, np.int64))
-    trials: Any = Told("a")
+    trials: Any = FakeTrials("a")
     assert _least(trials, [], measured, everything=["a"], at8=0.9, at16=1.0)[0] == ("a",)
 
 
-def test_a_usage_error_where_nothing_is_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_activations_option_is_a_usage_error_for_floats(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "--target", "x", "--out", "y", "--bits", "16", "--activations", "16"])
     assert "argument --activations: float16 weights use float activations" in capsys.readouterr().err
 
 
-def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(demo_pair: Path, tmp_path: Path) -> None:
+def test_activations_auto_finds_enlarged_inputs_of_a_trained_model(demo_pair: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(demo_pair / "target", tmp_path / "model"))
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
@@ -229,8 +229,8 @@ def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(demo_pair: 
                 (layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]),
                 (mlp.up_proj, [mlp.down_proj]),
             ]
-            for maker, readers in enlarged:
-                maker.weight[5::64] *= 100
+            for source, readers in enlarged:
+                source.weight[5::64] *= 100
                 for reader in readers:
                     reader.weight[:, 5::64] /= 100
     network.save_pretrained(folder)
@@ -243,21 +243,21 @@ def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(demo_pair: 
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_demo_pair_keeps_8_bits(bits: int, demo_pair: Path, tmp_path: Path) -> None:
+def test_activations_auto_keeps_8_bits_for_the_demo_pair(bits: int, demo_pair: Path, tmp_path: Path) -> None:
     manifest = export(
         demo_pair / "target", tmp_path / "pack", draft=demo_pair / "draft", stored=recipe(bits), activations="auto"
     )
     for role, entry in manifest.models.items():
         assert entry.activations is not None
         assert entry.activations.wide == ()
-        if bits == 4:  # at 8 nothing is lost: the pair's weights are what 8 bits stand for
+        if bits == 4:  # at 8 bits nothing is lost: the pair's weights are exact in 8 bits
             assert 0 < entry.parity["loss_rms"] < 1
             assert 1 > entry.parity["loss_top1"] > 0.8
         assert entry.activations.ways["8"].agreement > entry.activations.ways["16"].agreement - 0.02
         assert set(levels(tmp_path / "pack", f"{role}/base.onnx").values()) == {4}
 
 
-def test_a_family_with_fused_matrices_is_measured_too(tmp_path: Path) -> None:
+def test_activations_of_fused_matrices_are_measured(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(family="phi3", more={"pad_token_id": 0}))
     found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
     assert found is not None

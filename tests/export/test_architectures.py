@@ -1,4 +1,4 @@
-"""Every architecture with what is peculiar to it: windows, norms, caps, scales, fused matrices, long rope."""
+"""Every architecture with its peculiarities: windows, norms, caps, scales, fused matrices, long rope."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def random_tokens(count: int) -> list[int]:
 
 
 def in_chunks(manifest: Manifest, pack: Path, tokens: Sequence[int], *, chunk: int) -> FloatArray:
-    """Read the tokens `chunk` at a time."""
+    """Return the logits of the tokens, computed `chunk` at a time."""
     model = open_target(manifest, pack)
     state = model.new_state(len(tokens))
     rows: list[FloatArray] = []
@@ -93,14 +93,14 @@ def in_chunks(manifest: Manifest, pack: Path, tokens: Sequence[int], *, chunk: i
     return np.concatenate(rows)
 
 
-def test_all_are_covered() -> None:
+def test_shapes_cover_all_architectures() -> None:
     families = {name.split()[0] for name in SHAPES} | {"llama"}
     assert {name.removesuffix("ForCausalLM").lower() for name in ARCHITECTURES} == families
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_floats_are_exact_beyond_every_window(name: str, tmp_path: Path) -> None:
-    """One pass and many, over a text four times as long as the window, against the untouched transformers model."""
+def test_export_of_floats_is_exact_beyond_every_window(name: str, tmp_path: Path) -> None:
+    """In one pass and in many, over a text four times as long as the window, against the transformers model."""
     folder = write_model(tmp_path / "model", SHAPES[name])
     manifest = export(folder, tmp_path / "pack", stored=recipe(32))
     entry = manifest.models["target"]
@@ -115,7 +115,7 @@ def test_floats_are_exact_beyond_every_window(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", [name for name in SHAPES if " " not in name])
-def test_rounded_weights_are_exact(name: str, bits: int, tmp_path: Path) -> None:
+def test_export_of_rounded_weights_is_exact(name: str, bits: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", SHAPES[name])
     parity = export(folder, tmp_path / "pack", stored=recipe(bits)).models["target"].parity
     for way in WAYS:
@@ -125,15 +125,15 @@ def test_rounded_weights_are_exact(name: str, bits: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check must be able to fail: without the second bias the same export is refused."""
+def test_parity_fails_without_the_window(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the window's bias the same export is refused."""
     from edgedecode.export.graph import drawing
     from edgedecode.export.graph.passes import graph_inputs as bias
 
-    def everything_visible(model: object, *, windowed: Sequence[bool] = ()) -> None:
+    def bias_without_window(model: object, *, windowed: Sequence[bool] = ()) -> None:
         bias.tree_bias(model, windowed=())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(drawing, "tree_bias", everything_visible)
+    monkeypatch.setattr(drawing, "tree_bias", bias_without_window)
     monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_runtime.check_contract", lambda *_, **__: None)
     folder = write_model(tmp_path / "model", SHAPES[name])
     with pytest.raises(ExportError, match="results do not match its weights"):
@@ -142,9 +142,11 @@ def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3 tied some windows", "smollm3"])
-def test_speculation_says_what_plain_decoding_says(name: str, tmp_path: Path) -> None:
-    """Float weights, an answer four times as long as the window, a draft model that is the target itself and one that
-    is not, and looked up: token for token the same. Floats of random weights have no ties."""
+def test_drafts_leave_the_text_of_every_architecture_unchanged(name: str, tmp_path: Path) -> None:
+    """Float weights, an answer four times as long as the window; the draft is the target itself or another model.
+
+    Floats of random weights have no ties.
+    """
     folder = write_model(tmp_path / "model", SHAPES[name])
     other = write_model(tmp_path / "other", replace(SHAPES[name], seed=1))
     for draft in (folder, other):
@@ -163,7 +165,7 @@ def answer(pair: edgedecode.Pair, options: SessionOptions) -> edgedecode.Complet
         return session.generate("Say it again: abcabcabc", max_tokens=100)
 
 
-def test_long_rope_ends_at_its_switch(tmp_path: Path) -> None:
+def test_long_rope_by_default_ends_at_its_switch(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", LONG)
     entry = export_span(folder, tmp_path / "pack", Span()).models["target"]
     assert entry.context == 64
@@ -176,7 +178,7 @@ def test_long_rope_ends_at_its_switch(tmp_path: Path) -> None:
 
 
 def test_long_rope_beyond_its_switch(tmp_path: Path) -> None:
-    """Long factors agree with transformers on a text beyond the switch, and with the short ones on none."""
+    """The long factors agree with transformers beyond the switch, and differ from the short factors below it."""
     folder = write_model(tmp_path / "model", LONG)
     manifest = export_span(folder, tmp_path / "pack", Span(long_rope=True))
     assert manifest.models["target"].context == 256
@@ -188,7 +190,7 @@ def test_long_rope_beyond_its_switch(tmp_path: Path) -> None:
     assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens[:50]) - short).max() > 0.1
 
 
-def test_the_context_is_as_asked(tmp_path: Path) -> None:
+def test_span_limits_the_context(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel())
     entry = export_span(folder, tmp_path / "pack", Span(context=128)).models["target"]
     assert entry.context == 128
@@ -204,14 +206,14 @@ def test_the_context_is_as_asked(tmp_path: Path) -> None:
         (LONG, Span(context=64, long_rope=True), "uses its short factors up to 64 positions"),
     ],
 )
-def test_positions_that_are_not_to_be_had(tiny: TinyModel, span: Span, message: str, tmp_path: Path) -> None:
+def test_span_refuses_unavailable_positions(tiny: TinyModel, span: Span, message: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tiny)
     with pytest.raises(ExportError, match=message):
         export_span(folder, tmp_path / "pack", span)
 
 
-def test_code_in_the_folder_of_a_known_architecture_is_not_run(tmp_path: Path) -> None:
-    """As Phi-3's files on the hub name some."""
+def test_export_runs_no_code_of_the_model_folder(tmp_path: Path) -> None:
+    """Phi-3's files on the hub name such code."""
     folder = write_model(tmp_path / "model", SHAPES["phi3"])
     rewrite_config(folder, lambda config: config.update(auto_map={"AutoModelForCausalLM": "modeling_phi3.Phi3"}))
     (folder / "modeling_phi3.py").write_text("raise SystemExit('was run')")
@@ -219,15 +221,15 @@ def test_code_in_the_folder_of_a_known_architecture_is_not_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])
-def test_a_padding_id_above_the_tokens_of_every_checked_text_exports(family: str, tmp_path: Path) -> None:
-    """Phi-3's is 32,000 of 32,064; the checks embed only the tokens that a text uses."""
+def test_export_accepts_a_padding_id_above_all_used_tokens(family: str, tmp_path: Path) -> None:
+    """Phi-3's is 32,000 of 32,064, and the checks embed only the tokens in use."""
     folder = write_model(tmp_path / "model", TinyModel(family=family, more={"pad_token_id": 351}))
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == 351
     parity = export(folder, tmp_path / "pack", stored=recipe(8)).models["target"].parity
     assert parity["max_error"] < 5e-5 * max(1.0, parity["deviation"])
 
 
-def test_gemma2_without_caps(tmp_path: Path) -> None:
+def test_export_of_gemma2_without_caps(tmp_path: Path) -> None:
     caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 24}
     folder = write_model(tmp_path / "model", TinyModel(family="gemma2", tied=True, more={"sliding_window": 24, **caps}))
     manifest = export(folder, tmp_path / "pack", stored=recipe(32))
@@ -244,7 +246,7 @@ def rewrite_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> No
 
 
 def older_gemma3(config: dict[str, Any]) -> None:
-    """Write it as the hub's first Gemma 3 files are."""
+    """Change the configuration to the form of the hub's first Gemma 3 files."""
     config.pop("rope_parameters")
     config.pop("layer_types")
     config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None, "sliding_window_pattern": 2}
@@ -270,7 +272,7 @@ def older_mistral(config: dict[str, Any]) -> None:
         ("mistral", SHAPES["mistral"], older_mistral),
     ],
 )
-def test_configurations_of_older_files(
+def test_export_reads_configurations_of_older_files(
     name: str, tiny: TinyModel, change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "model", tiny)
@@ -281,8 +283,8 @@ def test_configurations_of_older_files(
     assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
 
 
-def test_a_head_that_is_the_embedding_once_more_is_tied(tmp_path: Path) -> None:
-    """Some files hold the tied table twice."""
+def test_export_ties_a_head_equal_to_the_embedding(tmp_path: Path) -> None:
+    """Some files contain the tied table twice."""
     folder = write_model(tmp_path / "model", TinyModel(tied=True))
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()

@@ -1,4 +1,4 @@
-"""Where the importance of columns comes from, and what it gains on trained weights."""
+"""The importance of columns: its source, and its gain on trained weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reference_of(folder: Path, stored: Recipe) -> Iterator[Reference]:
     checkpoint.close()
 
 
-def test_importance_is_the_mean_square_of_the_inputs(llama: Path) -> None:
+def test_find_importance_is_the_mean_square_of_the_inputs(llama: Path) -> None:
     texts = [list(range(10, 40)), list(range(50, 55))]
     with reference_of(llama, recipe(4)) as reference:
         found = find_importance(reference, texts, tied=False)
@@ -60,7 +60,7 @@ def test_importance_is_the_mean_square_of_the_inputs(llama: Path) -> None:
     }
 
 
-def test_long_texts_are_cut_and_short_ones_share_a_pass(llama: Path) -> None:
+def test_find_importance_cuts_long_texts_and_batches_short_ones(llama: Path) -> None:
     done: list[int] = []
     with reference_of(llama, recipe(4)) as reference:
         texts = [[7] * 1500, *[[9] * 100] * 3]
@@ -70,7 +70,7 @@ def test_long_texts_are_cut_and_short_ones_share_a_pass(llama: Path) -> None:
     assert np.array_equal(found[HEAD], found[EMBEDDING])
 
 
-def test_a_model_writes_until_there_is_enough() -> None:
+def test_sample_texts_stops_at_the_token_count() -> None:
     model = TableModel(toy_tables(32, seed=1))
     texts = sample_texts(model, [(3, 4), (5,)], ends={7}, tokens=600)
     replies = [text[len(prompt) :] for text, prompt in zip(texts, [(3, 4), (5,)] * len(texts), strict=False)]
@@ -79,7 +79,7 @@ def test_a_model_writes_until_there_is_enough() -> None:
     assert texts == sample_texts(model, [(3, 4), (5,)], ends={7}, tokens=600)
 
 
-def test_calibration_gains_on_text_it_has_not_seen(demo_pair: Path) -> None:
+def test_calibration_reduces_the_error_on_unseen_text(demo_pair: Path) -> None:
     source = open_source(str(demo_pair / "target"))
     template = ChatTemplate((source.folder / "chat_template.jinja").read_text())
     rows = read_texts(PROMPTS, tokenizer=source.tokenizer, template=template, context=512)
@@ -91,7 +91,7 @@ def test_calibration_gains_on_text_it_has_not_seen(demo_pair: Path) -> None:
 
 
 def logits(reference: Reference, rows: tuple[ScoredText, ...]) -> FloatArray:
-    """Return the rows' logits behind each other; they see only themselves."""
+    """Return the concatenated logits of the rows; each row attends only to itself."""
     owner = np.repeat(np.arange(len(rows)), [len(row.tokens) for row in rows])
     visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])
     tokens = [token for row in rows for token in row.tokens]

@@ -1,4 +1,4 @@
-"""The two verbs as a user types them."""
+"""`export` and `import` from the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def run(*words: str | Path) -> int:
     return main([str(word) for word in words])
 
 
-def test_export_says_what_it_did(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_prints_stages_and_a_json_report(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "pack"
     words = ("--draft", llama, "--bits", "4", "--name", "tiny", "--license", "CC0-1.0", "--noise-positions", "40")
     assert run("export", "--target", llama, "--out", out, *words, "--json") == 0
@@ -39,7 +41,7 @@ def test_export_says_what_it_did(llama: Path, tmp_path: Path, capsys: pytest.Cap
     assert "loss" in printed
 
 
-def test_with_prepare_the_tiles_lie_ready_before_the_first_opening(
+def test_prepare_writes_the_tiles_before_the_first_load(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
@@ -51,23 +53,21 @@ def test_with_prepare_the_tiles_lie_ready_before_the_first_opening(
     def tiles() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "tiles").glob("*.tiles")}
 
-    made = tiles()
-    assert bool(made) == any(report["kernels"].values())
+    prepared = tiles()
+    assert bool(prepared) == any(report["kernels"].values())
     with edgedecode.load(out, runtime="onnx") as pair:
         assert pair.draft is not None
         assert report["kernels"] == {"target": pair.target.card.kernels, "draft": pair.draft.card.kernels}
-    assert tiles() == made
+    assert tiles() == prepared
 
 
-def test_an_export_that_is_not_to_be_prepared_keeps_no_tiles(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_without_prepare_writes_no_tiles(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
     assert not list((tmp_path / "cache").glob("tiles/*.tiles"))
 
 
-def test_what_cannot_be_prepared_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_is_a_usage_error_without_an_onnx_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ways = [
         (("export", "--target", "x", "--dry-run"), "--dry-run makes no pack"),
         (("export", "--target", "x", "--compare"), "--compare makes no pack"),
@@ -80,7 +80,7 @@ def test_what_cannot_be_prepared_is_a_usage_error(tmp_path: Path, capsys: pytest
         assert f"argument --prepare: {message}" in capsys.readouterr().err
 
 
-def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
     quiet = capfd.readouterr()
     assert "GroupQueryAttention" not in quiet.out + quiet.err
@@ -96,7 +96,9 @@ def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: p
         (("--noise-positions", "many"), "'many' is not a whole number"),
     ],
 )
-def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_export_refuses_bad_arguments(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit) as caught:
         run("export", "--target", "x", "--out", tmp_path / "pack", *words)
     assert caught.value.code == 2
@@ -104,16 +106,16 @@ def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("bits", ["16", "32"])
-def test_floats_have_no_blocks(bits: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_block_size_is_a_usage_error_for_floats(bits: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("--target", "x", "--out", tmp_path / "pack", "--bits", bits, "--block-size", "32")
     with pytest.raises(SystemExit) as caught:
         run("export", *words)
     assert caught.value.code == 2
     assert f"argument --block-size: float{bits} weights have no blocks" in capsys.readouterr().err
-    assert run("export", *words, "--head-bits", "8") == 1  # now for the target
+    assert run("export", *words, "--head-bits", "8") == 1  # refused because of the target "x"
 
 
-def test_a_refusal_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_refuses_in_one_line_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", tmp_path, "--out", tmp_path / "pack") == 1
     error = capsys.readouterr().err
     assert error.startswith("edgedecode: ")
@@ -121,7 +123,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
-def test_the_demo_pair(demo_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_of_the_demo_pair(demo_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for role in ("target", "draft"):
         shutil.copytree(demo_pair / role, tmp_path / role)
     out = tmp_path / "pack"
@@ -133,7 +135,7 @@ def test_the_demo_pair(demo_pair: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for entry in manifest.models.values():
         assert entry.parity["max_error"] < 1e-4
         assert entry.parity["kernel_top1"] > 0.9
-        assert entry.parity["loss_rms"] == 0  # its weights are what 8 bits stand for
+        assert entry.parity["loss_rms"] == 0  # its weights are exact in 8 bits
         assert entry.parity["loss_top1"] == 1
         assert 0 < (entry.kernel_noise or 0) < 0.5
     with edgedecode.load(out) as pair:

@@ -1,4 +1,4 @@
-"""`export --compare`: what it measures, draws and refuses."""
+"""`export --compare`: measurements, chart and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def calibration(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_recipe_is_measured(
+def test_compare_measures_every_recipe(
     llama: Path,
     text: Path,
     calibration: Path,
@@ -74,7 +74,7 @@ def test_every_recipe_is_measured(
     assert len(report["left_out"]) == 2  # 128 does not divide this model's sizes
     assert f"scored: {report['scored_tokens']} tokens of {text}" in printed
     kept = {path.parent.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
-    assert kept <= {"kernels"}  # whether the kernels' library runs here
+    assert kept <= {"kernels"}  # the result of the kernels' trial run
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,21 @@ def test_every_recipe_is_measured(
         (("--out", "pack", "--calibrated"), "add --bits 4"),
     ],
 )
-def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_bad_arguments(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         run("export", "--target", "x", *words)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_chart_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_an_unknown_chart_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", "x", "--compare", "--plot", "plot.txt") == 1
     assert "--plot plot.txt: charts are .svg or .png files" in capsys.readouterr().err
 
 
-def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_without_a_target_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("export", "--compare")
     assert "--target" in capsys.readouterr().err
@@ -116,7 +118,9 @@ def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
         (("--plot", "nowhere/plot.svg"), "there is no folder"),
     ],
 )
-def test_refusals(words: tuple[str, ...], message: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_missing_files(
+    words: tuple[str, ...], message: str, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("export", "--target", llama, "--compare", *words) == 1
     error = capsys.readouterr().err
     assert message in error
@@ -127,7 +131,7 @@ def read(path: Path, folder: Path, *, template: bool = True) -> tuple[ScoredText
     return read_texts(path, tokenizer=Tokenizer.from_file(folder / "tokenizer.json"), template=found, context=256)
 
 
-def test_of_a_conversation_the_answer_is_scored(llama: Path, calibration: Path) -> None:
+def test_read_texts_scores_the_answer_of_a_conversation(llama: Path, calibration: Path) -> None:
     tokenizer = Tokenizer.from_file(llama / "tokenizer.json")
     texts = read(calibration, llama)
     assert len(texts) == 4
@@ -135,7 +139,7 @@ def test_of_a_conversation_the_answer_is_scored(llama: Path, calibration: Path) 
     assert tokenizer.decode(texts[0].tokens[: texts[0].start]) == "user: What is it?\n"
 
 
-def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
+def test_read_texts_scores_plain_text_after_the_first_token(llama: Path, text: Path) -> None:
     texts = read(text, llama)
     assert {found.start for found in texts} == {1}
     assert all(len(found.tokens) <= 256 for found in texts)
@@ -152,19 +156,21 @@ def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
         ("a.txt", b"\xff\xfe", "is not valid UTF-8"),
     ],
 )
-def test_texts_that_are_none(name: str, content: str | bytes, message: str, llama: Path, tmp_path: Path) -> None:
+def test_read_texts_refuses_invalid_files(
+    name: str, content: str | bytes, message: str, llama: Path, tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ExportError, match=message):
         read(path, llama)
 
 
-def test_conversations_need_a_template(llama: Path, calibration: Path) -> None:
+def test_read_texts_of_conversations_needs_a_template(llama: Path, calibration: Path) -> None:
     with pytest.raises(ExportError, match="no chat template"):
         read(calibration, llama, template=False)
 
 
-def test_the_chart_has_a_point_for_every_recipe(tmp_path: Path) -> None:
+def test_comparison_figure_has_a_point_per_recipe(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from edgedecode.export.cli.recipe_tables import comparison_figure
 
@@ -180,7 +186,7 @@ def test_the_chart_has_a_point_for_every_recipe(tmp_path: Path) -> None:
     assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "o", "^"]
 
 
-def test_a_chart_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_write_plot_that_fails_leaves_no_file(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     taken = tmp_path / "taken.svg"
     taken.mkdir()
@@ -189,9 +195,7 @@ def test_a_chart_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
 
 
-def test_the_place_of_a_chart_is_checked_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_plot_refuses_unusable_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -204,7 +208,7 @@ def test_the_place_of_a_chart_is_checked_before_anything_is_measured(
         check_plot(tmp_path / "x.png")
 
 
-def test_without_matplotlib_a_chart_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_plot_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: None)
     with pytest.raises(RuntimeUnavailable, match=r"--plot needs matplotlib.*pip install 'edgedecode\[plot\]'"):
         check_plot(tmp_path / "x.svg")

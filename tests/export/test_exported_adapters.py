@@ -1,4 +1,4 @@
-"""Adapters that `export` puts into a pack: both engines compute what transformers does with the delta in weights."""
+"""Adapters exported into a pack: both engines match transformers with the delta merged into the weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_adapter(
 
 
 def adapted_logits(model: Path, adapter: Path, tokens: list[int], *, scale_of: Mapping[str, float]) -> FloatArray:
-    """Run transformers with the delta added to its weights; `scale_of` a module by its last name."""
+    """Run transformers with the delta added to its weights, scaled by `scale_of` the module's last name."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -88,7 +88,7 @@ def export_floats(model: Path, pack: Path, adapter: Path) -> Manifest:
 
 
 def logits_of(pack: Path, runtime: str, tokens: list[int], *, scale: float | None) -> FloatArray:
-    """Read a text with the pack's adapter `a` times `scale`; None: without it."""
+    """Return a text's logits with the pack's adapter `a` times `scale`; None: without the adapter."""
     with edgedecode.load(pack, runtime=runtime, adapters=True) as pair:
         target = pair.target
         assert isinstance(target, AdapterModel)
@@ -107,7 +107,7 @@ def runtimes_here() -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen3", "smollm3", "granite"])
-def test_adapters_of_architectures(family: str, tmp_path: Path) -> None:
+def test_exported_adapter_matches_transformers(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", SHAPES.get(family, TinyModel()))
     modules = FUSED if family == "phi3" else MODULES
     adapter = random_adapter(tmp_path / "adapter", model, modules=modules)
@@ -129,7 +129,9 @@ def test_adapters_of_architectures(family: str, tmp_path: Path) -> None:
         ({"lora_alpha": 4, "alora_invocation_tokens": [1, 7, 9]}, {"": 1.0}),
     ],
 )
-def test_scales(config: dict[str, object], scale_of: Mapping[str, float], tmp_path: Path) -> None:
+def test_exported_adapter_scales_match_transformers(
+    config: dict[str, object], scale_of: Mapping[str, float], tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     adapter = random_adapter(tmp_path / "adapter", model, **config)  # type: ignore[arg-type]
     manifest = export_floats(model, tmp_path / "pack", adapter)
@@ -141,7 +143,7 @@ def test_scales(config: dict[str, object], scale_of: Mapping[str, float], tmp_pa
 
 
 @pytest.mark.parametrize("name", ["formal", "reasoning"])
-def test_demo_adapters(name: str, tmp_path: Path) -> None:
+def test_exported_demo_adapters_match_transformers(name: str, tmp_path: Path) -> None:
     if not DEMO.is_dir():
         pytest.skip("the demo pair is not here")
     export_floats(DEMO / "target", tmp_path / "pack", DEMO / "adapters" / name)
@@ -159,7 +161,7 @@ def exported(model: Path, pack: Path, *more: str) -> int:
     return main([*words, "--bits", "8", *more])
 
 
-def test_an_exported_pack_decodes_with_it(tmp_path: Path) -> None:
+def test_exported_adapter_changes_the_answer(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", model, rank=24)
     assert exported(model, tmp_path / "pack", "--adapter", f"formal={folder}") == 0
@@ -169,7 +171,7 @@ def test_an_exported_pack_decodes_with_it(tmp_path: Path) -> None:
     assert (entry.rank, entry.alpha) == (24, 6.0)
     assert set(entry.modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "down_proj"}
     assert {entry.file, entry.config} <= set(manifest.files)
-    assert manifest.models["target"].graphs["lora"].lora_rank == 24  # more than it is by default
+    assert manifest.models["target"].graphs["lora"].lora_rank == 24  # above the default rank
     for runtime in runtimes_here():
         answers = []
         with edgedecode.load(tmp_path / "pack", runtime=runtime, adapters=True) as pair:
@@ -189,7 +191,7 @@ def test_an_exported_pack_decodes_with_it(tmp_path: Path) -> None:
     ],
     ids=["layers", "sizes", "modules"],
 )
-def test_an_adapter_that_does_not_fit_leaves_nothing(
+def test_export_with_an_adapter_that_does_not_fit_leaves_no_files(
     other: TinyModel, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_model(tmp_path / "model", TinyModel())
@@ -210,7 +212,9 @@ def test_an_adapter_that_does_not_fit_leaves_nothing(
         (["--compare", "--imatrix", "b"], "--imatrix"),
     ],
 )
-def test_options_that_do_not_go_together(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_refuses_conflicting_adapter_options(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["export", "--target", "x", *([] if "--compare" in more else ["--out", "pack"]), *more])
     assert end.value.code == 2
@@ -218,7 +222,7 @@ def test_options_that_do_not_go_together(more: list[str], message: str, capsys: 
 
 
 @pytest.mark.parametrize("name", ["a", "off"])
-def test_a_dry_run_looks_at_the_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_checks_the_adapter(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = model if name == "a" else random_adapter(tmp_path / "peft", model)
     words = ["export", "--target", str(model), "--dry-run", "--adapter", f"{name}={folder}"]
@@ -227,7 +231,7 @@ def test_a_dry_run_looks_at_the_folder(name: str, tmp_path: Path, capsys: pytest
     assert wanted in capsys.readouterr().err
 
 
-def test_a_dry_run_counts_the_graph_and_the_files_of_an_adapter(tmp_path: Path) -> None:
+def test_dry_run_counts_the_graph_and_files_of_an_adapter(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", model)
     plain = PairRequest(target=str(model), draft=None, out=tmp_path / "pack", recipe=recipe(8), noise_positions=0)

@@ -1,4 +1,4 @@
-"""A dry run: what an export would do, without weights, and with every refusal that needs none."""
+"""`export --dry-run`: the forecast, made without weights, and the refusals that need no weights."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def forecast(target: Path | str, draft: Path | None = None, *, out: Path | None 
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A folder with nothing but the config.json of a 7B Llama."""
+    """A folder that contains only the config.json of a 7B Llama."""
     folder = tmp_path / "seven"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SEVEN_BILLION))
     return folder
 
 
-def test_a_large_model_by_its_config_alone(large: Path) -> None:
+def test_forecast_of_a_large_model_needs_only_its_config(large: Path) -> None:
     found = forecast(large)
     (model,) = found.models
     assert 6.7e9 < model.parameters < 6.8e9
@@ -61,12 +61,12 @@ def test_a_large_model_by_its_config_alone(large: Path) -> None:
     assert [path.name for path in large.iterdir()] == ["config.json"]
 
 
-def test_it_forecasts_what_an_export_makes(llama: Path, tmp_path: Path) -> None:
+def test_forecast_matches_the_exported_pack(llama: Path, tmp_path: Path) -> None:
     found = forecast(llama, llama, bits=8)
     manifest = export(llama, tmp_path / "pack", draft=llama)
     for model in found.models:
         entry = manifest.models[model.role]
-        padding = 40 * 4096  # each tensor begins on a page, which only a tiny model notices
+        padding = 40 * 4096  # tensors are page-aligned, which matters only in a tiny model
         assert model.weights_nbytes == pytest.approx(manifest.files[entry.weights].nbytes, rel=0.02, abs=padding)
         assert model.notes == ()
     assert found.nbytes == pytest.approx(manifest.nbytes, rel=0.02, abs=2 * padding)
@@ -75,11 +75,11 @@ def test_it_forecasts_what_an_export_makes(llama: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "name"), [(1, "seconds"), (60, "about a minute"), (1000, "minutes"), (1e5, "hours")]
 )
-def test_time_classes(seconds: float, name: str) -> None:
+def test_time_class_names_the_order_of_magnitude(seconds: float, name: str) -> None:
     assert time_class(seconds) == name
 
 
-def test_the_table_and_the_json_line(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_a_table_and_a_json_line(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
     printed = capsys.readouterr().out
     assert "target: kernel noise  minutes" in printed
@@ -90,36 +90,36 @@ def test_the_table_and_the_json_line(large: Path, capsys: pytest.CaptureFixture[
     assert len(report["models"]["target"]["notes"]) == 2
 
 
-def test_a_place_is_checked_where_one_is_given(large: Path, llama: Path, tmp_path: Path) -> None:
+def test_forecast_checks_the_output_folder(large: Path, llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not empty"):
         forecast(large, out=tmp_path)
     forecast(llama, out=tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
 
 
-def test_pairs_are_compared(llama: Path, tmp_path: Path) -> None:
+def test_forecast_refuses_an_incompatible_pair(llama: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(llama, tmp_path / "other"))
     byte_fallback().save(str(other / "tokenizer.json"))
     with pytest.raises(IncompatiblePair, match="different tokenizers"):
         forecast(llama, other)
 
 
-def test_of_the_hub_only_texts_are_asked(hub: Hub, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_downloads_no_weights(hub: Hub, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--target", "some/target", "--draft", "some/draft", "--dry-run"]) == 0
     assert hub.calls
-    assert not hub.weights_asked
+    assert not hub.weights_downloaded
     assert "target: download" in capsys.readouterr().out
     assert forecast("some/target").models[0].download_nbytes == (llama / "model.safetensors").stat().st_size
 
 
-def test_a_real_run_needs_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_requires_out_without_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["export", "--target", "x"])
     assert caught.value.code == 2
     assert "the following arguments are required: --out" in capsys.readouterr().err
 
 
-def test_what_is_asked_for_is_forecast(large: Path) -> None:
+def test_forecast_includes_the_requested_steps(large: Path) -> None:
     plain = PairRequest(str(large), None, Path(), recipe(4))
     more = replace(
         plain, recipe=replace(recipe(4), calibrated=True), graphs=GraphRequest(("base", "hidden", "kv8")), gguf=True
@@ -131,22 +131,22 @@ def test_what_is_asked_for_is_forecast(large: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "expected"),
     [
         ("9GB", ", of 9000.0 MB (EDGEDECODE_MEMORY)"),
         ("6GB", ": more than 6000.0 MB (EDGEDECODE_MEMORY), which is enough for about "),
         ("1GB", ": more than 1000.0 MB (EDGEDECODE_MEMORY) at any context; use fewer --bits or a smaller model"),
     ],
 )
-def test_what_running_it_takes_is_told_beside_what_there_is(
-    limit: str, told: str, large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_dry_run_compares_the_memory_to_run_with_the_memory_available(
+    limit: str, expected: str, large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys and values of a 7B Llama are 2 x 32 layers x 4,096 numbers of 4 bytes a position: 4.3 GB for 4,096."""
+    """The KV cache of a 7B Llama has 2 x 32 layers x 4,096 numbers of 4 bytes per position: 4.3 GB for 4,096."""
     monkeypatch.setenv("EDGEDECODE_MEMORY", limit)
     found = forecast(large)
     assert found.running_nbytes(4096) - found.running_nbytes(0) == 4096 * 2 * 32 * 4096 * 4
     assert found.running_nbytes(10**9) == found.running_nbytes(4096)
     assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
-    said = capsys.readouterr().out
-    assert told in said
-    assert json.loads(said.splitlines()[-1])["running_nbytes"] == found.running_nbytes(4096)
+    printed = capsys.readouterr().out
+    assert expected in printed
+    assert json.loads(printed.splitlines()[-1])["running_nbytes"] == found.running_nbytes(4096)

@@ -1,4 +1,4 @@
-"""The graph "heads" of real architectures: what its heads compute is what the base graph's head does for their ids."""
+"""The graph "heads" of real architectures: its logits are the base graph's logits of the kept ids."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def open_graph(entry: ModelEntry, pack: Path, *needs: str) -> LanguageModel:
     )
 
 
-def test_every_head_says_what_the_base_graph_says(entry: ModelEntry, pack: Path) -> None:
+def test_heads_graph_logits_match_the_base_graph(entry: ModelEntry, pack: Path) -> None:
     base, model = open_graph(entry, pack), open_graph(entry, pack, "trim")
     assert isinstance(model, HeadedModel)
     trimmed, state = model.trimmed, model.new_state(60)
@@ -82,7 +82,7 @@ def test_every_head_says_what_the_base_graph_says(entry: ModelEntry, pack: Path)
     model.close()
 
 
-def test_the_file_holds_the_kept_rows_and_nothing_more(entry: ModelEntry, pack: Path) -> None:
+def test_heads_graph_file_contains_only_the_kept_rows(entry: ModelEntry, pack: Path) -> None:
     model = onnx.load(pack / entry.graphs["heads"].file, load_external_data=False)
     inside = {
         tensor.name: len(tensor.raw_data)

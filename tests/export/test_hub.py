@@ -1,4 +1,4 @@
-"""What is downloaded of a hub model, and when: nothing large for a model or a place that is refused."""
+"""Downloads of a hub model: nothing large is fetched for a model or an output folder that is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """Stands for the hub: folders by id, and the names of the files that each call asked for."""
+    """A fake hub: folders by id, and the file names that each call downloaded."""
 
     cache: Path
     models: dict[str, Path] = field(default_factory=dict)
@@ -76,23 +76,23 @@ class Hub:
         return str(snapshot)
 
     @property
-    def weights_asked(self) -> bool:
+    def weights_downloaded(self) -> bool:
         return any(name.endswith(".safetensors") for call in self.calls for name in call)
 
 
 @pytest.fixture
 def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A hub with two models of one family; a test may spoil the first one's folder."""
+    """A fake hub with two models of one family; a test may change the first model's folder."""
     pytest.importorskip("huggingface_hub")
-    made = Hub(tmp_path / "cache")
-    made.models["some/target"] = Path(shutil.copytree(llama, tmp_path / "target"))
-    made.models["some/draft"] = llama
-    monkeypatch.setattr("huggingface_hub.snapshot_download", made.snapshot_download)
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: made)
-    return made
+    fake = Hub(tmp_path / "cache")
+    fake.models["some/target"] = Path(shutil.copytree(llama, tmp_path / "target"))
+    fake.models["some/draft"] = llama
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fake.snapshot_download)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: fake)
+    return fake
 
 
-def test_texts_come_first_and_the_commit_is_kept(hub: Hub, tmp_path: Path) -> None:
+def test_hub_texts_are_downloaded_first_and_the_commit_is_recorded(hub: Hub, tmp_path: Path) -> None:
     folder = hub.models["some/target"]
     (folder / "COPYING").write_text("terms")
     (folder / "onnx").mkdir()
@@ -109,30 +109,30 @@ def test_texts_come_first_and_the_commit_is_kept(hub: Hub, tmp_path: Path) -> No
 
 CASES: dict[str, Callable[[Path], None]] = {
     "quantized": configure(quantization_config={"quant_method": "gptq"}),
-    "foreign heads": configure(head_dim=24),
+    "unsupported head size": configure(head_dim=24),
     "short context": configure(max_position_embeddings=32),
     "another tokenizer": lambda folder: byte_fallback().save(str(folder / "tokenizer.json")),
-    "end outside": configure(eos_token_id=5000),
+    "end id out of range": configure(eos_token_id=5000),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_large_for_a_refused_pair(name: str, hub: Hub, tmp_path: Path) -> None:
+def test_hub_downloads_no_weights_of_a_refused_pair(name: str, hub: Hub, tmp_path: Path) -> None:
     CASES[name](hub.models["some/target"])
     with pytest.raises(EdgeDecodeError):
         export(Path("some/target"), tmp_path / "pack", draft=Path("some/draft"))
     assert hub.calls
-    assert not hub.weights_asked
+    assert not hub.weights_downloaded
 
 
-def test_nothing_at_all_for_a_refused_place(hub: Hub, tmp_path: Path) -> None:
+def test_hub_downloads_nothing_for_a_refused_output_folder(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not empty"):
         export(Path("some/target"), tmp_path)
     assert not hub.calls
 
 
-class Shown:
-    """A display that remembers what it was told."""
+class RecordingDisplay:
+    """A display that records titles, totals and progress."""
 
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
@@ -149,17 +149,17 @@ class Shown:
         pass
 
 
-def test_a_download_is_a_stage_in_bytes(
+def test_hub_download_is_a_stage_in_bytes(
     hub: Hub, llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shown = Shown()
-    export_pair(PairRequest("some/target", None, tmp_path / "pack", recipe(8), noise_positions=0), Stages(shown))
+    display = RecordingDisplay()
+    export_pair(PairRequest("some/target", None, tmp_path / "pack", recipe(8), noise_positions=0), Stages(display))
     size = (llama / "model.safetensors").stat().st_size
-    assert shown.totals["some/target: download"] == shown.done["some/target: download"] == size
-    assert capfd.readouterr().err == ""  # the hub's own bars would draw over ours
+    assert display.totals["some/target: download"] == display.done["some/target: download"] == size
+    assert capfd.readouterr().err == ""  # the hub's own bars would overwrite ours
 
 
-def test_without_the_hub_its_cache_serves(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hub_offline_uses_the_cached_copy(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = export(Path("some/target"), tmp_path / "first")
     assert not caplog.records
     hub.away = True
@@ -169,7 +169,7 @@ def test_without_the_hub_its_cache_serves(hub: Hub, tmp_path: Path, caplog: pyte
     assert "some/target: the hub cannot be reached (no route to the hub); using the cached copy" in record.message
 
 
-def test_without_the_hub_half_a_model_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_hub_offline_refuses_an_incomplete_copy(hub: Hub, tmp_path: Path) -> None:
     export(Path("some/target"), tmp_path / "first")
     (weights,) = hub.cache.rglob("*.safetensors")
     weights.unlink()

@@ -1,4 +1,4 @@
-"""What an unfinished export is found again by: the same for the same work, another for anything that changes it."""
+"""The key of an unfinished export: equal for the same work, different for anything that changes the result."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def key(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> str:
     return job_key(job(model, stored=stored, noise=noise), [model / "model.safetensors"])
 
 
-def test_the_same_work_has_the_same_key(llama: Path) -> None:
+def test_job_key_is_equal_for_the_same_work(llama: Path) -> None:
     assert key(llama) == key(llama) == key(llama, noise=2000)
 
 
-def test_whatever_changes_the_result_changes_the_key(llama: Path, tmp_path: Path) -> None:
+def test_job_key_changes_with_anything_that_changes_the_result(llama: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(llama, tmp_path / "model"))
     weights = [model / "model.safetensors"]
     found = [key(model), key(model, stored=recipe(4)), job_key(replace(job(model), role="draft"), weights)]
@@ -47,26 +47,26 @@ def test_whatever_changes_the_result_changes_the_key(llama: Path, tmp_path: Path
 
 
 @dataclass(frozen=True)
-class Later:
-    """An option that a recipe may gain."""
+class FutureOption:
+    """An option that a later version may add to a recipe."""
 
     value: object
 
 
-def test_values_are_told_apart_by_content(tmp_path: Path) -> None:
+def test_canonical_compares_values_by_content(tmp_path: Path) -> None:
     large, other = np.zeros(100_000), np.zeros(100_000)
-    other[50_000] = 1  # numpy does not print it
-    assert canonical(Later(large)) == canonical(Later(large.copy())) != canonical(Later(other))
+    other[50_000] = 1  # in the part that numpy's repr leaves out
+    assert canonical(FutureOption(large)) == canonical(FutureOption(large.copy())) != canonical(FutureOption(other))
     path = tmp_path / "file"
     path.write_text("a")
-    before = canonical(Later({"matrix": path}))
-    assert before == canonical(Later({"matrix": path}))
+    before = canonical(FutureOption({"matrix": path}))
+    assert before == canonical(FutureOption({"matrix": path}))
     path.write_text("b")
-    assert canonical(Later({"matrix": path})) != before
+    assert canonical(FutureOption({"matrix": path})) != before
     assert canonical([1, (2.5, None)]) == canonical([1, (2.5, None)]) != canonical([1, (2.5, "None")])
     assert canonical({3, 1}) == canonical({1, 3})
 
 
-def test_what_cannot_be_told_is_never_the_same() -> None:
+def test_canonical_of_unknown_objects_is_never_equal() -> None:
     unknown = object()
-    assert canonical(Later(unknown)) != canonical(Later(unknown))
+    assert canonical(FutureOption(unknown)) != canonical(FutureOption(unknown))

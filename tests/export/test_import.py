@@ -1,4 +1,4 @@
-"""Folders of onnxruntime-genai's builder become packs that compute the same and leave the weights where they lie."""
+"""`import --onnx` of onnxruntime-genai folders: the pack computes the same, and the weights stay where they are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRAPH, WEIGHTS = "model.onnx", "model.onnx.data"
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny tied Qwen2 in int4; tests that change it copy it."""
+    """A tiny tied Qwen2 in int4; tests that change it use a copy."""
     folder = tmp_path_factory.mktemp("genai")
     model = write_model(folder / "model", TinyModel("qwen2", tied=True))
     return build(model, folder / "tiny-qwen2")
@@ -51,7 +51,7 @@ def imported(folder: Path, out: Path, *, draft: Path | None = None, copy: bool =
 
 
 def change(folder: Path, edit: Callable[[ir.Model], None]) -> Path:
-    """Edit a folder's graph in place; its weights stay."""
+    """Edit a folder's graph in place and leave its weights."""
     model = ir.load(folder / GRAPH)
     edit(model)
     ir.save(model, folder / GRAPH)
@@ -62,7 +62,7 @@ def attention(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == "GroupQueryAttention"]
 
 
-def test_the_weights_stay_where_they_lie(built: Path, tmp_path: Path) -> None:
+def test_import_leaves_the_weights_in_place(built: Path, tmp_path: Path) -> None:
     manifest = imported(built, tmp_path / "pack", noise=40)
     entry = manifest.models["target"]
     files = {path.relative_to(tmp_path / "pack").as_posix() for path in (tmp_path / "pack").rglob("*.*")}
@@ -78,7 +78,7 @@ def test_the_weights_stay_where_they_lie(built: Path, tmp_path: Path) -> None:
         assert entry.parity[f"{way}_error"] < 1e-3, way
 
 
-def test_a_copy_can_be_moved(built: Path, tmp_path: Path) -> None:
+def test_import_with_copy_makes_a_movable_pack(built: Path, tmp_path: Path) -> None:
     manifest = imported(built, tmp_path / "pack", copy=True)
     assert not manifest.outside
     (tmp_path / "pack").rename(tmp_path / "moved")
@@ -86,7 +86,7 @@ def test_a_copy_can_be_moved(built: Path, tmp_path: Path) -> None:
         assert pair.session().generate("hello", max_tokens=8).tokens
 
 
-def test_a_pair_decodes_as_its_target_alone(built: Path, tmp_path: Path) -> None:
+def test_imported_pair_decodes_like_its_target_alone(built: Path, tmp_path: Path) -> None:
     manifest = imported(built, tmp_path / "pack", draft=built)
     assert set(manifest.models) == {"target", "draft"}
     with edgedecode.load(tmp_path / "pack") as pair:
@@ -99,7 +99,7 @@ def test_a_pair_decodes_as_its_target_alone(built: Path, tmp_path: Path) -> None
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_a_tied_table_is_viewed_not_copied(built: Path) -> None:
+def test_viewed_tables_share_a_tied_table(built: Path) -> None:
     model = ir.load(built / GRAPH)
     assert "Reshape" in {node.op_type for node in model.graph}
     viewed_tables(model)
@@ -110,7 +110,7 @@ def test_a_tied_table_is_viewed_not_copied(built: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_untied_models_and_floats(precision: str, tmp_path: Path) -> None:
+def test_import_of_untied_and_float_models(precision: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = build(model, tmp_path / "folder", "include_hidden_states=true", precision=precision)
     entry = imported(folder, tmp_path / "pack").models["target"]
@@ -119,7 +119,7 @@ def test_untied_models_and_floats(precision: str, tmp_path: Path) -> None:
     assert entry.graphs["base"].outputs[:2] == ("logits", "present.0.key")
 
 
-def test_a_window_limits_the_context(copied: Path, tmp_path: Path) -> None:
+def test_import_limits_the_context_to_the_window(copied: Path, tmp_path: Path) -> None:
     def narrow(model: ir.Model) -> None:
         for node in attention(model):
             node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 96)
@@ -130,7 +130,7 @@ def test_a_window_limits_the_context(copied: Path, tmp_path: Path) -> None:
     assert entry.notes == ("context limited to 96 of 256 tokens: the model's sliding window",)
 
 
-def test_weights_behind_a_link(copied: Path, tmp_path: Path) -> None:
+def test_import_follows_a_link_to_the_weights(copied: Path, tmp_path: Path) -> None:
     (copied / WEIGHTS).rename(tmp_path / "blob")
     (copied / WEIGHTS).symlink_to(tmp_path / "blob")
     manifest = imported(copied, tmp_path / "pack")
@@ -138,7 +138,7 @@ def test_weights_behind_a_link(copied: Path, tmp_path: Path) -> None:
     edgedecode.load(tmp_path / "pack").close()
 
 
-def test_weights_inside_the_graph_move_into_the_pack(copied: Path, tmp_path: Path) -> None:
+def test_import_copies_weights_inside_the_graph_into_the_pack(copied: Path, tmp_path: Path) -> None:
     model = ir.load(copied / GRAPH)
     for value in model.graph.initializers.values():
         assert value.const_value is not None
@@ -150,7 +150,7 @@ def test_weights_inside_the_graph_move_into_the_pack(copied: Path, tmp_path: Pat
     assert manifest.weights_nbytes("target") > 50_000
 
 
-def test_changed_and_moved_weights_are_named(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_refuses_changed_and_moved_weights(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     imported(copied, tmp_path / "pack")
     content = (copied / WEIGHTS).read_bytes()
@@ -191,7 +191,7 @@ def renamed_attention(kind: str) -> Callable[[ir.Model], None]:
     return apply
 
 
-def half_outputs(model: ir.Model) -> None:
+def float16_outputs(model: ir.Model) -> None:
     for value in model.graph.outputs:
         value.type = ir.TensorType(ir.DataType.FLOAT16)
 
@@ -206,7 +206,7 @@ def renamed_logits(model: ir.Model) -> None:
     model.graph.outputs[0].name = "scores"
 
 
-def foreign_operator(model: ir.Model) -> None:
+def operator_of_another_provider(model: ir.Model) -> None:
     attention(model)[0].domain = "com.qti.aisw"
 
 
@@ -229,7 +229,7 @@ def truncated(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5000])
 
 
-def several(folder: Path) -> None:
+def two_graphs(folder: Path) -> None:
     (folder / "genai_config.json").unlink()
     (folder / "config.json").write_text("{}")
     (folder / GRAPH).rename(folder / "decoder_model.onnx")
@@ -243,10 +243,10 @@ def constant_elsewhere(model: ir.Model) -> None:
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no graph": (without(GRAPH), "has no model.onnx: give the output folder of the exporter"),
-    "several graphs": (several, "has 2 graphs .*none named model.onnx"),
+    "several graphs": (two_graphs, "has 2 graphs .*none named model.onnx"),
     "no configuration": (without("genai_config.json"), "neither genai_config.json nor config.json"),
     "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json: copy it there"),
-    "foreign tokenizer": (many_tokens, "do not belong together"),
+    "larger tokenizer": (many_tokens, "do not belong together"),
     "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
     "truncated weights": (truncated, "is truncated: it has"),
     "weights elsewhere": (edited(weights_elsewhere), "not next to it: unsupported"),
@@ -256,8 +256,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no logits": (edited(renamed_logits), "has the outputs scores.*, but no logits"),
     "another attention": (edited(renamed_attention("MultiHeadAttention")), "uses com.microsoft.MultiHeadAttention"),
     "sparse attention": (edited(renamed_attention("SparseAttention")), "uses com.microsoft.SparseAttention"),
-    "another provider's": (edited(foreign_operator), "uses com.qti.aisw.GroupQueryAttention"),
-    "half precision": (edited(half_outputs), "logits in float16: it was built for another provider"),
+    "operator of another provider": (edited(operator_of_another_provider), "uses com.qti.aisw.GroupQueryAttention"),
+    "half precision": (edited(float16_outputs), "logits in float16: it was built for another provider"),
     "several parts": (configured(vision={}), "a model of several graphs"),
     "damaged configuration": (lambda folder: (folder / "genai_config.json").write_text("{"), "cannot be read"),
     "no context": (configured(context_length=None), "context_length must be an integer"),
@@ -266,27 +266,27 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused(name: str, copied: Path, tmp_path: Path) -> None:
-    spoil, message = CASES[name]
-    spoil(copied)
+def test_import_refuses(name: str, copied: Path, tmp_path: Path) -> None:
+    change_folder, message = CASES[name]
+    change_folder(copied)
     with pytest.raises(EdgeDecodeError, match=message) as caught:
         imported(copied, tmp_path / "new" / "pack")
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_the_last_rows_logits_alone_are_refused(tmp_path: Path) -> None:
+def test_import_refuses_a_graph_with_only_the_last_rows_logits(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = build(model, tmp_path / "folder", "prune_lm_head=true")
     with pytest.raises(EdgeDecodeError, match="build it without prune_lm_head"):
         imported(folder, tmp_path / "pack")
 
 
-def test_a_graph_that_is_rewritten_wrong_is_found(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoiled(model: ir.Model) -> None:
+def test_import_checks_the_rewritten_graph(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_bias(model: ir.Model) -> None:
         attention(model)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.01)
 
-    monkeypatch.setattr("edgedecode.export.imports.foreign_graphs.tree_bias", spoiled)
+    monkeypatch.setattr("edgedecode.export.imports.foreign_graphs.tree_bias", wrong_bias)
     with pytest.raises(EdgeDecodeError):
         imported(built, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
@@ -296,7 +296,7 @@ def run(*words: str | Path) -> int:
     return main([str(word) for word in words])
 
 
-def test_the_verb_says_what_it_did(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_prints_a_json_report(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pack"
     assert run("import", "--onnx", built, "--out", out, "--noise-positions", "0", "--license", "MIT", "--json") == 0
     printed = capsys.readouterr().out
@@ -311,7 +311,7 @@ def test_the_verb_says_what_it_did(built: Path, tmp_path: Path, capsys: pytest.C
     assert error.count("\n") == 1
 
 
-def test_an_import_is_prepared_where_that_is_asked(
+def test_import_prepares_on_request(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
@@ -323,7 +323,7 @@ def test_an_import_is_prepared_where_that_is_asked(
     assert ("weights prepared for" in printed) == bool(list((tmp_path / "cache" / "tiles").glob("*.tiles")))
 
 
-def test_no_training_framework_is_loaded(built: Path, tmp_path: Path) -> None:
+def test_import_loads_no_training_framework(built: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
 for name in ("torch", "transformers", "safetensors", "onnxruntime_genai"):
@@ -335,7 +335,7 @@ sys.exit(main(["import", "--onnx", {str(built)!r}, "--out", {str(tmp_path / "pac
     assert child.returncode == 0, child.stderr
 
 
-def test_it_says_what_onnxruntime_genai_says(demo_pair: Path, tmp_path: Path) -> None:
+def test_imported_pack_generates_the_text_of_onnxruntime_genai(demo_pair: Path, tmp_path: Path) -> None:
     import onnxruntime_genai as genai
 
     for role in ("target", "draft"):

@@ -1,4 +1,4 @@
-"""Folders of optimum's exporter become packs that read chains; a window that the graph lost limits the context."""
+"""`import --onnx` of optimum folders: packs for chains only; a window missing in the graph limits the context."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def imported(folder: Path, out: Path, *, draft: Path | None = None, noise: int =
     return import_pair(ImportRequest(folder, draft, out, noise_positions=noise), Stages())
 
 
-def drawn(tmp_path: Path, **layout: object) -> Path:
+def build_graph(tmp_path: Path, **layout: object) -> Path:
     recipe = load_recipe()
-    recipe.write(tmp_path / "drawn.onnx", recipe.Layout(**layout))
-    return tmp_path / "drawn.onnx"
+    recipe.write(tmp_path / "built.onnx", recipe.Layout(**layout))
+    return tmp_path / "built.onnx"
 
 
 def change(folder: Path, edit: Callable[[ir.Model], None]) -> None:
@@ -62,10 +62,10 @@ def change(folder: Path, edit: Callable[[ir.Model], None]) -> None:
     ir.save(model, folder / GRAPH)
 
 
-def test_the_committed_graph_is_the_recipes_and_has_optimums_inputs(tmp_path: Path) -> None:
+def test_committed_graph_matches_its_recipe_and_optimums_inputs(tmp_path: Path) -> None:
     graph = onnx.load(FOLDER / GRAPH).graph
-    made = onnx.load(drawn(tmp_path)).graph
-    assert [node.op_type for node in graph.node] == [node.op_type for node in made.node]
+    rebuilt = onnx.load(build_graph(tmp_path)).graph
+    assert [node.op_type for node in graph.node] == [node.op_type for node in rebuilt.node]
     cache = [f"{{}}.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
     plain = ["input_ids", "attention_mask", "position_ids"]
     assert [value.name for value in graph.input] == [*plain, *(name.format("past_key_values") for name in cache)]
@@ -75,14 +75,14 @@ def test_the_committed_graph_is_the_recipes_and_has_optimums_inputs(tmp_path: Pa
     assert (FOLDER / GRAPH).stat().st_size < 150_000
 
 
-def test_it_reads_chains_of_any_kind(folder: Path, tmp_path: Path) -> None:
+def test_import_of_optimum_supports_chains_only(folder: Path, tmp_path: Path) -> None:
     manifest = imported(folder, tmp_path / "pack", noise=40)
     entry = manifest.models["target"]
     assert entry.graphs["base"].capabilities == ("concat", "rows")
     assert (entry.layers, entry.kv_heads, entry.head_size, entry.hidden_size, entry.bits) == (2, 2, 6, 24, 32)
     assert (entry.context, entry.notes, entry.window) == (256, (NO_TEMPLATE,), 0)
     assert manifest.generation.end_token_ids == (3,)
-    assert not manifest.outside  # the weights came inside the graph, and lie in the pack now
+    assert not manifest.outside  # the weights were inside the graph, so they were copied into the pack
     assert (tmp_path / "pack" / "licenses" / "target" / "LICENSE").is_file()
     assert "tree_error" not in entry.parity
     assert max(entry.parity[f"{way}_error"] for way in ("max", "crop", "pieces", "source")) < 1e-3
@@ -93,7 +93,7 @@ def test_it_reads_chains_of_any_kind(folder: Path, tmp_path: Path) -> None:
             pair.target.forward([4, 5, 6], state, parents=[-1, -1, 0])
 
 
-def test_speculation_changes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_imported_optimum_pack_drafts_without_changing_the_text(folder: Path, tmp_path: Path) -> None:
     imported(folder, tmp_path / "pack", draft=folder)
     with edgedecode.load(tmp_path / "pack") as pair:
         replies = {
@@ -106,7 +106,7 @@ def test_speculation_changes_nothing(folder: Path, tmp_path: Path) -> None:
     assert replies["model"].stats.accepted > 0
 
 
-def test_weights_beside_the_graph_stay_there(folder: Path, tmp_path: Path) -> None:
+def test_import_leaves_external_weights_in_place(folder: Path, tmp_path: Path) -> None:
     model = onnx.load(folder / GRAPH)
     onnx.save(model, folder / GRAPH, save_as_external_data=True, location="model.onnx_data", size_threshold=256)
     manifest = imported(folder, tmp_path / "pack")
@@ -114,15 +114,15 @@ def test_weights_beside_the_graph_stay_there(folder: Path, tmp_path: Path) -> No
     edgedecode.load(tmp_path / "pack").close()
 
 
-def test_positions_may_be_counted_by_the_graph(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "folder", graph=drawn(tmp_path, positions=False))
+def test_import_accepts_a_graph_without_position_ids(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", graph=build_graph(tmp_path, positions=False))
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert "position_ids" not in entry.graphs["base"].inputs
     assert entry.parity["crop_error"] < 1e-3
 
 
-def test_a_head_of_another_form_computes_every_row(folder: Path, tmp_path: Path) -> None:
-    def behind_a_transpose(model: ir.Model) -> None:
+def test_import_of_an_unknown_head_computes_every_row(folder: Path, tmp_path: Path) -> None:
+    def add_identity_after_logits(model: ir.Model) -> None:
         logits = model.graph.outputs[0]
         node = ir.node("Identity", [logits], name="last")
         model.graph.append(node)
@@ -130,14 +130,14 @@ def test_a_head_of_another_form_computes_every_row(folder: Path, tmp_path: Path)
         model.graph.outputs[0] = node.outputs[0]
         logits.name, node.outputs[0].name = "scores", "logits"
 
-    change(folder, behind_a_transpose)
+    change(folder, add_identity_after_logits)
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert entry.graphs["base"].capabilities == ("concat",)
     with edgedecode.load(tmp_path / "pack") as pair:
         assert pair.session().generate("hello", max_tokens=5).tokens
 
 
-def test_rows_are_picked_before_the_head(folder: Path) -> None:
+def test_picked_head_rows_selects_rows_before_the_head(folder: Path) -> None:
     model = open_onnx_source(folder).model
     assert picked_head_rows(model)
     logits = next(value for value in model.graph.outputs if value.name == "logits")
@@ -146,7 +146,7 @@ def test_rows_are_picked_before_the_head(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("honoured", "config", "context", "note"),
+    ("graph_window", "config", "context", "note"),
     [
         (16, {"sliding_window": 16}, 256, None),
         (0, {"sliding_window": 80}, 80, "the model's sliding window, which the graph ignores"),
@@ -160,10 +160,10 @@ def test_rows_are_picked_before_the_head(folder: Path) -> None:
         ),
     ],
 )
-def test_a_window_that_the_graph_lost_limits_the_context(
-    honoured: int, config: dict[str, object], context: int, note: str | None, tmp_path: Path
+def test_import_limits_the_context_if_the_graph_ignores_the_window(
+    graph_window: int, config: dict[str, object], context: int, note: str | None, tmp_path: Path
 ) -> None:
-    folder = write_folder(tmp_path / "folder", graph=drawn(tmp_path, window=honoured), **config)
+    folder = write_folder(tmp_path / "folder", graph=build_graph(tmp_path, window=graph_window), **config)
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert entry.context == context
     limits = () if note is None else (f"context limited to {context} of 256 tokens: {note}",)
@@ -184,12 +184,12 @@ def without_past(model: ir.Model) -> None:
             value.name = f"cache_{str(value.name)[len('past_key_values.') :]}"
 
 
-def half(model: ir.Model) -> None:
+def float16_outputs(model: ir.Model) -> None:
     for value in model.graph.outputs:
         value.type = ir.TensorType(ir.DataType.FLOAT16)
 
 
-def rounded_together(model: ir.Model) -> None:
+def quantized_together(model: ir.Model) -> None:
     hidden = next(node for node in model.graph if node.op_type == "Gather").outputs[0]
     model.graph.append(ir.node("DynamicQuantizeLinear", [hidden], num_outputs=3))
 
@@ -198,13 +198,13 @@ CASES: dict[str, tuple[Callable[[ir.Model], None], str]] = {
     "no mask": (without_input("attention_mask"), "no input attention_mask: export it with --task text-generation-with"),
     "no past": (without_past, "has no past_key_values: export it with --task"),
     "another input": (without_input("position_ids"), "has the unknown input something_else"),
-    "half precision": (half, "logits in float16: export it with --dtype fp32"),
-    "rounded together": (rounded_together, "DynamicQuantizeLinear, which rounds the rows of a pass together"),
+    "half precision": (float16_outputs, "logits in float16: export it with --dtype fp32"),
+    "quantized together": (quantized_together, "DynamicQuantizeLinear, which rounds the rows of a pass together"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused(name: str, folder: Path, tmp_path: Path) -> None:
+def test_import_refuses_optimum_graphs(name: str, folder: Path, tmp_path: Path) -> None:
     edit, message = CASES[name]
     change(folder, edit)
     with pytest.raises(ExportError, match=message) as caught:
@@ -213,7 +213,7 @@ def test_refused(name: str, folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_graph_that_is_no_language_model(folder: Path, tmp_path: Path) -> None:
+def test_import_refuses_a_graph_without_logits(folder: Path, tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [])
     graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1]))

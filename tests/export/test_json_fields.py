@@ -28,7 +28,7 @@ DATA: dict[str, JsonValue] = {
 FIELDS = Fields.of(DATA, "top")
 
 
-def test_the_right_types_pass() -> None:
+def test_json_fields_accept_the_right_types() -> None:
     assert FIELDS.text("text") == "a"
     assert FIELDS.optional_text("nothing") is None
     assert FIELDS.optional_text("absent") is None
@@ -68,19 +68,19 @@ def test_the_right_types_pass() -> None:
         (FIELDS.child, "absent"),
     ],
 )
-def test_a_wrong_type_names_the_field_in_one_short_line(get: Callable[[str], object], key: str) -> None:
+def test_json_fields_name_the_field_of_a_wrong_type(get: Callable[[str], object], key: str) -> None:
     with pytest.raises(ManifestError, match=rf"^top(\.{key} must be| has no '{key}')") as refusal:
         get(key)
     assert len(str(refusal.value)) < 140
     assert "\n" not in str(refusal.value)
 
 
-def test_what_is_no_object_has_no_fields() -> None:
+def test_json_fields_refuse_a_value_that_is_not_an_object() -> None:
     with pytest.raises(ManifestError, match="manifest must be a JSON object, not list"):
         Fields.of([], "manifest")
 
 
-def test_nested_fields_say_where_they_are() -> None:
+def test_json_fields_name_the_path_of_a_nested_field() -> None:
     nested = Fields.of({"models": {"target": {"rows": "many"}}}, "manifest")
     (role, target), *_ = nested.children("models")
     assert role == "target"

@@ -1,4 +1,4 @@
-"""An export that was cut off goes on where it was, and what is kept for that is never trusted blindly nor for ever."""
+"""Resuming an interrupted export: kept units are verified before use, and old ones are deleted."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ NOISE = 20
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where this test's units are kept."""
+def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder for the units of this test."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "exports"
 
@@ -56,7 +56,7 @@ def export(target: Path, out: Path, *, draft: Path | None = None, cache: bool = 
 
 
 def content(pack: Path) -> dict[str, bytes]:
-    """Return a pack's files; of its manifest what is not a measured time."""
+    """Return a pack's files, with the manifest's measured times removed."""
     found = {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
     manifest = json.loads(found["edgedecode.json"])
     for entry in manifest["models"].values():
@@ -67,9 +67,9 @@ def content(pack: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What an export of the model leaves that nothing stops and that keeps nothing."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The pack of an uninterrupted export without the cache."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     export(Path(shutil.copytree(llama, folder / "source")), folder / "pack", cache=False)
     return content(folder / "pack")
 
@@ -83,10 +83,10 @@ def undisturbed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         ("open_network", ["target: structure", "target: weights", "target: activations", "target: parity"]),
     ],
 )
-def test_it_goes_on_where_it_was(
+def test_export_resumes_at_the_interrupted_step(
     step: str,
     resumed: list[str],
-    undisturbed: dict[str, bytes],
+    uninterrupted: dict[str, bytes],
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,13 +105,13 @@ def test_it_goes_on_where_it_was(
         assert not (tmp_path / "pack").exists()
         assert not list(folder.rglob("exact.onnx"))
         assert export(source, tmp_path / "pack")[1 : 1 + len(resumed)] == resumed
-    assert content(tmp_path / "pack") == undisturbed
+    assert content(tmp_path / "pack") == uninterrupted
     assert not list(folder.iterdir())
     assert (tmp_path / "pack" / "target" / "weights.bin").stat().st_nlink == 1
 
 
 def interrupted(source: Path, out: Path) -> None:
-    """Leave a unit behind whose noise is missing."""
+    """Interrupt an export before its noise measurement, which leaves a unit."""
     with pytest.MonkeyPatch.context() as patch:
 
         def stop(*arguments: object, **options: object) -> None:
@@ -123,7 +123,7 @@ def interrupted(source: Path, out: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """Change one bit, and neither size nor time."""
+    """Flip one bit; size and modification time stay the same."""
     before = path.stat()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -131,32 +131,32 @@ def flip(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-SPOILED: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], None]] = {
     "weights changed": lambda unit: flip(unit / "target" / "weights.bin"),
     "weights truncated": lambda unit: os.truncate(unit / "target" / "weights.bin", 1000),
     "graph missing": lambda unit: (unit / "target" / "base.onnx").unlink(),
     "record changed": lambda unit: flip(unit / "finished.json"),
     "record truncated": lambda unit: os.truncate(unit / "finished.json", 100),
-    "record foreign": lambda unit: (unit / "finished.json").write_text("[]"),
+    "record of another format": lambda unit: (unit / "finished.json").write_text("[]"),
     "record missing": lambda unit: (unit / "finished.json").unlink(),
 }
 
 
-@pytest.mark.parametrize("name", SPOILED)
-def test_a_damaged_unit_is_made_again(
-    name: str, undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path
+@pytest.mark.parametrize("name", DAMAGES)
+def test_export_rebuilds_a_damaged_unit(
+    name: str, uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path
 ) -> None:
     interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in own.iterdir() if path.is_dir())
-    SPOILED[name](unit)
+    (unit,) = (path for path in units.iterdir() if path.is_dir())
+    DAMAGES[name](unit)
     assert "target: weights" in export(source, tmp_path / "pack")
-    assert content(tmp_path / "pack") == undisturbed
+    assert content(tmp_path / "pack") == uninterrupted
 
 
-def test_what_no_record_speaks_of_is_removed(own: Path, source: Path, tmp_path: Path) -> None:
-    """As after a kill while a step was writing."""
+def test_export_removes_files_without_a_record(units: Path, source: Path, tmp_path: Path) -> None:
+    """A process killed while a step is writing leaves such files."""
     interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    (unit,) = (path for path in units.iterdir() if path.is_dir())
     (unit / "target" / "exact.onnx").write_bytes(b"half a graph")
     (unit / "finished.json.new").write_text("{")
     assert "target: weights, activations, parity, further files from the cache" in export(source, tmp_path / "pack")
@@ -167,28 +167,32 @@ def test_what_no_record_speaks_of_is_removed(own: Path, source: Path, tmp_path: 
     ]
 
 
-def test_another_model_is_not_taken_for_it(own: Path, source: Path, tmp_path: Path) -> None:
+def test_export_does_not_resume_the_unit_of_another_model(units: Path, source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "pack")
     rewrite(lambda tensors: tensors["model.norm.weight"].fill(0.5))(source)
     assert "target: weights" in export(source, tmp_path / "pack")
-    assert len(list(own.iterdir())) == 1  # the first one's, for a while
+    assert len(list(units.iterdir())) == 1  # the first model's unit, until it expires
 
 
-def test_a_refused_draft_keeps_the_target(own: Path, source: Path, llama: Path, tmp_path: Path) -> None:
+def test_export_with_a_refused_draft_keeps_the_targets_unit(
+    units: Path, source: Path, llama: Path, tmp_path: Path
+) -> None:
     rewrite(not_a_number)(source)
     with pytest.raises(ExportError, match="holds NaN or infinity"):
         export(llama, tmp_path / "pack", draft=source)
-    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    (unit,) = (path for path in units.iterdir() if path.is_dir())
     assert [path.name for path in unit.iterdir() if path.is_dir()] == ["target"]
     titles = export(llama, tmp_path / "pack", draft=llama)
     assert f"target: weights, activations, parity, further files, noise over {NOISE} from the cache" in titles
     assert "target: weights" not in titles
     assert "draft: weights" in titles
-    assert not list(own.iterdir())
+    assert not list(units.iterdir())
 
 
-def test_wrong_weights_leave_nothing(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed its check is not gone on with, though its files were whole."""
+def test_export_that_fails_parity_keeps_no_unit(
+    units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit that failed a check must not be resumed, even with complete files."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise ExportError("the exported graph's results do not match its weights")
@@ -196,12 +200,12 @@ def test_wrong_weights_leave_nothing(own: Path, source: Path, tmp_path: Path, mo
     monkeypatch.setattr(model, "check_parity", fail)
     with pytest.raises(ExportError, match="do not match its weights"):
         export(source, tmp_path / "pack")
-    assert not list(own.iterdir())
+    assert not list(units.iterdir())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
-def test_a_killed_process_is_gone_on_with(
-    undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_export_resumes_after_a_kill(
+    uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path
 ) -> None:
     words = [
         "export",
@@ -221,45 +225,47 @@ def test_a_killed_process_is_gone_on_with(
     )
     with subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
-        while "kernel noise" not in child.stderr.readline():  # the stage that would take for ever shows that it goes on
+        while "kernel noise" not in child.stderr.readline():  # wait for the endless stage's progress line
             assert child.poll() is None
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     titles = export(source, tmp_path / "pack")
     done = "weights, activations, parity, further files"
     assert titles[:3] == ["check", f"target: {done} from the cache", "target: kernel noise"]
-    assert content(tmp_path / "pack") == undisturbed
+    assert content(tmp_path / "pack") == uninterrupted
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source"]
-    assert not list(own.iterdir())
+    assert not list(units.iterdir())
 
 
-def test_a_second_export_of_the_same_keeps_to_itself(
-    own: Path, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_concurrent_export_leaves_a_locked_unit_alone(
+    units: Path, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    (unit,) = (path for path in units.iterdir() if path.is_dir())
     before = {path: path.stat().st_mtime_ns for path in unit.rglob("*")}
-    with (own / f"{unit.name}.lock").open("w") as file:
+    with (units / f"{unit.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "target: weights" in export(source, tmp_path / "pack")
     assert "another export of the same target is running" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in unit.rglob("*")} == before
 
 
-def test_abandoned_units_are_removed(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_removes_abandoned_units(
+    units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, days in (("old", 15), ("recent", 2), ("newest", 1), ("used", 20)):
-        (own / name).mkdir(parents=True)
-        (own / name / "file").write_bytes(bytes(1000))
-        os.utime(own / name, (time.time() - days * 86400,) * 2)
+        (units / name).mkdir(parents=True)
+        (units / name / "file").write_bytes(bytes(1000))
+        os.utime(units / name, (time.time() - days * 86400,) * 2)
     monkeypatch.setattr(kept, "_MAX_NBYTES", 1_001_500)
     monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1_000_000)
-    with (own / "used.lock").open("w") as file:
+    with (units / "used.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         export(source, tmp_path / "pack")
-    assert sorted(path.name for path in own.iterdir()) == ["newest", "used", "used.lock"]
+    assert sorted(path.name for path in units.iterdir()) == ["newest", "used", "used.lock"]
 
 
-def test_without_a_cache(
+def test_export_without_a_writable_cache_warns(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -268,18 +274,18 @@ def test_without_a_cache(
     assert "cannot be written: an interrupted export would start from the beginning" in caplog.text
 
 
-def test_a_cache_on_another_disk(
-    undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_export_works_with_the_cache_on_another_disk(
+    uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(os, "link", refuse)
     export(source, tmp_path / "pack")
-    assert content(tmp_path / "pack") == undisturbed
+    assert content(tmp_path / "pack") == uninterrupted
 
 
-def test_a_cache_without_room(
+def test_export_keeps_no_unit_in_a_cache_without_room(
     source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
@@ -289,24 +295,24 @@ def test_a_cache_without_room(
     assert not list((small_disk / "exports").iterdir())
 
 
-def test_a_record_that_cannot_be_written(
-    own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_export_removes_a_unit_if_its_record_cannot_be_written(
+    units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The step's files are whole, but nothing on the disk says so: they go."""
+    """The step's files are complete, but without a record they cannot be trusted."""
 
     def fail(self: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail)
-        patch.setenv("EDGEDECODE_CACHE", str(own.parent))
+        patch.setenv("EDGEDECODE_CACHE", str(units.parent))
         with pytest.raises(ExportError, match="the disk became full while the cache"):
             export(source, tmp_path / "pack")
-    assert not list(own.iterdir())
+    assert not list(units.iterdir())
     assert "finished and kept" not in caplog.text
 
 
-def test_a_cache_that_becomes_full(
+def test_export_refuses_when_the_cache_becomes_full(
     source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))

@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all, however its making ends."""
+"""`new_folder` creates a folder completely or not at all, however the process ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .conftest import export
 pytestmark = pytest.mark.export
 
 
-def test_it_appears_at_the_end(tmp_path: Path) -> None:
+def test_new_folder_appears_at_the_end(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     with new_folder(out) as folder:
         (folder / "inside").mkdir()
@@ -34,7 +34,7 @@ def test_it_appears_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["b"]
 
 
-def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folder_stays_if_the_parents_flush_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[Path] = []
 
     def flush(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_nothing_stays_behind(error: type[BaseException], tmp_path: Path) -> None:
+def test_new_folder_leaves_nothing_after_an_exception(error: type[BaseException], tmp_path: Path) -> None:
     def make() -> None:
         with new_folder(tmp_path / "a" / "b") as folder:
             (folder / "file").write_text("text")
@@ -61,7 +61,7 @@ def test_nothing_stays_behind(error: type[BaseException], tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_new_folder_replaces_an_empty_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     check_place(out, nbytes=1)
@@ -71,7 +71,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 def left_by_a_killed_process(out: Path) -> Path:
-    """Return the folder that a process was filling for `out` when it was killed."""
+    """Kill a process while it fills a folder for `out`; return the folder it leaves."""
     code = (
         "import os, sys; from pathlib import Path; from edgedecode.pack.new_folder import new_folder\n"
         "with new_folder(Path(sys.argv[1])) as folder: (folder / 'file').write_text('half'), os._exit(0)"
@@ -83,7 +83,7 @@ def left_by_a_killed_process(out: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["out", "[out]"])
-def test_leftovers_of_a_killed_process_are_removed(name: str, tmp_path: Path) -> None:
+def test_new_folder_removes_leftovers_of_a_killed_process(name: str, tmp_path: Path) -> None:
     dead = left_by_a_killed_process(tmp_path / name)
     others = left_by_a_killed_process(tmp_path / "o")
     with new_folder(tmp_path / name):
@@ -91,8 +91,8 @@ def test_leftovers_of_a_killed_process_are_removed(name: str, tmp_path: Path) ->
     assert others.exists()
 
 
-def test_two_processes_of_one_number_fill_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two containers that share a volume count their processes apart, and neither sees the other's."""
+def test_work_folder_is_unique_for_processes_with_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a volume have separate process ids and cannot see each other's processes."""
     with new_folder(tmp_path / "a") as first:
         (first / "file").write_text("of the first")
         monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
@@ -104,7 +104,7 @@ def test_two_processes_of_one_number_fill_folders_of_their_own(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_second_to_finish_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_new_folder_refuses_the_second_process_to_finish(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def make() -> None:
@@ -121,8 +121,8 @@ def test_the_second_to_finish_is_refused_in_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_shows_no_lock_goes_when_it_is_old(tmp_path: Path) -> None:
-    """As an older edgedecode, which may run still, named them."""
+def test_new_folder_removes_an_old_leftover_without_a_lock(tmp_path: Path) -> None:
+    """An older edgedecode named them so, and it may still be running."""
     for name in (".out.partial-17", ".out.partial-18"):
         (tmp_path / name).mkdir()
     os.utime(tmp_path / ".out.partial-18", (0, 0))
@@ -131,7 +131,7 @@ def test_a_folder_that_shows_no_lock_goes_when_it_is_old(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial-17", "out"]
 
 
-def test_places_that_are_refused(tmp_path: Path) -> None:
+def test_check_place_refuses_unusable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("x")
@@ -146,7 +146,7 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_place(tmp_path: Path) -> None:
+def test_check_place_refuses_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ExportError, match="cannot be written"):
         check_place(tmp_path / "out", nbytes=1)
@@ -156,7 +156,7 @@ def test_a_read_only_place(tmp_path: Path) -> None:
     ("number", "message"),
     [(errno.ENOSPC, "the disk became full .* only finished steps were kept"), (errno.EIO, "could not be written")],
 )
-def test_a_disk_that_fails(
+def test_export_on_a_failing_disk_leaves_no_files(
     number: int, message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
@@ -170,7 +170,7 @@ def test_a_disk_that_fails(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB; skips where none can be mounted."""
+    """A file system of 64 KiB; skips if it cannot be mounted."""
     place = tmp_path / "disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=65536", "tmpfs", str(place)]
@@ -180,22 +180,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=False)
 
 
-def test_a_disk_without_room_is_refused(llama: Path, small_disk: Path) -> None:
+def test_export_refuses_a_disk_without_room(llama: Path, small_disk: Path) -> None:
     with pytest.raises(ExportError, match=r"MB are needed and .* has 0 MB left"):
         export(llama, small_disk / "pack")
     assert not list(small_disk.iterdir())
 
 
-def test_a_disk_that_becomes_full(llama: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_on_a_disk_that_becomes_full_leaves_no_files(
+    llama: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edgedecode.export.pair_export.check_place", lambda out, nbytes: None)
     with pytest.raises(ExportError, match="the disk became full"):
         export(llama, small_disk / "pack")
     assert not list(small_disk.iterdir())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_path: Path) -> None:
+def test_export_that_is_interrupted_leaves_no_files(ending: str, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "pack"
     words = ["export", "--target", str(llama), "--out", str(out), "--noise-positions", "1000000"]
     command = [sys.executable, "-m", "edgedecode.cli", *words]
@@ -203,7 +205,7 @@ def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_pat
         assert child.stderr is not None
         while "parity" not in child.stderr.readline():
             assert child.poll() is None
-        time.sleep(0.2)  # now in the stage that takes for ever
+        time.sleep(0.2)  # the endless stage has begun
         assert [path.name[:15] for path in tmp_path.iterdir()] == [".pack.partial-w"]
         child.send_signal(getattr(signal, ending))
         rest = child.stderr.read()
@@ -212,7 +214,7 @@ def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-_INTERRUPTED_WHERE_PYTHON_DROPS_EXCEPTIONS = """
+_SIGNAL_IN_A_DESTRUCTOR = """
 import signal, sys, time
 from edgedecode.export.cli.common import quiet
 class Closing:
@@ -227,17 +229,17 @@ with quiet(debug=False):
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
-def test_a_signal_that_arrives_in_a_destructor_still_ends_the_command(ending: str) -> None:
-    command = [sys.executable, "-c", _INTERRUPTED_WHERE_PYTHON_DROPS_EXCEPTIONS, ending]
+def test_quiet_ends_on_a_signal_in_a_destructor(ending: str) -> None:
+    command = [sys.executable, "-c", _SIGNAL_IN_A_DESTRUCTOR, ending]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode != 0
     assert done.stdout == "cleaned up\n"
     assert "ignored" not in done.stderr
 
 
-def test_the_manifest_is_whole(llama: Path, tmp_path: Path) -> None:
+def test_manifest_lists_every_file(llama: Path, tmp_path: Path) -> None:
     export(llama, tmp_path / "pack", draft=llama)
     manifest = Manifest.load(tmp_path / "pack")
     on_disk = {

@@ -1,4 +1,4 @@
-"""Driving optimum: what its environment is told and what is refused. One opt-in test makes the real environment."""
+"""`export --exporter optimum`: its environment and its refusals. An opt-in test creates the real environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pretend(cache: Path, script: str) -> None:
-    """Put a program of that name into the environment's place."""
+    """Put a fake program into the environment."""
     program = cache / "optimum" / "bin" / "optimum-cli"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -38,7 +38,7 @@ def run(*words: str | Path) -> int:
     return main([str(word) for word in words])
 
 
-def test_older_transformers_read_the_same_rotary_positions() -> None:
+def test_readable_config_keeps_rotary_settings_for_older_transformers() -> None:
     new = {"hidden_size": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
     assert readable_config(dict(new))["rope_theta"] == 500000.0
     assert "rope_scaling" not in readable_config(dict(new))
@@ -47,7 +47,7 @@ def test_older_transformers_read_the_same_rotary_positions() -> None:
     assert readable_config({"rope_theta": 5.0}) == {"rope_theta": 5.0}
 
 
-def test_without_consent_the_two_commands_are_told(cache: Path) -> None:
+def test_find_environment_without_consent_prints_the_commands(cache: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match="--make-environment") as caught:
         find_environment(make=False)
     first, second = str(caught.value).partition("or run: ")[2].split(" && ")
@@ -56,8 +56,10 @@ def test_without_consent_the_two_commands_are_told(cache: Path) -> None:
     assert not (cache / "optimum").exists()
 
 
-def test_its_graphs_are_imported(llama: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # the committed graph stands for what optimum would make of the model
+def test_optimum_graphs_are_imported(
+    llama: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the committed graph replaces optimum's output
     pretend(cache, f'echo "$@" > {tmp_path}/words\nfor out; do :; done\nmkdir "$out"\ncp {FOLDER}/model.onnx "$out"')
     words = ("--exporter", "optimum", "--noise-positions", "0", "--json")
     assert run("export", "--target", llama, "--out", tmp_path / "pack", *words) == 0
@@ -69,7 +71,9 @@ def test_its_graphs_are_imported(llama: Path, cache: Path, tmp_path: Path, capsy
     assert not Manifest.load(tmp_path / "pack").outside
 
 
-def test_its_failure_is_one_line(llama: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimum_failure_is_one_line(
+    llama: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pretend(cache, "echo Traceback >&2\necho 'ValueError: unsupported architecture' >&2\nexit 1")
     assert run("export", "--exporter", "optimum", "--target", llama, "--out", tmp_path / "pack") == 1
     error = capsys.readouterr().err
@@ -78,18 +82,18 @@ def test_its_failure_is_one_line(llama: Path, cache: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("change_model", "message"),
     [
         (lambda model: (model / "config.json").write_text('{"auto_map": {"AutoModel": "x.Y"}}'), "its own Python code"),
         (lambda model: (model / "model.safetensors").rename(model / "pytorch_model.bin"), "only as pickle files"),
         (lambda model: (model / "config.json").unlink(), "has no config.json"),
     ],
 )
-def test_code_and_pickles_never_reach_it(
-    spoil: object, message: str, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_optimum_never_gets_code_or_pickles(
+    change_model: object, message: str, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Path(shutil.copytree(llama, tmp_path / "model"))
-    spoil(model)  # type: ignore[operator]
+    change_model(model)  # type: ignore[operator]
     assert run("export", "--exporter", "optimum", "--target", model, "--out", tmp_path / "pack") == 1
     assert message in capsys.readouterr().err
 
@@ -102,7 +106,9 @@ def test_code_and_pickles_never_reach_it(
         (("--make-environment",), "needs --exporter optimum"),
     ],
 )
-def test_usage(words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimum_refuses_bad_arguments(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         run("export", "--target", "x", "--out", tmp_path / "pack", *words)
     assert caught.value.code == 2
@@ -111,8 +117,8 @@ def test_usage(words: tuple[str, ...], message: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.downloads
 @pytest.mark.slow
-@pytest.mark.skipif("EDGEDECODE_DOWNLOADS" not in os.environ, reason="EDGEDECODE_DOWNLOADS=1 lets it download")
-def test_the_real_environment(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif("EDGEDECODE_DOWNLOADS" not in os.environ, reason="set EDGEDECODE_DOWNLOADS=1 to allow downloads")
+def test_optimum_in_its_real_environment(llama: Path, tmp_path: Path) -> None:
     words = ("--exporter", "optimum", "--make-environment", "--noise-positions", "0")
     assert run("export", "--target", llama, "--out", tmp_path / "pack", *words) == 0
     with edgedecode.load(tmp_path / "pack") as pair:

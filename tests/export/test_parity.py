@@ -1,4 +1,4 @@
-"""Every family, width and oddity, run by the public runtime and compared with transformers."""
+"""Every family and width, run by the public runtime and compared with transformers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def framework_logits(folder: Path, tokens: list[int]) -> FloatArray:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_float_export_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
+def test_export_of_floats_matches_transformers(name: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", SHAPES[name])
     manifest = export(folder, tmp_path / "pack", stored=recipe(32))
     tokens = [int(token) for token in np.random.default_rng(1).integers(0, 320, 100)]
@@ -96,7 +96,7 @@ def test_float_export_computes_what_transformers_computes(name: str, tmp_path: P
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen2 tied float16"])
-def test_rounded_weights_are_computed_as_they_stand(name: str, bits: int, tmp_path: Path) -> None:
+def test_export_of_rounded_weights_passes_parity(name: str, bits: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", SHAPES[name])
     parity = export(folder, tmp_path / "pack", stored=recipe(bits)).models["target"].parity
     for check in ("max_error", "crop_error", "pieces_error", "tree_error"):
@@ -114,21 +114,21 @@ def test_rounded_weights_are_computed_as_they_stand(name: str, bits: int, tmp_pa
     [recipe(4, head_bits=4), recipe(4, head_bits=16), recipe(8, head_bits=32), recipe(16, head_bits=8)],
     ids=["4 and 4", "4 and 16", "8 and 32", "16 and 8"],
 )
-def test_head_and_body_have_widths_of_their_own(stored: Recipe, tmp_path: Path) -> None:
+def test_export_with_separate_widths_of_head_and_body(stored: Recipe, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(tied=True))
     entry = export(folder, tmp_path / "pack", stored=stored).models["target"]
     assert (entry.bits, entry.head_bits) == (stored.body.bits, stored.head.bits)
     assert entry.parity["max_error"] < 1e-4
 
 
-def test_large_blocks(tmp_path: Path) -> None:
+def test_export_with_blocks_of_128(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=256, heads=4, head_size=32))
     entry = export(folder, tmp_path / "pack", stored=recipe(4, block_size=128)).models["target"]
     assert entry.block_size == 128
     assert entry.parity["max_error"] < 1e-4
 
 
-def test_four_bits_lose_something_and_not_everything(tmp_path: Path) -> None:
+def test_export_at_4_bits_has_a_moderate_loss(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel())
     manifest = export(folder, tmp_path / "pack", stored=recipe(4))
     tokens = list(range(3, 90))
@@ -138,7 +138,7 @@ def test_four_bits_lose_something_and_not_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-def test_a_row_does_not_depend_on_which_others_are_asked_for(bits: int, llama: Path, tmp_path: Path) -> None:
+def test_forward_rows_do_not_depend_on_the_other_requested_rows(bits: int, llama: Path, tmp_path: Path) -> None:
     model = open_target(export(llama, tmp_path / "pack", stored=recipe(bits)), tmp_path / "pack")
     for width in (2, 3, 9):
         tokens = list(range(20, 20 + width))
@@ -153,7 +153,7 @@ def test_a_row_does_not_depend_on_which_others_are_asked_for(bits: int, llama: P
     model.close()
 
 
-def test_tied_weights_lie_in_the_file_once(tmp_path: Path) -> None:
+def test_export_stores_tied_weights_once(tmp_path: Path) -> None:
     sizes = {}
     for tied in (False, True):
         folder = write_model(tmp_path / f"model {tied}", TinyModel(tied=tied, rows=2048))
@@ -162,7 +162,7 @@ def test_tied_weights_lie_in_the_file_once(tmp_path: Path) -> None:
     assert sizes[False] - sizes[True] >= 2048 * 64
 
 
-def test_the_engines_attention_and_ours_are_both_checked_exactly(
+def test_parity_checks_the_engines_attention_and_ours(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
@@ -174,10 +174,10 @@ def test_the_engines_attention_and_ours_are_both_checked_exactly(
     monkeypatch.setattr(checks, "check_exact", recording)
     manifest = export(llama, tmp_path / "pack", stored=recipe(8))
     assert [bool(kernels) for kernels in checked] == ([False, True] if tried()[0] is not None else [False])
-    assert manifest.models["target"].parity["full_error"] == 0.5 * len(checked)  # the larger one
+    assert manifest.models["target"].parity["full_error"] == 0.5 * len(checked)  # the larger error
 
 
-def test_a_wrong_model_fails_the_check() -> None:
+def test_check_exact_refuses_a_wrong_model() -> None:
     model = TableModel(toy_tables(32, seed=1))
     text = ParityText.of(range(3, 20), length=24)
     with pytest.raises(ExportError, match="results do not match its weights"):
@@ -185,7 +185,7 @@ def test_a_wrong_model_fails_the_check() -> None:
 
 
 class Broken(TableModel):
-    """A table whose first logit is `value` in the passes of a tree, or in all."""
+    """A table model whose first logit is `value`, in all passes or only in those of a tree."""
 
     trees_only = False
     value = np.float32(np.nan)
@@ -206,7 +206,7 @@ class Broken(TableModel):
 
 
 def rows_of(model: TableModel, text: ParityText) -> FloatArray:
-    """Return a sound model's rows of the text and, as `parity` draws it, of the tree."""
+    """Return a correct model's rows for the text and for the tree that `parity` builds."""
     state = model.new_state(len(text.text) + len(text.tree))
     chain = model.forward(text.text, state, rows="all").logits.copy()
     state.keep(range(len(text.text)))
@@ -219,7 +219,7 @@ TABLES = toy_tables(32, seed=1)
 TEXT = ParityText.of(range(3, 20), length=24)
 
 
-def test_sound_kernels_pass() -> None:
+def test_check_kernels_accepts_correct_kernels() -> None:
     numbers = check_kernels(TableModel(TABLES), TEXT, rows_of(TableModel(TABLES), TEXT))
     assert numbers["kernel_rms_error"] < 1e-6
     assert numbers["kernel_top1"] == 1.0
@@ -227,7 +227,7 @@ def test_sound_kernels_pass() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, 1e3], ids=["not a number", "far off"])
 @pytest.mark.parametrize("trees_only", [False, True], ids=["everywhere", "in trees"])
-def test_broken_kernels_fail_the_check(trees_only: bool, value: float) -> None:
+def test_check_kernels_refuses_broken_kernels(trees_only: bool, value: float) -> None:
     model = Broken(TABLES)
     model.trees_only, model.value = trees_only, np.float32(value)
     ways = "relative error branches .*tree" if trees_only else "relative error max .*crop .*pieces .*branches .*tree"
@@ -235,7 +235,7 @@ def test_broken_kernels_fail_the_check(trees_only: bool, value: float) -> None:
         check_kernels(model, TEXT, rows_of(TableModel(TABLES), TEXT))
 
 
-def test_loss_is_a_share_of_the_deviation() -> None:
+def test_measure_loss_is_relative_to_the_deviation() -> None:
     original = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32) * 3
     loss = measure_loss(original + 0.3, original)
     assert loss["loss_rms"] == pytest.approx(0.1, rel=0.05)

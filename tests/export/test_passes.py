@@ -1,4 +1,4 @@
-"""Each pass on a skeleton of the builder's, one at a time."""
+"""Each graph pass, applied to a skeleton graph of the builder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INT8 = Scheme(8, 32)
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
 def skeleton(request: pytest.FixtureRequest, tmp_path: Path) -> Skeleton:
-    """A fresh builder's graph of two layers; hidden size 64, 352 rows."""
+    """A new builder graph with two layers, hidden size 64 and 352 rows."""
     folder = write_model(tmp_path / "model", TinyModel(tied=request.param))
     network = open_network(folder, Checkpoint(weight_files(folder)), architecture="LlamaForCausalLM")
     return build_skeleton(network, "LlamaModel")
@@ -60,14 +60,14 @@ def named(node: ir.Node, index: int) -> str | None:
     return None if value is None else str(value.name)
 
 
-def test_the_skeleton_copies_no_weight(skeleton: Skeleton) -> None:
+def test_skeleton_copies_no_weight(skeleton: Skeleton) -> None:
     head = skeleton.recorded["lm_head.MatMul.weight"]
     assert head.shape == (64, 352)
     assert "attention_mask" in names(list(skeleton.model.graph.inputs))
     assert {named(node, 9) for node in attention(skeleton.model)} == {None}
 
 
-def test_direct_lengths_removes_the_mask_and_what_summed_it(skeleton: Skeleton) -> None:
+def test_direct_lengths_removes_the_mask_and_its_sum(skeleton: Skeleton) -> None:
     model = skeleton.model
     assert "ReduceSum" in kinds(model)
     direct_lengths(model)
@@ -76,20 +76,22 @@ def test_direct_lengths_removes_the_mask_and_what_summed_it(skeleton: Skeleton) 
     assert [(named(node, 5), named(node, 6)) for node in attention(model)] == [("seqlens_k", "total_length")] * 2
 
 
-def test_positions_and_bias_reach_every_attention(skeleton: Skeleton) -> None:
+def test_positions_and_bias_are_inputs_of_every_attention(skeleton: Skeleton) -> None:
     explicit_positions(skeleton.model)
     tree_bias(skeleton.model)
     assert [(named(n, 9), named(n, 10)) for n in attention(skeleton.model)] == [("position_ids", "attention_bias")] * 2
 
 
 @pytest.mark.parametrize(("early", "products_behind"), [(True, 5), (False, 1)])
-def test_rows_are_picked(early: bool, products_behind: int, skeleton: Skeleton) -> None:
+def test_picked_rows_selects_rows_early_or_before_the_head(
+    early: bool, products_behind: int, skeleton: Skeleton
+) -> None:
     model = skeleton.model
     picked_rows(model, early=early)
     order = kinds(model)
     last_pick = len(order) - 1 - order[::-1].index("Gather")
     picks = [node for node in model.graph if node.op_type == "Gather" and named(node, 1) == "rows"]
-    assert len(picks) == 2  # the residual, and what is added to it
+    assert len(picks) == 2  # the residual, and the branch added to it
     assert order[order.index("Gather", order.index("GroupQueryAttention")) :].count("MatMul") >= products_behind
     assert order[last_pick:].count("MatMul") in (products_behind, products_behind - 1)
     logits = next(value for value in model.graph.outputs if value.name == "logits")
@@ -98,7 +100,7 @@ def test_rows_are_picked(early: bool, products_behind: int, skeleton: Skeleton) 
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-def test_a_targets_rows_are_picked_early_at_8_bits_only(bits: int, llama: Path, tmp_path: Path) -> None:
+def test_export_picks_a_targets_rows_early_only_at_8_bits(bits: int, llama: Path, tmp_path: Path) -> None:
     export(llama, tmp_path / "pack", draft=llama, stored=recipe(bits))
     behind = {role: products_behind_picks(tmp_path / "pack" / role / "base.onnx") for role in ("target", "draft")}
     assert behind == {"target": 5 if bits == 8 else 1, "draft": 5}
@@ -117,7 +119,7 @@ def products_behind_picks(path: Path) -> int:
     return products
 
 
-def test_rows_of_a_graph_with_another_head_are_refused(skeleton: Skeleton) -> None:
+def test_picked_rows_refuses_an_unknown_head(skeleton: Skeleton) -> None:
     model = skeleton.model
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     producer = logits.producer()
@@ -130,7 +132,7 @@ def test_rows_of_a_graph_with_another_head_are_refused(skeleton: Skeleton) -> No
 @pytest.mark.parametrize(
     ("scheme", "operator"), [(INT8, "GatherBlockQuantized"), (Scheme(16), "Cast"), (Scheme(32), "Gather")]
 )
-def test_the_embedding_is_looked_up_as_it_is_stored(scheme: Scheme, operator: str, skeleton: Skeleton) -> None:
+def test_stored_embedding_uses_the_operator_of_its_scheme(scheme: Scheme, operator: str, skeleton: Skeleton) -> None:
     model, weights = skeleton.model, Weights()
     stored_embedding(model, skeleton.recorded, weights=weights, scheme=scheme)
     node = next(node for node in model.graph if node.outputs[0].name == "/model/embed_tokens/Gather/output_0")
@@ -141,24 +143,24 @@ def test_the_embedding_is_looked_up_as_it_is_stored(scheme: Scheme, operator: st
         assert (rows.offset, rows.spec.shape, blocks.spec.shape) == (blocks.offset, (352, 64), (352, 2, 32))
 
 
-def test_projections_take_their_own_scheme(skeleton: Skeleton) -> None:
+def test_stored_projections_use_the_scheme_of_each_name(skeleton: Skeleton) -> None:
     model, weights = skeleton.model, Weights()
-    asked: list[str] = []
+    requested: list[str] = []
 
     def scheme_of(name: str) -> Scheme:
-        asked.append(name)
+        requested.append(name)
         return Scheme(32) if name == "head" else Scheme(4, 32)
 
     stored_projections(model, skeleton.recorded, weights=weights, scheme_of=scheme_of)
     assert kinds(model).count("MatMulNBits") == 2 * 5
     assert kinds(model).count("Gemm") == 1
     assert "MatMul" not in kinds(model)
-    assert asked[:2] == ["model.layers.0.attn.qkv_proj", "model.layers.0.attn.o_proj"]
+    assert requested[:2] == ["model.layers.0.attn.qkv_proj", "model.layers.0.attn.o_proj"]
     packed = weights.extents()["model.layers.0.attn.qkv_proj.packed"].spec
     assert packed.shape == (128, 2, 16)
 
 
-def test_exact_products_changes_the_level_alone(skeleton: Skeleton) -> None:
+def test_exact_products_changes_only_the_accuracy_level(skeleton: Skeleton) -> None:
     model = skeleton.model
     stored_projections(model, skeleton.recorded, weights=Weights(), scheme_of=lambda name: INT8)
     before = kinds(model)
@@ -167,7 +169,7 @@ def test_exact_products_changes_the_level_alone(skeleton: Skeleton) -> None:
     assert (levels, kinds(model)) == ({1}, before)
 
 
-def test_every_weight_gets_a_place(skeleton: Skeleton) -> None:
+def test_placed_weights_assigns_every_weight_an_offset(skeleton: Skeleton) -> None:
     model, weights = skeleton.model, Weights()
     stored_embedding(model, skeleton.recorded, weights=weights, scheme=INT8)
     stored_projections(model, skeleton.recorded, weights=weights, scheme_of=lambda name: INT8)
@@ -184,7 +186,7 @@ def test_every_weight_gets_a_place(skeleton: Skeleton) -> None:
     assert distinct[-1][1] == weights.nbytes
 
 
-def test_shapes_and_order_are_declared(skeleton: Skeleton) -> None:
+def test_declared_shapes_fixes_the_order_and_shapes(skeleton: Skeleton) -> None:
     model = skeleton.model
     direct_lengths(model)
     explicit_positions(model)
@@ -201,7 +203,7 @@ def test_shapes_and_order_are_declared(skeleton: Skeleton) -> None:
     assert model.graph.inputs[-1].shape == ir.Shape([1, 2, "P", 16])
 
 
-def test_products_that_read_one_input_get_the_same_bits_of_activations(skeleton: Skeleton) -> None:
+def test_set_activations_applies_to_all_products_of_one_input(skeleton: Skeleton) -> None:
     model = skeleton.model
     stored_projections(model, skeleton.recorded, weights=Weights(), scheme_of=lambda name: INT8)
     parts = ("attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")

@@ -1,4 +1,4 @@
-"""Published widths, vocabularies and special ids: exported at 4 bits, both engines say the same. Minutes: opt-in."""
+"""Published widths, vocabularies and special ids at 4 bits: both engines agree. Opt-in: takes minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_shape_exports_and_says_the_same_on_both_engines(
+def test_export_of_a_published_shape_agrees_on_both_engines(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published = PUBLISHED[name]
@@ -47,12 +47,12 @@ def test_a_published_shape_exports_and_says_the_same_on_both_engines(
         print(f"\n{name}: {seconds:.0f} s; {'same text' if same else 'texts differ'}; gaps {gaps}, noise {noise:.3f}")
     for text in texts.values():
         assert len(text) > NEW
-        assert len(set(text[-NEW:])) > 2, "it repeats itself: its layers have no say"
+        assert len(set(text[-NEW:])) > 2, "the text repeats itself: the layers do not affect the logits"
     assert all(gap <= noise for gap in gaps.values())
 
 
 def check_entry(manifest: Manifest, name: str) -> None:
-    """The pack says what the maker's configuration does, and computes what its weights stand for."""
+    """Check that the manifest agrees with the published configuration, and that parity is exact."""
     published, entry = PUBLISHED[name], manifest.models["target"]
     config, ends = published.config, published.ends
     assert entry.rows == config["vocab_size"]
@@ -63,7 +63,7 @@ def check_entry(manifest: Manifest, name: str) -> None:
 
 
 def greedy(pack: Path, engine: str) -> tuple[int, ...]:
-    """Return the prompt's tokens and the answer's."""
+    """Return the tokens of the prompt and the answer."""
     options = SessionOptions(sampling=SamplingOptions(), drafter="none", ignore_eos=True, context=256)
     with edgedecode.load(pack, runtime=engine) as pair, pair.session(options) as session:
         session.generate(PROMPT, max_tokens=NEW)
@@ -71,7 +71,7 @@ def greedy(pack: Path, engine: str) -> tuple[int, ...]:
 
 
 def gap_in(texts: Mapping[str, tuple[int, ...]], engine: str, *, pack: Path) -> float:
-    """Return how far any token of the other engine's text lies below this one's own choice, in logits."""
+    """Return the largest gap, in logits, between this engine's own choice and a token of the other engine's text."""
     others = [text for other, text in texts.items() if other != engine and text != texts[engine]]
     if not others:
         return 0.0

@@ -1,4 +1,4 @@
-"""Recipes: names, sizes, schemes by name; mixed and calibrated exports against transformers with the same rounding."""
+"""Recipes: names, sizes and schemes; mixed and calibrated exports against transformers with the same rounding."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ MIXED = Recipe(INT4, INT8, edges=INT8)
         (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32, head float16, calibrated (k-quant search)"),
     ],
 )
-def test_a_recipe_names_itself(stored: Recipe, name: str) -> None:
+def test_recipe_name(stored: Recipe, name: str) -> None:
     assert stored.name == name
 
 
-def test_a_remark_is_for_what_widths_do_not_say() -> None:
+def test_recipe_remark_is_empty_if_the_widths_describe_the_recipe() -> None:
     assert recipe(4).remark == ""
     assert MIXED.remark == MIXED.name
 
 
 @pytest.mark.parametrize("name", ["model.layers.{}.attn.qkv_proj", "model.layers.{}.self_attn.q_proj"])
-def test_the_outer_layers_are_raised(name: str) -> None:
+def test_mixed_recipe_has_8_bits_in_the_outer_layers(name: str) -> None:
     stored = replace(MIXED, layers=12)
     bits = [stored.scheme_of(name.format(layer)).bits for layer in range(12)]
     assert bits == [8, *[4] * 10, 8]
@@ -60,7 +60,7 @@ def test_the_outer_layers_are_raised(name: str) -> None:
         ("model.layers.3.mlp.down_proj", "model.layers.3.mlp.down_proj"),
     ],
 )
-def test_readers_of_one_input_have_one_name(graph: str, module: str) -> None:
+def test_projection_name_is_shared_by_projections_of_one_input(graph: str, module: str) -> None:
     assert projection_name(graph) == projection_name(module)
 
 
@@ -76,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parity_is_exact_whatever_the_recipe(case: str, tmp_path: Path) -> None:
+def test_parity_is_exact_for_every_recipe(case: str, tmp_path: Path) -> None:
     stored, tiny = CASES[case]
     folder = write_model(tmp_path / "model", tiny)
     for calibrated in (False, True):
@@ -86,13 +86,13 @@ def test_parity_is_exact_whatever_the_recipe(case: str, tmp_path: Path) -> None:
         made = replace(stored, calibrated=calibrated)
         manifest = export(folder, pack, stored=made, calibration=text if calibrated else None)
         entry = manifest.models["target"]
-        assert entry.parity["max_error"] < 1e-3  # the reference carries the very same blocks
+        assert entry.parity["max_error"] < 1e-3  # the reference has the same blocks
         assert entry.quantization == replace(made, layers=tiny.layers).remark
         assert float16_scales(manifest, pack)
 
 
 def float16_scales(manifest: Manifest, pack: Path) -> bool:
-    """Say whether every scale in the weights file is a float16 number."""
+    """Return whether every scale in the weights file is a float16 number."""
     import onnx_ir as ir
 
     entry = manifest.models["target"]
@@ -106,7 +106,7 @@ def float16_scales(manifest: Manifest, pack: Path) -> bool:
     return all(np.array_equal(found, found.astype(np.float16).astype(np.float32)) for found in scales)
 
 
-def test_a_model_writes_its_own_calibration_text(llama: Path, tmp_path: Path) -> None:
+def test_calibrated_export_generates_its_own_text(llama: Path, tmp_path: Path) -> None:
     calibrated = Recipe(INT4, INT8, calibrated=True)
     sizes, losses = {}, {}
     for stored in (recipe(4), calibrated):
@@ -118,7 +118,7 @@ def test_a_model_writes_its_own_calibration_text(llama: Path, tmp_path: Path) ->
     assert losses[calibrated] < losses[recipe(4)]
 
 
-def test_a_mixed_size_lies_between(tmp_path: Path) -> None:
+def test_mixed_recipe_size_is_between_4_and_8_bits(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(layers=4))
     found = [
         export(folder, tmp_path / stored.name, stored=stored).files["target/weights.bin"].nbytes

@@ -1,4 +1,4 @@
-"""What cannot be exported is refused before any work, in one line that says what to do, and leaves nothing behind."""
+"""`export` refuses unusable models before any work, in one line with advice, and leaves no files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.export
 
 @pytest.fixture
 def model(llama: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny Llama that a test may spoil."""
+    """A copy of the tiny Llama that a test may change."""
     return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
@@ -94,17 +94,23 @@ def not_a_number(tensors: dict[str, np.ndarray]) -> None:
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are GemmaFor"),
     "no architecture": (configure(architectures=None), "model_type 'llama'; supported are GemmaForCausalLM"),
-    "its own code": (
+    "own Python code": (
         configure(architectures=["OwnForCausalLM"], auto_map={"AutoModel": "x.Y"}),
         "OwnForCausalLM that needs its own Python code",
     ),
-    "both directions": (configure(use_bidirectional_attention=True), "attends in both directions"),
+    "bidirectional attention": (configure(use_bidirectional_attention=True), "attends in both directions"),
     "fewer layers than the file": (configure(num_hidden_layers=1), "has 9 tensors unknown to its config.json"),
-    "a head beside a tied one": (configure(tie_word_embeddings=True), "has a different lm_head.weight: set tie_word"),
-    "quantized already": (configure(quantization_config={"quant_method": "gptq"}), "already quantized .gptq.*original"),
+    "separate head in a tied model": (
+        configure(tie_word_embeddings=True),
+        "has a different lm_head.weight: set tie_word",
+    ),
+    "already quantized": (configure(quantization_config={"quant_method": "gptq"}), "already quantized .gptq.*original"),
     "odd heads": (configure(head_dim=24), "head size of 24.*multiple of 16"),
     "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),
-    "foreign rope": (configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'; supported are"),
+    "unsupported rope": (
+        configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "'dynamic'; supported are",
+    ),
     "short context": (configure(max_position_embeddings=32), "supports 32 positions"),
     "long rope without a switch": (
         configure(rope_parameters=None, rope_scaling={"type": "su"}),
@@ -120,7 +126,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer file"),
     "damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer.json"),
     "damaged template": (lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), "template"),
-    "end outside": (configure(eos_token_id=5000), "end-of-sequence id 5000 is outside its 352 rows"),
+    "end id out of range": (configure(eos_token_id=5000), "end-of-sequence id 5000 is outside its 352 rows"),
     "only pickles": (only_pickles, "only as pickle files.*convert them to safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "shard missing": (index_without_shard, "lacks 1 of 1 shards, model-00001"),
@@ -134,27 +140,25 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused(name: str, model: Path, tmp_path: Path, own_cache: Path) -> None:
-    spoil, message = CASES[name]
-    spoil(model)
-    kept = set((own_cache / "exports").glob("*"))  # of other tests, which interrupt exports
+def test_export_refuses(name: str, model: Path, tmp_path: Path, own_cache: Path) -> None:
+    change_folder, message = CASES[name]
+    change_folder(model)
+    units = set((own_cache / "exports").glob("*"))  # left by tests that interrupt exports
     with pytest.raises(EdgeDecodeError, match=message) as caught:
         export(model, tmp_path / "new" / "pack")
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-    assert set((own_cache / "exports").glob("*")) <= kept  # nothing that a later run would go on with
+    assert set((own_cache / "exports").glob("*")) <= units  # no new unit for a later run to resume
 
 
-@pytest.mark.parametrize("spoil", [only_pickles, lacks_a_shard, damaged_config, configure(head_dim=24)])
-def test_a_dry_run_refuses_the_same(spoil: Callable[[Path], None], model: Path) -> None:
-    spoil(model)
+@pytest.mark.parametrize("change_folder", [only_pickles, lacks_a_shard, damaged_config, configure(head_dim=24)])
+def test_dry_run_refuses_the_same_models(change_folder: Callable[[Path], None], model: Path) -> None:
+    change_folder(model)
     with pytest.raises(ExportError):
         forecast_pair(PairRequest(str(model), None, Path(), recipe(8)), out=None)
 
 
-def test_a_source_without_a_chat_template_says_so(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_notes_a_missing_chat_template(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model / "chat_template.jinja").unlink()
     words = ["export", "--target", str(model), "--out", str(tmp_path / "pack"), "--noise-positions", "0", "--json"]
     assert main([*words, "--dry-run"]) == main(words) == 0
@@ -168,7 +172,7 @@ def test_a_source_without_a_chat_template_says_so(
 
 
 @pytest.mark.parametrize("block_size", [32, 128])
-def test_block_sizes_that_do_not_divide(block_size: int, tmp_path: Path) -> None:
+def test_export_refuses_a_block_size_that_does_not_divide(block_size: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(mlp=160))
     stored = Recipe(Scheme(8, block_size), Scheme(8, 32))
     if block_size == 32:
@@ -178,13 +182,13 @@ def test_block_sizes_that_do_not_divide(block_size: int, tmp_path: Path) -> None
             export(folder, tmp_path / "pack", stored=stored)
 
 
-def test_too_large_for_float16(model: Path, tmp_path: Path) -> None:
+def test_export_refuses_weights_too_large_for_float16(model: Path, tmp_path: Path) -> None:
     rewrite(lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].fill(1e6))(model)
     with pytest.raises(ExportError, match=r"too large for float16: use --bits 32, 8 or 4"):
         export(model, tmp_path / "pack", stored=recipe(16))
 
 
-def test_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> None:
+def test_export_refuses_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> None:
     byte_fallback().save(str(model / "tokenizer.json"))
     with pytest.raises(
         IncompatiblePair, match=r"different tokenizers .id 0 is .*: take a draft of the target's family"
@@ -193,7 +197,7 @@ def test_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> 
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -> None:
+def test_export_refuses_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -> None:
     inner = byte_level()
     inner.add_tokens(["<one more>"])
     inner.save(str(model / "tokenizer.json"))
@@ -201,17 +205,17 @@ def test_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -
         export(llama, tmp_path / "pack", draft=model)
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
+def test_export_refuses_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"there is no folder .*, and it is not a hub id"):
         export(tmp_path / "nowhere", tmp_path / "pack")
 
 
-def test_a_hub_id_offline(tmp_path: Path) -> None:
+def test_export_refuses_a_hub_id_offline(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="'nobody/nothing' is not a folder, and it could not be downloaded"):
         export(Path("nobody/nothing"), tmp_path / "pack")
 
 
-def test_missing_packages_name_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_frameworks_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(RuntimeUnavailable, match=r"export needs torch, .*pip install 'edgedecode\[export\]'"):
         frameworks.require_frameworks()

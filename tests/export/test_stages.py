@@ -1,4 +1,4 @@
-"""What each stage of a job held in memory."""
+"""Peak memory of each stage of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgedecode.export.stages import Stages
 pytestmark = pytest.mark.export
 
 
-def test_a_stages_peak_is_its_own() -> None:
+def test_stage_peak_is_measured_per_stage() -> None:
     stages = Stages()
     with stages.stage("large"):
         np.ones(200_000_000, np.uint8)
@@ -21,5 +21,5 @@ def test_a_stages_peak_is_its_own() -> None:
     large, small = stages.records
     assert large.own_peak == small.own_peak == os.access("/proc/self/clear_refs", os.W_OK)
     if not small.own_peak:
-        pytest.skip("this system does not measure a peak anew")
+        pytest.skip("this system cannot reset the peak")
     assert large.peak_nbytes - small.peak_nbytes > 150_000_000

@@ -1,4 +1,4 @@
-"""Graphs beside the base graph: they share its weights, compute what transformers does, and are what was asked for."""
+"""Further graphs of a pack: they share the base graph's weights and match transformers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def manifest(pack: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-def test_quantized_weights_serve_every_graph(source: Path, bits: int, tmp_path: Path) -> None:
+def test_variants_share_quantized_weights(source: Path, bits: int, tmp_path: Path) -> None:
     entry = export(source, tmp_path / "pack", stored=recipe(bits), graphs=ALL).models["target"]
     assert set(entry.graphs) == set(GRAPHS)
     assert 0 < entry.parity["hidden_max_error"] < 2e-5
@@ -83,7 +83,7 @@ def test_quantized_weights_serve_every_graph(source: Path, bits: int, tmp_path: 
     assert not (tmp_path / "pack/target/exact.onnx").exists()
 
 
-def test_the_manifest_says_what_each_graph_offers(manifest: Manifest) -> None:
+def test_manifest_lists_the_capabilities_of_each_graph(manifest: Manifest) -> None:
     graphs = manifest.models["target"].graphs
     assert {name: graph.capabilities for name, graph in graphs.items()} == {
         "base": ("tree", "rows"),
@@ -106,7 +106,7 @@ def test_the_manifest_says_what_each_graph_offers(manifest: Manifest) -> None:
     assert "hidden" in graphs["hidden"].outputs
 
 
-def test_no_graph_has_weights_of_its_own(manifest: Manifest, pack: Path) -> None:
+def test_variants_have_no_weights_of_their_own(manifest: Manifest, pack: Path) -> None:
     for graph in manifest.models["target"].graphs.values():
         model = onnx.load(pack / graph.file, load_external_data=False)
         inside = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
@@ -115,7 +115,7 @@ def test_no_graph_has_weights_of_its_own(manifest: Manifest, pack: Path) -> None
         assert named == {"weights.bin"}
 
 
-def test_hidden_is_the_last_hidden_state(source: Path, manifest: Manifest, pack: Path) -> None:
+def test_hidden_graph_returns_the_last_hidden_state(source: Path, manifest: Manifest, pack: Path) -> None:
     network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     with torch.inference_mode():
         expected = network.model(torch.tensor([TOKENS])).last_hidden_state[0].numpy()
@@ -128,11 +128,11 @@ def test_hidden_is_the_last_hidden_state(source: Path, manifest: Manifest, pack:
 
 
 @pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ALL.lora_modules], ids=["k", "q and v", "all"])
-def test_an_adapter_computes_what_changed_weights_do(
+def test_lora_graph_matches_merged_weights(
     source: Path, manifest: Manifest, pack: Path, modules: tuple[str, ...]
 ) -> None:
     network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    draw, matrices = np.random.default_rng(2), []
+    rng, matrices = np.random.default_rng(2), []
     model = open_graph(manifest, pack, "lora")
     assert isinstance(model, AdapterModel)
     for layer, block in enumerate(network.model.layers):
@@ -140,8 +140,8 @@ def test_an_adapter_computes_what_changed_weights_do(
             name = path.rpartition(".")[2]
             if name in (modules or model.card.lora_modules):
                 outputs, inputs = part.weight.shape
-                down = draw.standard_normal((5, inputs), np.float32) * np.float32(0.05)
-                matrices.append(LowRank(layer, name, down, draw.standard_normal((outputs, 5), np.float32)))
+                down = rng.standard_normal((5, inputs), np.float32) * np.float32(0.05)
+                matrices.append(LowRank(layer, name, down, rng.standard_normal((outputs, 5), np.float32)))
                 part.weight.data += 1.5 * torch.from_numpy(matrices[-1].product())
     assert {part.module for part in matrices} == set(modules or model.card.lora_modules)
     with torch.inference_mode():
@@ -155,7 +155,7 @@ def test_an_adapter_computes_what_changed_weights_do(
     model.close()
 
 
-def test_an_int8_cache_stays_close_and_its_trees_are_exact(manifest: Manifest, pack: Path) -> None:
+def test_kv8_graph_is_close_to_float_and_exact_for_trees(manifest: Manifest, pack: Path) -> None:
     base, model = open_graph(manifest, pack), open_graph(manifest, pack, "kv:int8")
     found = model.forward(TOKENS, model.new_state(60), rows="all").logits.copy()
     expected = base.forward(TOKENS, base.new_state(60), rows="all").logits
@@ -177,7 +177,7 @@ def test_an_int8_cache_stays_close_and_its_trees_are_exact(manifest: Manifest, p
     model.close()
 
 
-def test_an_int8_cache_that_loses_too_much_is_refused(
+def test_export_refuses_a_kv8_graph_with_too_much_loss(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_checks, "LOOSE", 1e-6)
@@ -186,7 +186,7 @@ def test_an_int8_cache_that_loses_too_much_is_refused(
     assert not (tmp_path / "pack").exists()
 
 
-def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> None:
+def test_export_refuses_lora_modules_that_the_model_lacks(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no projection gate_up_proj: --lora-modules may name q_proj"):
         export(llama, tmp_path / "pack", graphs=GraphRequest(("base", "lora"), lora_modules=("q_proj", "gate_up_proj")))
 
@@ -201,33 +201,33 @@ def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> Non
         ("lora", 4, "q,k_proj", "no projection is called 'q'"),
     ],
 )
-def test_a_request_that_cannot_be_meant(graphs: str, rank: int, modules: str, words: str) -> None:
+def test_graph_request_refuses_invalid_values(graphs: str, rank: int, modules: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         GraphRequest.of(graphs, lora_rank=rank, lora_modules=modules)
 
 
-def test_a_request_always_has_the_base_graph_first() -> None:
+def test_graph_request_always_starts_with_the_base_graph() -> None:
     assert GraphRequest.of("kv8, hidden,kv8") == GraphRequest(("base", "hidden", "kv8"))
 
 
-def test_from_the_command_line_to_an_int8_answer(
+def test_export_with_kv8_generates_with_kv_type_int8(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack = tmp_path / "pack"
-    given = ["export", "--target", str(llama), "--out", str(pack), "--graphs", "kv8", "--noise-positions", "0"]
-    assert main(given) == 0
+    export_words = ["export", "--target", str(llama), "--out", str(pack), "--graphs", "kv8", "--noise-positions", "0"]
+    assert main(export_words) == 0
     files = {path.name for path in (pack / "target").iterdir()}
     assert files == {"base.onnx", "kv8.onnx", "weights.bin", "gguf.json"}
     with edgedecode.load(pack, kv_type="int8") as pair:
         assert pair.target.card.kv_type == "int8"
-    asked = ["generate", "-m", str(pack), "-p", "hello", "--max-tokens", "4", "--temp", "0"]
-    assert main([*asked, "--kv-type", "int8"]) == 0
+    generate_words = ["generate", "-m", str(pack), "-p", "hello", "--max-tokens", "4", "--temp", "0"]
+    assert main([*generate_words, "--kv-type", "int8"]) == 0
     export(llama, tmp_path / "plain")
     assert main(["generate", "-m", str(tmp_path / "plain"), "-p", "hello", "--kv-type", "int8"]) == 1
     assert "--graphs base,kv8" in capsys.readouterr().err
 
 
-def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path) -> None:
+def test_load_int8_keeps_floats_for_a_draft_without_kv8(llama: Path, tmp_path: Path) -> None:
     manifest = export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         assert pair.draft is not None
@@ -244,26 +244,26 @@ def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path)
         edgedecode.load(tmp_path / "pack", kv_type="int4")
 
 
-def test_needs_that_the_pack_lacks(llama: Path, tmp_path: Path) -> None:
+def test_open_names_the_missing_graph(llama: Path, tmp_path: Path) -> None:
     manifest = export(llama, tmp_path / "pack")
     with pytest.raises(CapabilityError, match="--graphs base,hidden"):
         open_graph(manifest, tmp_path / "pack", "hidden")
 
 
-def test_four_graphs_are_hardly_larger_than_one(demo_pair: Path, tmp_path: Path) -> None:
+def test_variants_add_at_most_3_percent_to_the_size(demo_pair: Path, tmp_path: Path) -> None:
     manifest = export(demo_pair / "target", tmp_path / "four", draft=demo_pair / "draft", graphs=GraphRequest(GRAPHS))
     four = sum(path.stat().st_size for path in (tmp_path / "four").rglob("*") if path.is_file())
     more = [graph for entry in manifest.models.values() for name, graph in entry.graphs.items() if name != "base"]
     one = four - sum(manifest.files[graph.file].nbytes for graph in more)
-    one -= sum(len(json.dumps(asdict(graph))) for graph in more)  # their part of the manifest, about
+    one -= sum(len(json.dumps(asdict(graph))) for graph in more)  # approximately their part of the manifest
     print(four, one, four / one)
     assert four <= 1.03 * one
 
 
-def test_speculation_with_an_int8_cache_says_what_plain_decoding_says(llama: Path, tmp_path: Path) -> None:
-    """Lossless against the model as it is run: its own int8 graph, in passes of widths that round alike."""
+def test_drafts_with_int8_cache_leave_the_text_unchanged(llama: Path, tmp_path: Path) -> None:
+    """Lossless against the model with the int8 graph, in passes of widths that round alike."""
     export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
-    said = set()
+    texts = set()
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         if refusal := why_refused(pair, 8):
             pytest.skip(refusal)
@@ -271,5 +271,5 @@ def test_speculation_with_an_int8_cache_says_what_plain_decoding_says(llama: Pat
             options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
             with pair.session(options) as session:
                 session.generate("hello there", max_tokens=48)
-                said.add(tuple(session.tokens))
-    assert len(said) == 1
+                texts.add(tuple(session.tokens))
+    assert len(texts) == 1

@@ -1,4 +1,4 @@
-"""`bench --scale` widens exported packs of every family that has separate gate and up projections."""
+"""`bench --scale` on exported packs of every family with separate gate and up projections."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def widen(pack: Path, *, scale: str = "1MB") -> Path:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_function_is_kept(family: str, bits: int, tmp_path: Path) -> None:
+def test_widening_keeps_the_logits_of_every_family(family: str, bits: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", replace(FAMILIES[family], mlp=128))
     manifest = export(model, tmp_path / "pack", stored=recipe(bits), graphs=GraphRequest(("base", "hidden")))
     folder = widen(tmp_path / "pack")
     wider = Manifest.load(folder)
     assert abs(wider.weights_nbytes("target") / 1e6 - 1) < 0.05
     before, after = engine_logits(manifest, tmp_path / "pack", TOKENS), engine_logits(wider, folder, TOKENS)
-    assert np.abs(before - after).max() < 2e-2  # sums in another order, and what 8-bit rounding makes of it
+    assert np.abs(before - after).max() < 2e-2  # the order of summation differs, and 8-bit rounding amplifies that
     assert (before.argmax(-1) == after.argmax(-1)).mean() > 0.97
 
 
-def test_floats_are_refused(tmp_path: Path) -> None:
+def test_widening_refuses_floats(tmp_path: Path) -> None:
     export(write_model(tmp_path / "model", FAMILIES["llama"]), tmp_path / "pack", stored=recipe(32))
     with pytest.raises(CapabilityError, match="0 of the 2 MLPs of the target can be widened"):
         widen(tmp_path / "pack")

@@ -1,4 +1,4 @@
-"""Random models of real configuration classes, small enough to export in a fraction of a second."""
+"""Random models with real configuration classes, small enough to export in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CONFIGS = {
 
 @dataclass(frozen=True)
 class TinyModel:
-    """The shape of a random model. Rows exceed the tokenizer's ids, as padded vocabularies do."""
+    """The shape of a random model. It has more rows than the tokenizer has ids, like a padded vocabulary."""
 
     family: str = "llama"
     hidden: int = 64
@@ -75,7 +75,7 @@ def write_model(folder: Path, tiny: TinyModel) -> Path:
 
 
 def random_network(tiny: TinyModel) -> PreTrainedModel:
-    """Make the model with weights large enough that its logits have opinions; biases and norms are random too."""
+    """Create the model with weights large enough for clearly different logits; biases and norms are random too."""
     config = _CONFIGS[tiny.family](
         hidden_size=tiny.hidden,
         intermediate_size=tiny.mlp,
@@ -101,14 +101,13 @@ def random_network(tiny: TinyModel) -> PreTrainedModel:
 
 
 MASSIVE = ("attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", "head")
-"""The inputs of products that `write_massive` can enlarge."""
+"""The products whose inputs `write_massive` can enlarge."""
 
 
 def write_massive(folder: Path, massive: Collection[str] = MASSIVE) -> Path:
-    """Write a model with a clear leading token, one of 32 inputs of the products in `massive` 100 times the others.
+    """Write a model with a clear top token; one of 32 inputs of each product in `massive` is 100 times the others.
 
-    Whatever is massive, it is the same function of float activations, at every width of the weights: no product reads
-    those inputs, their weights are zeros.
+    `massive` does not change the function of float activations at any weight width: those inputs have zero weights.
     """
     tiny = TinyModel(family="qwen3", hidden=128, mlp=256, heads=4, kv_heads=2, head_size=32, context=512, seed=3)
     write_model(folder, tiny)
@@ -118,21 +117,21 @@ def write_massive(folder: Path, massive: Collection[str] = MASSIVE) -> Path:
         table = body.embed_tokens.weight
         table.copy_(torch.randn_like(table))
         network.lm_head.weight[torch.randperm(len(table))] = 0.1 * table + 0.06 * torch.randn_like(table)
-        makers = [("head", body.norm, [network.lm_head])]
+        sources = [("head", body.norm, [network.lm_head])]
         for layer in body.layers:
             attention, mlp = layer.self_attn, layer.mlp
             for added in (attention.o_proj, mlp.down_proj):
                 added.weight *= 0.3
-            makers += [
+            sources += [
                 ("attn.qkv_proj", layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]),
                 ("attn.o_proj", attention.v_proj, [attention.o_proj]),
                 ("mlp.gate_up_proj", layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]),
                 ("mlp.down_proj", mlp.up_proj, [mlp.down_proj]),
             ]
-        for name, maker, readers in makers:
+        for name, source, readers in sources:
             for reader in readers:
                 reader.weight[:, 5::32] = 0
             if name in massive:
-                maker.weight[5::32] *= 100
+                source.weight[5::32] *= 100
     network.save_pretrained(folder)
     return folder

@@ -1,7 +1,8 @@
-"""Makes the graph in this folder: a tiny random Llama in the layout of optimum's `text-generation-with-past`.
+"""Write the graph in this folder: a tiny random Llama in the layout of optimum's `text-generation-with-past`.
 
-Inputs input_ids, attention_mask, position_ids and past_key_values.N.key/value, all with a batch; past and new rows are
-joined inside the graph, attention is plain nodes, weights lie in the graph's file. Run it to write model.onnx again:
+Its inputs are input_ids, attention_mask, position_ids and past_key_values.N.key/value, all with a batch dimension. The
+graph concatenates past and new rows, computes attention with plain nodes, and contains the weights. To rewrite
+model.onnx, run:
 python tests/export/data/optimum-tiny/recipe.py
 """
 
@@ -20,7 +21,7 @@ FAR = np.finfo(np.float32).min
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the model, and what exporters do differently."""
+    """Sizes of the model, and variations between exporters."""
 
     layers: int = 2
     hidden: int = 24
@@ -31,13 +32,13 @@ class Layout:
     rows: int = 352
     seed: int = 0
     window: int = 0
-    """Positions a row sees when the graph honours a window; 0: all."""
+    """Number of positions that a row attends to in a graph with a window; 0: all."""
     positions: bool = True
-    """Whether position_ids is an input; else they are counted from the attention mask."""
+    """Whether position_ids is an input; otherwise positions are computed from the attention mask."""
 
 
 class OptimumGraph:
-    """Collects the nodes and initializers of one graph."""
+    """Builds the nodes and initializers of one graph."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -69,8 +70,8 @@ class OptimumGraph:
     def _layer(self, hidden: str, layer: int, rotary: tuple[str, str], mask: str) -> str:
         layout, name = self.layout, f"model.layers.{layer}"
         normed = self._norm(hidden, f"{name}.input_layernorm")
-        query = self._turned(self._heads(normed, f"{name}.self_attn.q_proj", layout.heads), rotary)
-        key = self._turned(self._heads(normed, f"{name}.self_attn.k_proj", layout.kv_heads), rotary)
+        query = self._rotated(self._heads(normed, f"{name}.self_attn.q_proj", layout.heads), rotary)
+        key = self._rotated(self._heads(normed, f"{name}.self_attn.k_proj", layout.kv_heads), rotary)
         value = self._heads(normed, f"{name}.self_attn.v_proj", layout.kv_heads)
         keys = self._node("Concat", [f"past_key_values.{layer}.key", key], f"present.{layer}.key", axis=-2)
         values = self._node("Concat", [f"past_key_values.{layer}.value", value], f"present.{layer}.value", axis=-2)
@@ -88,7 +89,7 @@ class OptimumGraph:
         return self._node("Add", [hidden, self._project(product, f"{name}.mlp.down_proj", layout.mlp, layout.hidden)])
 
     def _mask(self) -> str:
-        """Return what is added to the scores, [1, 1, rows, past and rows]: no row sees a later one."""
+        """Return the causal bias added to the scores, [1, 1, rows, past + rows]."""
         rows, every = self._length("input_ids"), self._length("attention_mask")
         past = self._node("Sub", [every, rows])
         zero, one = self._constant(np.int64(0)), self._constant(np.int64(1))
@@ -102,7 +103,7 @@ class OptimumGraph:
         return self._node("Unsqueeze", [mask, self._constant(np.array([0, 1]))])
 
     def _rotary(self) -> tuple[str, str]:
-        """Return cosines and sines, [batch, 1, rows, head size]."""
+        """Return the rotary cosines and sines, [batch, 1, rows, head size]."""
         positions = "position_ids"
         if not self.layout.positions:
             counted = self._node("CumSum", ["attention_mask", self._constant(np.int64(1))])
@@ -118,7 +119,7 @@ class OptimumGraph:
         angles = self._node("Mul", [places, self._constant(np.concatenate([frequencies, frequencies]))])
         return self._node("Cos", [angles]), self._node("Sin", [angles])
 
-    def _turned(self, value: str, rotary: tuple[str, str]) -> str:
+    def _rotated(self, value: str, rotary: tuple[str, str]) -> str:
         half, axis = self.layout.head_size // 2, self._constant(np.array([3]))
         zero, middle, end = (self._constant(np.array([place])) for place in (0, half, 2 * half))
         negative = self._node("Neg", [self._node("Slice", [value, middle, end, axis])])
@@ -132,7 +133,7 @@ class OptimumGraph:
         return self._node("Transpose", [split], perm=[0, 2, 1, 3])
 
     def _repeat(self, value: str) -> str:
-        """Give every query head its own keys or values."""
+        """Repeat keys or values for every query head."""
         times = self.layout.heads // self.layout.kv_heads
         spread = self._node("Unsqueeze", [value, self._constant(np.array([2]))])
         spread = self._node("Expand", [spread, self._constant(np.array([1, 1, times, 1, 1]))])
