@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import BudgetExceeded, InputError, SessionOptions
 from edgedecode.commands import Command, count, positive_count
+from edgedecode.decoding.verify import Rule
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.open_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
@@ -46,6 +47,13 @@ class PlanCommand:
         group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
         group.add_argument("--tree", action="store_true", help="plan for tree drafts")
         group.add_argument("--adapter", metavar="NAME", help="plan for answers with this adapter of the pack")
+        group.add_argument(
+            "--rule",
+            choices=[rule.value for rule in Rule],
+            default=Rule.MATCH.value,
+            help="plan for this verification rule (default: %(default)s)",
+        )
+        group.add_argument("--reproducible", action="store_true", help="plan for reproducible answers")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
@@ -85,6 +93,8 @@ def _options(arguments: Namespace) -> SessionOptions:
         draft_max=arguments.draft_max,
         tree=arguments.tree,
         adapter=arguments.adapter,
+        rule=Rule(arguments.rule),
+        reproducible=arguments.reproducible,
     )
 
 

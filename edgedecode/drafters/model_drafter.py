@@ -23,7 +23,15 @@ from .model_state import ModelState
 from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
 
-__all__ = ["ModelDrafter", "ModelSource", "WholeRows", "join_state", "usable_model", "vocabulary_of"]
+__all__ = [
+    "ModelDrafter",
+    "ModelSource",
+    "WholeRows",
+    "distributions_nbytes",
+    "join_state",
+    "usable_model",
+    "vocabulary_of",
+]
 
 PROBABILITY_NBYTES = 8 + 8
 """An id and its share."""
@@ -120,7 +128,8 @@ class ModelDrafter:
         vocabulary: TrimmedVocabulary | None = None,
     ) -> None:
         self.name = name
-        self._told = setting.budget.reserve(f"distributions:{name}", _told_nbytes(setting))
+        kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
+        self._told = setting.budget.reserve(f"distributions:{name}", kept)
         try:
             self.state = join_state(setting, model, name)
         except BaseException:
@@ -226,9 +235,9 @@ class ModelDrafter:
         return Draft(tuple(tokens), source=self.name, vocabulary=self.vocabulary)
 
 
-def _told_nbytes(setting: DraftSetting) -> int:
-    """Return what the distributions take that tokens of one draft are drawn from, all kept until they are verified."""
-    return PROBABILITY_NBYTES * setting.vocabulary_size * setting.draft_max if setting.sampled else 0
+def distributions_nbytes(vocabulary_size: int, draft_max: int) -> int:
+    """Return the memory of the distributions that a draft's tokens are drawn from, which are kept for verification."""
+    return PROBABILITY_NBYTES * vocabulary_size * draft_max
 
 
 def vocabulary_of(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:

@@ -93,12 +93,13 @@ class ModelFootprint:
     """Upper bounds of a model's memory on an engine, known before loading, under the names of its leases.
 
     card: the model's card as known by then. loaded: leased by opening the model. state: leased by its first state;
-    further states share buffers with it.
+    further states share buffers with it. loading_nbytes: leased in addition until the model is open.
     """
 
     card: ModelCard
     loaded: tuple[Holder, ...]
     state: StateHolders
+    loading_nbytes: int = 0
 
 
 @runtime_checkable

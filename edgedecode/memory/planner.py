@@ -42,6 +42,8 @@ class Choice:
     kv_type: str = ""
     adapter: str = ""
     """Name of the adapter that answers; empty: none."""
+    sampled: bool = False
+    """The drafts' distributions are kept, as the ratio rule needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from edgedecode.adapters.pack_adapters import loaded_nbytes
 from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.verify import Rule
+from edgedecode.drafters.model_drafter import distributions_nbytes
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
 from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime, role_needs
@@ -108,7 +110,9 @@ class PackFootprint:
     def holders(self, choice: Choice) -> tuple[Holder, ...]:
         """Return the memory of the process with one session, one holder per lease."""
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
-        return _merged([*self._process, *target.loaded, *self._of_session(choice)])
+        session = self._of_session(choice)
+        loading = max(0, target.loading_nbytes - total_nbytes(session))  # released before the session is opened
+        return _merged([*self._process, *target.loaded, Holder("reading weights", loading), *session])
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
@@ -123,6 +127,7 @@ class PackFootprint:
             tree=wants_trees(options) and card.tree and drafting.names != (),
             kv_type=self._kv_type,
             adapter=options.adapter or "",
+            sampled=options.rule is Rule.RATIO,
         )
         models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
         bounds = Bounds(
@@ -152,6 +157,8 @@ class PackFootprint:
             positions = choice.draft_context or min(choice.context, draft.card.context)
             found += draft.state(positions, rows=rows, tree=trees)
         for source in sources:
+            if source.needs_model and choice.sampled:
+                found.append(Holder(f"distributions:{source.name}", distributions_nbytes(size, choice.draft_max)))
             if isinstance(source, PlannedSource):
                 found += source.holders(capacity=choice.context, vocabulary_size=size)
         return _merged(found)
@@ -169,7 +176,8 @@ class PackFootprint:
         if not any(find_drafter(name).needs_model for name in choice.drafters):
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
-        loaded = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap).loaded
+        draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
+        loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes))
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     @cached_property

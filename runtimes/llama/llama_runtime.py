@@ -40,6 +40,7 @@ from .llama_footprint import (
     plan_snapshots,
     plan_state,
     position_nbytes,
+    read_buffer_nbytes,
     session_nbytes,
     state_holders,
     weights_nbytes,
@@ -116,7 +117,8 @@ class LlamaRuntime:
         with ExitStack() as undo:  # releases every lease if a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
             loading, holder = self._fitting(found, budget, needs)
-            lease = undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=name == "target"))
+            reserved = holder.nbytes + read_buffer_nbytes(header, loading)
+            lease = undo.enter_context(budget.reserve(holder.name, reserved, fixed=name == "target"))
             engine = self._engine = self._engine or Engine()
             weights = engine.load(path, loading)
             undo.callback(weights.close)
@@ -165,7 +167,7 @@ class LlamaRuntime:
         snapshots = plan_snapshots(header, file_nbytes=found.path.stat().st_size) if recurrent else 0
         card = replace(card, tree=not recurrent, rollback=not recurrent or snapshots > 0)
         fed = 0 if found.draft is None else fed_row_nbytes(found.draft.contents)
-        _, weights = self._fitting(found, request.budget, request.needs)
+        loading, weights = self._fitting(found, request.budget, request.needs)
         holders = partial(
             state_holders,
             found.entry,
@@ -174,7 +176,7 @@ class LlamaRuntime:
             extras=StateExtras(snapshots, _adapted_products(header, request.needs)),
             fed_row_nbytes=fed,
         )
-        return ModelFootprint(card, (CODE, weights), holders)
+        return ModelFootprint(card, (CODE, weights), holders, read_buffer_nbytes(header, loading))
 
     def _find(self, request: ModelRequest) -> _Found:
         """Find the model's file, building it if needed, and return the facts known before loading."""

@@ -20,6 +20,7 @@ from edgedecode import (
     InputError,
     Pair,
     Rule,
+    SamplingOptions,
     SessionOptions,
     open_pack,
 )
@@ -350,3 +351,21 @@ def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
     with edgedecode.load(pack, runtime=engine, adapters=True, memory=memory) as pair, pair.session(options) as session:
         assert session.generate("Hello", max_tokens=4).tokens
         assert pair.budget.used_nbytes <= memory
+
+
+def test_plan_of_the_ratio_rule_counts_the_distributions_of_a_draft(engine: str) -> None:
+    options = SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=1.0), drafter="model", context=512)
+    plan = edgedecode.plan(None, options, runtime=engine).memory
+    with edgedecode.load(runtime=engine) as pair, pair.session(options):
+        held = leased(pair)["distributions:model"]
+    assert held == dict(plan.holders)["distributions:model"] > 1_000_000
+
+
+def test_plan_of_weights_that_are_read_counts_the_read_buffer_only_while_they_load() -> None:
+    pytest.importorskip("llama_cpp")
+    options = SessionOptions(context=512, drafter="none")
+    plan = edgedecode.plan(None, options, runtime="llama", mmap=False).memory
+    with edgedecode.load(runtime="llama", mmap=False, memory=plan.nbytes + 1_000_000) as pair, pair.session(options):
+        held = leased(pair)["weights:target"]
+    assert held == dict(plan.holders)["weights:target"]
+    assert "reading weights" not in dict(plan.holders), "the session takes more"
