@@ -365,7 +365,7 @@ def test_plan_of_weights_that_are_read_counts_the_read_buffer_only_while_they_lo
     pytest.importorskip("llama_cpp")
     options = SessionOptions(context=512, drafter="none")
     plan = edgedecode.plan(None, options, runtime="llama", mmap=False).memory
-    with edgedecode.load(runtime="llama", mmap=False, memory=plan.nbytes + 1_000_000) as pair, pair.session(options):
+    with edgedecode.load(runtime="llama", mmap=False) as pair, pair.session(options):
         held = leased(pair)["weights:target"]
     assert held == dict(plan.holders)["weights:target"]
     assert "reading weights" not in dict(plan.holders), "the session takes more"
