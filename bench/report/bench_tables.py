@@ -292,12 +292,8 @@ def _summary(
 
 
 def _plain_rounds(rounds: Mapping[str, int]) -> str:
-    """Return the number of rounds without a draft and the reasons.
-
-    In rounds with the reasons "pays" and "probe" a draft was planned, and the drafter stopped before its first token.
-    """
-    named = {reason: "nothing drafted" if reason in ("pays", "probe") else reason for reason in rounds}
-    return f"{sum(rounds.values())}: " + ", ".join(f"{named[reason]} {count}" for reason, count in rounds.items())
+    """Return the number of rounds without a draft and the reasons."""
+    return f"{sum(rounds.values())}: " + ", ".join(f"{reason} {count}" for reason, count in rounds.items())
 
 
 def _spread(speed_ups: Sequence[float]) -> str:
