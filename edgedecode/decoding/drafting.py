@@ -16,14 +16,26 @@ from edgedecode.sampling.sampler import Noise
 from .counterfactual import OpenOffers, would_have
 from .drafter import Branching, Closable, Drafter, HeadDrafter, head_groups
 from .drafts import EMPTY_DRAFT, Draft
-from .policy import ASKED, MAX_DRAFT, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
+from .policy import (
+    ASKED,
+    MAX_DRAFT,
+    NO_DRAFTER,
+    NO_SPEED_UP,
+    FixedLength,
+    Offer,
+    Plan,
+    Policy,
+    RoundCost,
+    Score,
+    Signals,
+)
 from .tree import RankRates, depths, is_chain
 from .verify import Outcome, Verdict
 
 __all__ = ["Drafting"]
 
 _PLAIN = Plan(0)
-_RESTING = Plan(0, reason="nothing pays")
+_RESTING = Plan(0, reason=NO_SPEED_UP)
 _FOR_GOOD = 1 << 62
 """Rounds at rest that never end."""
 
@@ -135,7 +147,7 @@ class Drafting:
         if len(draft) or self._draft_seconds:
             self._asked = name
         if not len(draft):
-            self.plan = replace(self.plan, reason=f"{name} was not sure")
+            self.plan = replace(self.plan, reason=f"no proposal from {name}")
         return self._checked(draft, name, length)
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:

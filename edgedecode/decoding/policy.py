@@ -36,6 +36,8 @@ class Score:
 
 
 NO_DRAFTER, ASKED = "none", "asked"
+NO_SPEED_UP = "no speed-up expected"
+"""Reason of plans without a draft because none is expected to be faster than plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What to draft: acceptance, costs and the scheduler that weighs them. Imports decode only."""
+"""Choosing what to draft: acceptance rates, costs, and the scheduler that weighs them."""

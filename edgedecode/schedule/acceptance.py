@@ -1,7 +1,7 @@
-"""How long drafts live: the chance that a drafted token is accepted, by drafter, kind of match and depth.
+"""Estimates the chance that a drafted token is accepted, by drafter, match length and depth.
 
-Two layers of counts. `History` is what all answers showed; it is shared, kept on disk, and fades slowly. `Acceptance`
-is what this answer showed; it fades fast, and leans on the history. A fold over scores: same scores, same chances.
+There are two layers of counts. `History` covers all answers; it is shared, kept on disk, and decays slowly.
+`Acceptance` covers this answer; it decays fast, with the history as its prior. Deterministic given the scores.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from edgedecode.decoding.policy import Score
 __all__ = ["DEPTHS", "PRIORS", "Acceptance", "Counts", "History", "Key", "match_bucket"]
 
 PRIORS = {0: 0.5, 1: 0.25, 2: 0.35, 4: 0.5, 8: 0.7, 16: 0.85, 1 << 62: 0.92}
-"""The chance per token before anything was seen, by the longest match of a kind, in tokens; drafters without matches
-have that of 0."""
+"""Prior chance per token, by upper bound of the match length in tokens; drafters without matches have length 0."""
 PRIOR_ROUNDS = 2.0
-"""Rounds that the prior counts for in the history, and the history in an answer. More: what is seen counts less."""
+"""Rounds that the prior counts as in the history, and the history in an answer. Higher: observations count less."""
 TEXT_FADE = 0.9
-"""What an answer's older rounds count for after one more. Less: a text that changes is followed faster, noise too."""
+"""Decay per round of an answer's counts. Lower: follows a changing text faster, with more noise."""
 HISTORY_FADE = 0.99
-"""The same of the history."""
+"""Decay per round of the history's counts."""
 DOUBT = 0.99
-"""What an answer's rounds count for after each token without one; the history's fade tenfold slower. Less: a drafter
-that failed is tried again sooner."""
+"""Decay per emitted token of an answer's counts; the history's is ten times slower. Lower: a drafter that failed is
+tried again sooner."""
 STREAK = 3
-"""Drafts in a row that failed at once, after which an answer's successes fade three times as fast: the text changed."""
+"""Consecutive drafts rejected at their first token after which an answer's accepted counts decay three times as fast:
+the text has changed."""
 CARRIED = 0.25
-"""What an answer's rounds count for in the next answer of the session."""
+"""Weight of an answer's counts in the session's next answer, and of the history in a new adapter's."""
 DEPTHS = 8
-"""Positions beyond share one count."""
+"""Depths with separate counts; deeper positions share the last one."""
 
-_SMALLEST, _HARDLY_EVER = 1e-6, 0.02
+_MIN_SCALE, _MIN_CHANCE = 1e-6, 0.02
 
 _LONGEST, _PRIORS = tuple(PRIORS), tuple(PRIORS.values())
 
@@ -42,9 +42,9 @@ Key = tuple[str, int]
 
 
 class Counts:
-    """Accepted and tried drafts by depth, which fade; `at` is the token at which they last did.
+    """Decaying counts of accepted and tried tokens by depth. at: the token at which they last aged.
 
-    What is stored is multiplied by `scale`, so that fading touches one number.
+    The stored values must be multiplied by `scale`, so that a decay changes one number only.
     """
 
     __slots__ = ("accepted", "at", "failed", "scale", "tried")
@@ -55,25 +55,25 @@ class Counts:
         self.scale, self.at, self.failed = 1.0, 0, 0
 
     def settle(self) -> None:
-        """Make the scale 1 again."""
+        """Apply the scale to the stored values and reset it to 1."""
         self.accepted = [count * self.scale for count in self.accepted]
         self.tried = [count * self.scale for count in self.tried]
         self.scale = 1.0
 
     def fade(self, share: float) -> None:
-        """Let everything count for `share` of what it did."""
+        """Multiply all counts by `share`."""
         self.scale *= share
-        if self.scale < _SMALLEST:
+        if self.scale < _MIN_SCALE:
             self.settle()
 
     def age(self, at: int, share: float) -> None:
-        """Fade by `share` for every token since the last time."""
+        """Fade by `share` per token since the last call."""
         if at > self.at:
             self.fade(share ** (at - self.at))
             self.at = at
 
     def add(self, score: Score, share: float) -> None:
-        """Count a draft. Where all of it was accepted its end is unknown, which is no failure."""
+        """Count a draft. A fully accepted one adds no failure: how far it would have been accepted is unknown."""
         self.fade(share)
         one, last = 1 / self.scale, DEPTHS - 1
         for index in range(min(score.accepted + 1, score.length)):
@@ -84,7 +84,7 @@ class Counts:
 
 
 class History:
-    """What the drafts of all answers showed."""
+    """Outcomes of the drafts of all answers."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class History:
     ) -> None:
         self.tables = tables or {}
         self.stops = stops or {}
-        """By drafter, the share of the drafts that failed which the model itself ended, not being sure."""
+        """By drafter, the share of failed drafts that its model ended itself because of low confidence."""
         self.tokens = 0
         """Tokens of all answers."""
         self.adapters = adapters or {}
-        """The history of answers with an adapter, by its name; this one is of answers without."""
+        """The histories of answers with an adapter, by its name; this one covers answers without."""
 
     def under(self, adapter: str) -> History:
-        """Return the history of answers with an adapter; a new one starts with a little of what is known without."""
+        """Return the history of answers with an adapter; a new one starts with a share of the history without."""
         if not adapter:
             return self
         if adapter not in self.adapters:
@@ -114,7 +114,7 @@ class History:
         return self.adapters[adapter]
 
     def of(self, key: Key) -> Counts:
-        """Return the counts of one kind of draft, aged to now. One that is new is only added when it is counted."""
+        """Return the counts of one kind of draft, aged to now; they are created if they do not exist."""
         counts = self.tables.get(key)
         if counts is None:
             counts = self.tables[key] = Counts()
@@ -123,7 +123,7 @@ class History:
 
 
 class Acceptance:
-    """One session's view: this answer's drafts over the shared history."""
+    """One session's estimates, from this answer's drafts and the shared history."""
 
     def __init__(self, history: History) -> None:
         self.history = self._plain = history
@@ -131,18 +131,18 @@ class Acceptance:
         self._adapters = {"": self._tables}
 
     def begin(self, adapter: str = "") -> None:
-        """Start an answer: its text may be of another kind. adapter: name of the one that answers; empty: none."""
+        """Start an answer, whose text may be of another kind. adapter: name of the adapter in use; empty: none."""
         self.history = self._plain.under(adapter)
         self._tables = self._adapters.setdefault(adapter, {})
         for counts in self._tables.values():
             counts.fade(CARRIED)
 
     def passed(self, tokens: int) -> None:
-        """Tokens were emitted, whoever had drafted them."""
+        """Count emitted tokens, drafted or not."""
         self.history.tokens += tokens
 
     def add(self, score: Score) -> None:
-        """Learn what became of an offer or a draft."""
+        """Learn the outcome of an offer or a draft."""
         if score.length > 0:
             key = score.drafter, match_bucket(score.match)
             counts = self._of(key)
@@ -153,18 +153,18 @@ class Acceptance:
             self.history.of(key).add(score, HISTORY_FADE)
 
     def ended(self, drafter: str, *, stopped: bool) -> None:
-        """A draft ended before its limit: its model stopped, or the target rejected a token."""
+        """Count a draft that ended before its limit: its model stopped, or the target rejected a token."""
         known = self.stops(drafter)
         self.history.stops[drafter] = known + (stopped - known) * (1 - TEXT_FADE)
 
     def stops(self, drafter: str) -> float:
-        """Return the share of the failing drafts that their model ends, so that nothing beyond is paid for."""
+        """Return the share of failing drafts that their model ends itself, which saves the further tokens' costs."""
         return self.history.stops.get(drafter, 0.0)
 
     def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> Iterator[float]:
         """Yield, for each of `length` positions, the chance that the draft is accepted up to and with it.
 
-        It ends at positions that are hardly ever reached. hope: standard deviations added to the expected chance.
+        It ends once that chance is negligible. hope: standard deviations added to the expected chance.
         """
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)
@@ -174,7 +174,8 @@ class Acceptance:
                 known = old.tried[depth] * old_scale + PRIOR_ROUNDS
                 tried = new.tried[depth] * new_scale + PRIOR_ROUNDS
                 base = (old.accepted[depth] * old_scale + PRIOR_ROUNDS * base) / known
-                # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
+                # The prior averages the history at this depth and this answer one depth above, since the acceptance
+                # of a draft's tokens is correlated.
                 prior = base if above < 0 else (base + above) / 2
                 chance = above = (new.accepted[depth] * new_scale + PRIOR_ROUNDS * prior) / tried
                 if hope:
@@ -183,7 +184,7 @@ class Acceptance:
                     chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             yield alive
-            if alive < _HARDLY_EVER:
+            if alive < _MIN_CHANCE:
                 return
 
     def _of(self, key: Key) -> Counts:
@@ -195,5 +196,5 @@ class Acceptance:
 
 
 def match_bucket(match: int) -> int:
-    """Return the number of the bucket a match of this length falls in."""
+    """Return the index of the bucket for a match of this length."""
     return bisect_left(_LONGEST, match)

@@ -1,7 +1,8 @@
-"""What passes cost on this device, learnt from the passes that happen.
+"""Learns the costs of forward passes on this device from the passes that happen.
 
-A target pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1): β is what one more row costs, in
-plain steps. It changes little from width to width, so a width that was never tried is known from those that were.
+A target pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1). The baseline step is a target pass
+over one token, and β is the cost of one more row in baseline steps. β varies little with the width, so unmeasured
+widths are estimated from measured ones.
 """
 
 from __future__ import annotations
@@ -31,40 +32,41 @@ __all__ = [
 ]
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
-"""Contexts up to each of these lengths, in tokens, have one table; longer ones the last."""
+"""Upper bounds, in tokens, of the context lengths that share a table; one more table is for longer contexts."""
 WIDEST = MAX_DRAFT + 1
-"""Rows of the widest pass with a figure of its own."""
+"""Rows of the widest pass that is measured separately."""
 PRIOR_BETA = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
-"""β by width before anything is measured: expensive, as two slow cores measured (0.2 to 0.5)."""
+"""β by width before anything is measured: expensive, as measured on two slow cores (0.2 to 0.5)."""
 PRIOR_WEIGHT = 0.01
-"""Passes that the prior counts for."""
+"""Passes that the prior counts as."""
 ENOUGH = 8
-"""Passes of a width that its cost is the average of, and after which it counts in full. More: a machine that changes is
-followed later, with less noise."""
+"""Passes over which the cost of a width is averaged, and after which it has full weight. Higher: less noise, but slower
+to follow a machine that changes."""
 AGEING = 0.998
-"""What older passes count for after one more, of whatever width. Less: costs that were measured in a bad moment are
-doubted sooner."""
+"""Decay per pass, of any width, of the weight of earlier passes. Lower: costs that were measured under load are
+replaced sooner."""
 REACH = 0.15
-"""How far a measurement speaks for other widths, in the logarithm of the width."""
+"""Kernel bandwidth, in log(width)."""
 REFIT = 16
-"""Passes of several rows after which the curve is fitted again, fewer at first. Less: more host work."""
+"""Multi-row passes between two fits of the curve, fewer at first. Lower: more host overhead."""
 OUTLIER = 1.5
-"""A pass this many times slower or faster than predicted counts as that: the machine did something else meanwhile."""
+"""Measured times are clamped to this factor above or below the prediction: the machine was busy with other work."""
 LATEST = 5
-"""Plain passes are the median of this many: an interrupted one is many times as long."""
+"""The baseline step is the median of this many passes: an interrupted one takes many times as long."""
 STEADY = 2 * LATEST - 1
-"""Host work and draft steps, in plain steps, are the median of this many: when the machine becomes slower or faster,
-plain passes show it before these are mistaken for another pair's."""
+"""Host overhead and draft steps are the median of this many. It exceeds LATEST so that, when the machine's speed
+changes, the baseline step follows before these, which are relative to it."""
 DRIFT = math.sqrt(OUTLIER)
-"""Where drafting rounds took this many times more or less than predicted, and a plain pass did too, the machine's speed
-has changed: its plain step is that pass. Less: spikes are taken for it; more: prices are old for longer."""
+"""If drafting rounds and a baseline pass all took this factor more or less than predicted, the machine's speed has
+changed and that pass becomes the baseline step. Lower: spikes are mistaken for it. Higher: costs stay outdated for
+longer."""
 MEASURE = 64
-"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's fourth to
-sixth plain passes are asked for after 8, 16 and 32 rounds: the first ones may have been beside other work."""
+"""Rounds without a baseline pass after which one is forced, since all costs are relative to it. A pair's fourth to
+sixth baseline passes are forced after 8, 16 and 32 rounds: the machine may have been busy during the first ones."""
 
 
 class _Guess(NamedTuple):
-    """Costs in plain steps before they are measured."""
+    """Costs in baseline steps before they are measured."""
 
     step: float = 0.15
     read: float = 0.02
@@ -75,11 +77,11 @@ GUESS = _Guess()
 
 
 class CostTable:
-    """Times at one context bucket.
+    """Costs of passes in one context bucket.
 
-    step: seconds of a plain pass over one token, the unit of everything else here; None: nothing was measured yet.
-    beta: float64 [WIDEST + 1], by width what one more row costs, in plain steps; 0 where never measured. seen: passes
-    measured, by width, fading; widths beyond WIDEST count as that. plain: plain passes measured.
+    step: seconds of a baseline step, the unit of all other costs; None: not measured yet. beta: float64 [WIDEST + 1],
+    the cost of one more row by width, in baseline steps; 0 if never measured. seen: decaying number of passes measured,
+    by width; wider passes count as WIDEST. plain: baseline passes measured.
     """
 
     __slots__ = ("_curve", "_least", "_plain", "_stale", "_wide", "beta", "plain", "seen", "step")
@@ -97,28 +99,28 @@ class CostTable:
         self._curve: list[float] = []
         self._least: list[float] = []
         self._stale = self._wide = 0
-        """Passes of several rows since the last fit, and in all."""
+        """Multi-row passes since the last fit, and in total."""
 
     def curve(self, *, least: bool = False) -> Sequence[float]:
         """Return c by width, 0 to WIDEST.
 
-        least: its optimistic value instead, the lower the fewer passes near that width were measured.
+        least: an optimistic estimate instead, the lower the fewer passes near that width were measured.
         """
         if not self._curve:
             self._refit()
         return self._least if least else self._curve
 
     def c(self, width: int) -> float:
-        """Return T(width) / T(1), never falling in width."""
+        """Return T(width) / T(1), which never decreases with the width."""
         curve = self.curve()
         return curve[width] if width <= WIDEST else curve[WIDEST] * width / WIDEST
 
     def restart(self) -> None:
-        """Forget what plain passes took before: the next one is the step."""
+        """Forget the earlier baseline passes: the next one becomes the step."""
         self._plain = Recent()
 
     def observe(self, width: int, seconds: float) -> None:
-        """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
+        """Learn from one pass. Multi-row passes are ignored until the baseline step is known."""
         if seconds <= 0 or not math.isfinite(seconds):
             return
         if width == 1:
@@ -145,11 +147,11 @@ class CostTable:
             self._curve = []
 
     def is_due(self, rounds: int, *, most: int = MEASURE) -> bool:
-        """Tell whether a plain pass is to be measured, `rounds` after the last one: soon at first, then seldom."""
+        """Return whether to measure a baseline pass, `rounds` after the last one: soon at first, rarely later."""
         return self.step is None or rounds >= min(most, 2.0 ** min(self.plain, 6))
 
     def _refit(self) -> None:
-        """Fit β by kernel regression over what was measured at and near each width, and the prior."""
+        """Fit β by kernel regression over the measured widths and the prior."""
         kernel, prior = _kernel()
         weights = kernel * np.minimum(self.seen, ENOUGH)
         weights[:, :2] = 0.0
@@ -162,7 +164,7 @@ class CostTable:
 
 
 class Recent:
-    """The median of the latest few measurements of something short."""
+    """The median of the last few measurements."""
 
     __slots__ = ("_latest", "_most", "value")
 
@@ -174,7 +176,7 @@ class Recent:
 
     @property
     def few(self) -> bool:
-        """Whether the first ones, perhaps cold or beside other work, may be most of them."""
+        """Whether the first measurements, perhaps cold or under load, can still dominate the median."""
         return len(self._latest) <= self._most // 2
 
     def observe(self, value: float) -> None:
@@ -184,7 +186,7 @@ class Recent:
 
 
 class DraftCost:
-    """What a drafter's own model takes, in plain steps: a step, and reading a token of the context."""
+    """Costs of a draft model in baseline steps: of a step, and of the prefill per token."""
 
     __slots__ = ("read", "step")
 
@@ -192,32 +194,32 @@ class DraftCost:
         self.step, self.read = Recent(step, most=STEADY), Recent(read, most=STEADY)
 
     def observe(self, cost: RoundCost, *, plain_step: float) -> None:
-        """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
+        """Learn from one round's drafting: `drafted` tokens after a prefill of `read` tokens."""
         spent = cost.draft_seconds / plain_step
-        if cost.read <= 2:  # its first step reads them along
+        if cost.read <= 2:  # included in the first step
             self.step.observe(spent / cost.steps)
             return
-        if cost.read <= ENOUGH:  # too few to tell reading from what steps vary by
+        if cost.read <= ENOUGH:  # too few to distinguish the prefill from the steps' noise
             return
-        if self.step.value is None:  # until a round without reading tells them apart
+        if self.step.value is None:  # until a round without prefill separates the two
             self.step.observe(spent / (cost.steps + (cost.read - 1) * GUESS.read / GUESS.step))
         assert self.step.value is not None
         self.read.observe(max(0.0, spent - cost.steps * self.step.value) / (cost.read - 1))
 
 
 class CostModel:
-    """c(n), draft and host costs of one pack on one engine and device. A fold over rounds: same rounds, same costs."""
+    """c(n), draft costs and host overhead of a pack on one engine and device. Deterministic given the rounds."""
 
     def __init__(self) -> None:
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
         self.host: dict[str, Recent] = {}
-        """The host's work in a round by `RoundCost.drafter`, in plain steps; NO_DRAFTER's is plain decoding's."""
+        """Host overhead per round in baseline steps, by `RoundCost.drafter`; NO_DRAFTER is plain decoding."""
         self.drift = Recent()
-        """What drafting rounds took over what was predicted of them."""
+        """Measured over predicted time of drafting rounds."""
 
     def table(self, context_tokens: int) -> CostTable:
-        """Return the bucket's table; one that was never used starts from its nearest neighbour's shape."""
+        """Return the bucket's table; a new one starts as a copy of the nearest bucket's."""
         bucket = context_bucket(context_tokens)
         if bucket not in self.tables:
             near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
@@ -229,10 +231,10 @@ class CostModel:
     def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
         """Learn from one round.
 
-        Everything is kept in plain steps of its moment: a machine that becomes slower does so for all of it.
+        Costs are stored in current baseline steps, because a machine that slows down does so for all of them.
         """
-        table, drift = self.table(context_tokens), _beyond(self.drift.value)
-        if drift and cost.width == 1 and table.step is not None and _beyond(cost.pass_seconds / table.step) == drift:
+        table, drift = self.table(context_tokens), _drift(self.drift.value)
+        if drift and cost.width == 1 and table.step is not None and _drift(cost.pass_seconds / table.step) == drift:
             table.restart()
             self.drift = Recent()
         table.observe(cost.width, cost.pass_seconds)
@@ -243,29 +245,29 @@ class CostModel:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
 
     def drifted(self, ratio: float, drafter: str) -> float:
-        """Note what a round of this drafter took over what was predicted; return what such rounds take of late."""
+        """Record a round's ratio of measured to predicted time; return the median of recent rounds."""
         timed = self.host.get(drafter)
-        if timed is None or timed.few:  # the prediction was a guess, which says nothing of the machine
+        if timed is None or timed.few:  # the prediction was a guess, so its error is not the machine's
             return min(ratio, OUTLIER)
-        if self.drift.few:  # their median would be a round that was interrupted
+        if self.drift.few:  # the median could be an interrupted round
             ratio = min(ratio, OUTLIER)
         self.drift.observe(ratio)
         assert self.drift.value is not None
         return self.drift.value
 
     def is_due(self, rounds: int, *, context_tokens: int) -> bool:
-        """Tell whether a plain pass is to be measured: sooner where rounds are not what was predicted."""
-        most = ENOUGH if _beyond(self.drift.value) else MEASURE
+        """Return whether to measure a baseline pass: sooner if rounds deviate from their predictions."""
+        most = ENOUGH if _drift(self.drift.value) else MEASURE
         return self.table(context_tokens).is_due(rounds, most=most)
 
     def step_seconds(self, context_tokens: int) -> float | None:
-        """Return the seconds of a plain token with its host work; None while unknown."""
+        """Return the seconds per token of plain decoding, with host overhead; None while unknown."""
         table = self.table(context_tokens)
         return None if table.step is None else table.step * Prices(self, table, table.step).plain
 
 
 class Prices:
-    """Costs at one context, in plain steps of `seconds`; `plain` is a plain round's, with its host work."""
+    """Costs in one context bucket, in baseline steps of `seconds`. plain: a baseline round, with its host overhead."""
 
     __slots__ = ("_costs", "_curve", "_table", "plain", "seconds")
 
@@ -275,7 +277,7 @@ class Prices:
         self.plain = 1 + self.host(NO_DRAFTER)
 
     def host(self, drafter: str, *, least: bool = False) -> float:
-        """Return the host's work in a round of this drafter. least: what it may turn out to be, as in `step`."""
+        """Return the host overhead of a round of this drafter. least: as in `step`."""
         hosts = self._costs.host
         known = hosts.get(drafter) or hosts.get(NO_DRAFTER)
         if known is None or known.value is None:
@@ -285,7 +287,7 @@ class Prices:
     def step(self, drafter: str, *, least: bool = False) -> float:
         """Return the cost of one token drafted with a model.
 
-        least: what it may turn out to be, where it was timed a few times only, perhaps cold or beside other work.
+        least: an optimistic value while there are few measurements, which may have been cold or under load.
         """
         known = self._costs.drafts.get(drafter)
         if known is None or known.step.value is None:
@@ -293,18 +295,18 @@ class Prices:
         return min(known.step.value, 2 * GUESS.step) if least and known.step.few else known.step.value
 
     def read(self, drafter: str, *, least: bool = False) -> float:
-        """Return the cost of reading one token with the drafter's model. least: as in `step`."""
+        """Return the cost per token of the prefill of a drafter's model. least: as in `step`."""
         known = self._costs.drafts.get(drafter)
         if known is None or known.read.value is None:
             return GUESS.read
         return min(known.read.value, GUESS.read) if least and known.read.few else known.read.value
 
     def row(self, length: int) -> float:
-        """Return what one more drafted token costs once it is drafted: its row in the target's pass."""
+        """Return the cost of verifying one more drafted token: its row in the target's pass."""
         return (self._table.c(length + 2) - self._curve[2]) / length
 
     def round(self, length: int, *, step: float = 0.0, host: float = 0.0) -> float:
-        """Return the cost of a round that drafts `length` tokens, in plain rounds."""
+        """Return the cost of a round that drafts `length` tokens, in baseline rounds."""
         return (self._table.c(length + 1) + length * step + host) / self.plain
 
     def best_length(
@@ -317,11 +319,10 @@ class Prices:
         least: bool = False,
         stops: float = 0.0,
     ) -> tuple[int, float]:
-        """Return the length, up to `longest`, of the best speed-up for a draft with these chances of survival, and
-        that; at least 1.
+        """Return the draft length, from 1 to `longest`, with the best speed-up, and that speed-up.
 
-        stops: the share of the drafts that fail which end there, their model not being sure: others go on to the end.
-        least: with what passes may turn out to cost, instead of what is expected.
+        alive: for each position, the chance that the draft is accepted up to it. stops: share of failing drafts that
+        their model ends itself; the others are drafted to their full length. least: use optimistic costs of passes.
         """
         curve = self._table.curve(least=True) if least else self._curve
         best_length, best, tokens, cost, drafted = 1, 0.0, 1.0, curve[1] + host, 1.0
@@ -332,35 +333,35 @@ class Prices:
             drafted = 1 - stops * (1 - chance)
             if speed > best:
                 best_length, best = length, speed
-            elif tokens + chance * (longest - length) < best * cost:  # were all others as likely, and for nothing
+            elif tokens + chance * (longest - length) < best * cost:  # even if the rest were as likely, and free
                 break
         return best_length, best * self.plain
 
     def tree(self, drafter: str, level: float) -> RoundPrice:
-        """Return what a round with a tree costs, in plain rounds. level: what a level costs that a model reads."""
+        """Return the cost function of rounds with a tree, in baseline rounds. level: a draft model's cost per level."""
         table, host, plain = self._table, self.host(drafter), self.plain
         return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain
 
 
-def _beyond(drift: float | None) -> int:
-    """Return 1 for much slower than expected, -1 for much faster, else 0."""
-    return 0 if drift is None else (drift > DRIFT) - (drift < 1 / DRIFT)
+def _drift(ratio: float | None) -> int:
+    """Return 1 if the ratio is above DRIFT, -1 if it is below 1 / DRIFT, else 0."""
+    return 0 if ratio is None else (ratio > DRIFT) - (ratio < 1 / DRIFT)
 
 
 def context_bucket(context_tokens: int) -> int:
-    """Return the number of the bucket these many tokens fall in."""
+    """Return the index of the bucket for this many tokens."""
     return bisect_left(CONTEXT_BUCKETS, context_tokens)
 
 
 @cache
 def _kernel() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return what a measurement at each width says about each other, [width, measured], and the prior's β by width."""
+    """Return the weight at each width of a measurement at each other, [width, measured], and the prior β by width."""
     widths = np.maximum(1, np.arange(WIDEST + 1))
     distance = np.log(widths[:, None] / widths[None, :]) / REACH
     return 1 / (1 + distance**2), np.interp(widths, list(PRIOR_BETA), list(PRIOR_BETA.values()))
 
 
 def _monotone(curve: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return a curve that never falls, midway between the lowest such one above and the highest below."""
+    """Return a non-decreasing curve, midway between the lowest such curve above and the highest such curve below."""
     above, below = np.maximum.accumulate(curve), np.minimum.accumulate(curve[::-1])[::-1]
     return (above + below) / 2

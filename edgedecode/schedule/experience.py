@@ -1,4 +1,4 @@
-"""What was learnt of a pack's models on this device: costs, how long drafts live, what looks at them may still cost."""
+"""What was learnt about a pack's models on this device: costs, acceptance rates, and the budgets of exploration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .ledger import Ledger
 __all__ = ["Experience"]
 
 _Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-"""Whatever is counted or timed: quotients and products of a few such numbers stay finite."""
+"""Range of counts and times in which quotients and products of a few of them stay finite."""
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 _Positive = Annotated[float, msgspec.Meta(ge=1e-12, le=1e15)]
 _Width = Annotated[int, msgspec.Meta(ge=2, le=WIDEST)]
@@ -59,7 +59,7 @@ class _Kept(msgspec.Struct):
 
 
 class Experience:
-    """Shared by the sessions of a pair, whose rounds may alternate; a scheduler learns in it as it goes."""
+    """Shared by the sessions of a pair, whose rounds may be interleaved. Schedulers update it in place."""
 
     def __init__(
         self, costs: CostModel | None = None, history: History | None = None, ledger: Ledger | None = None
@@ -67,11 +67,11 @@ class Experience:
         self.costs = costs or CostModel()
         self.history = history or History()
         self.ledger = ledger or Ledger()
-        self.vain = 0
-        """Times in a row that drafters were asked and nothing was drafted; not kept."""
+        self.empty_rounds = 0
+        """Consecutive rounds in which drafters were asked and no draft was planned; not saved."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return what outlives the process, JSON-serialisable."""
+        """Return the part that is saved, JSON-serialisable."""
         tables, drafts, plain = self.costs.tables, self.costs.drafts, _kept_history(self.history)
         kept = _Kept(
             tables={bucket: _kept_table(table) for bucket, table in sorted(tables.items())},
@@ -87,7 +87,7 @@ class Experience:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> Experience:
-        """Read what `as_dict` gave. Raises ValueError for anything else: the caller starts afresh."""
+        """Return the experience that `as_dict` was called on. Raises ValueError for an invalid value."""
         kept = msgspec.convert(value, _Kept, str_keys=True)
         costs = CostModel()
         costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
@@ -128,7 +128,7 @@ def _history(kept: _History) -> History:
 def _counts(key: str, kept: _Counts) -> tuple[tuple[str, int], Counts]:
     drafter, _, bucket = key.rpartition(":")
     if not (bucket.isdecimal() and int(bucket) < len(PRIORS)):
-        raise ValueError(f"{key[:40]!r} does not name a drafter and a kind of match")
+        raise ValueError(f"{key[:40]!r} is not the name of a drafter and the index of a match bucket")
     if any(more > count + _ROUNDING for more, count in zip(kept.accepted, kept.tried, strict=True)):
-        raise ValueError(f"{key[:40]!r} has more accepted drafts than tried ones")
+        raise ValueError(f"{key[:40]!r} has more accepted tokens than tried ones")
     return (drafter, int(bucket)), Counts(kept.accepted, kept.tried)

@@ -1,4 +1,4 @@
-"""How fast a session will decode, by what was learnt of the pack on this device."""
+"""Predicts a session's decoding speed from what was learnt about the pack on this device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["PredictedSpeed", "predicted_speed"]
 
 
 class PredictedSpeed(NamedTuple):
-    """Tokens a second once the prompt is read, on texts like those that were decoded here before.
+    """Tokens per second after the prefill, on texts like those decoded here before.
 
-    plain: without drafts. drafted: with those of the draft model, which is never less; None: it is not used, or was
-    never timed here. What drafters without a model add depends on how much a text repeats, and is in neither.
+    plain: without drafts. drafted: with the draft model, never below `plain`; None: it is not used, or was never timed
+    here. Neither includes drafters without a model, whose speed-up depends on how repetitive a text is.
     """
 
     plain: float
@@ -26,10 +26,9 @@ class PredictedSpeed(NamedTuple):
 def predicted_speed(
     experience: Experience, drafters: Sequence[str], *, draft_max: int, context_tokens: int, adapter: str = ""
 ) -> PredictedSpeed | None:
-    """Predict by the costs and chances that the scheduler chooses by; None where no pass was timed here.
+    """Predict from the costs and acceptance rates that the scheduler uses; None if no pass was timed here.
 
-    context_tokens: the length of the conversation that passes are priced at. adapter: the name of
-    the adapter that answers; empty: none.
+    context_tokens: length of the conversation to predict for. adapter: name of the adapter in use; empty: none.
     """
     costs, chances = experience.costs, Acceptance(experience.history.under(adapter))
     table, seconds = costs.table(context_tokens), costs.step_seconds(context_tokens)

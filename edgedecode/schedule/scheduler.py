@@ -1,8 +1,8 @@
-"""The scheduler: each round's drafter and length by expected speed-up, with no speculation as an arm like any other.
+"""Chooses each round's drafter and draft length by expected speed-up; plain decoding is one of the arms.
 
 S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) · (1 + o₀) / (c(k+1) + k·d + o) (goodput, TurboSpec 2406.14066): c, d and o come from
-`CostModel`, a from `Acceptance`. What an arm may turn out to be worth (the same S with hopes for a and c) decides where
-to look; `Ledger` pays for it. A fold over what it is shown: it has no clock and does no I/O.
+`CostModel`, a from `Acceptance`. An optimistic S, with bounds for a and c, decides which arm to explore, and `Ledger`
+limits the cost of exploration. Deterministic given the calls: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgedecode.decoding.policy import ASKED, MAX_DRAFT, NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.policy import ASKED, MAX_DRAFT, NO_DRAFTER, NO_SPEED_UP, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
@@ -24,21 +24,24 @@ from .trees import Trees
 __all__ = ["Scheduler", "SchedulerOptions"]
 
 SWITCH = 1.05
-"""What another arm must promise over the one in use, and any arm over plain decoding: predictions are noisy."""
+"""Factor by which an arm's expected speed-up must exceed that of plain decoding, and that of the arm in use, to be
+chosen: predictions are noisy."""
 HOPE = 0.7
-"""Standard deviations above the expected acceptance at which an arm is looked at. More: more looks."""
-LOOK = 2
-"""Tokens drafted at most in a look at a draft model."""
+"""Standard deviations above the expected acceptance that exploration assumes. Higher: more exploration."""
+EXPLORED_LENGTH = 2
+"""Most tokens of an exploratory draft."""
 HORIZON = 4
-"""An answer is expected to go on for as many tokens as it has, and these: reading the context is paid by what comes."""
+"""An answer is expected to continue for as many tokens as it has, plus these. The gains of a draft model over them must
+exceed its prefill."""
 READ_WINDOW = 32
-"""Where reading all of the context does not pay, a draft model reads this many of its newest tokens."""
+"""If a prefill of the full context is not profitable, a draft model reads this many of its most recent tokens."""
 SLACK = 1
-"""Tokens a draft model may go beyond the best length on average: its confidence stops it, token by token."""
+"""Tokens by which a draft may exceed the best average length, because the model's confidence ends it token by token."""
 STOP_LOSS = 1.0
-"""Plain rounds that the arm in use may lose before it is dropped. More: later to leave a text that changed."""
+"""Baseline rounds that the arm in use may lose before it is dropped. Higher: reacts later to a text that changed."""
 MOST_REST = 31
-"""Rounds at most in which nobody is asked. More: cheaper where nothing pays, slower to notice that something does."""
+"""Most consecutive rounds in which no drafter is asked. Higher: less overhead if drafts are not profitable, but slower
+to notice when they become so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class SchedulerOptions:
 
 
 class _Arm(NamedTuple):
-    """A way to draft the next round. Speeds are against plain decoding, reading included."""
+    """A way to draft the next round. The speed-up is over plain decoding and includes the prefill."""
 
     account: str
     speed_up: float
@@ -62,16 +65,16 @@ class _Arm(NamedTuple):
     longest: int
     match: int = 0
     unread: int = 0
-    """Tokens that its model reads first, beside those of its first step: lost where the text is not the drafter's."""
+    """Tokens of its model's prefill, besides those of its first step. Their cost is lost if the drafts are rejected."""
     horizon: int = 1
-    """Tokens that are expected to come, over which reading is spread."""
+    """Expected further tokens, over which the cost of the prefill is spread."""
 
 
 class Scheduler:
-    """Implements `Policy`. `free` and `models` are the names of the drafters there are.
+    """Implements `Policy`.
 
-    heads: those of `models` that draft with heads of one model, in groups: what one reads none of the others reads
-    again. experience: what is known of this device and these models; the scheduler goes on learning in it.
+    free, models: names of the drafters, without and with a model. heads: groups of `models` that use heads of the same
+    model, and so share its KV cache. experience: what is known about this device and these models; updated in place.
     """
 
     def __init__(
@@ -92,22 +95,25 @@ class Scheduler:
         self.trees = Trees()
         self._current = ""
         self._gained = 0.0
-        """Plain rounds that the arm in use gained since it was taken up, without its first reading."""
+        """Baseline rounds that the arm in use has gained since it was chosen, not counting its prefill."""
         self._prices: Prices | None = None
-        """Of the last plan."""
+        """Prices of the last plan."""
         self._context = 1
         self._emitted = 0
         self._unmeasured = 0
-        """Rounds since the last plain pass."""
+        """Rounds since the last baseline pass."""
 
     def begin(self, adapter: str = "") -> int:
-        """An answer starts. Return the rounds to rest first: where nothing paid lately, asking costs most at once."""
+        """Start an answer. Return how many rounds to rest first.
+
+        It rests if drafts were not profitable recently, because asking drafters costs most at the start.
+        """
         self.acceptance.begin(adapter)
         self._current, self._emitted = "", 0
-        return min(MOST_REST, self.experience.vain // 2)
+        return min(MOST_REST, self.experience.empty_rounds // 2)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """Learn from a round, and from offers and other heads' drafts whose tokens were emitted by now."""
+        """Learn from a round, and from scores of offers and of other heads' drafts."""
         for score in scores:
             self.acceptance.add(score)
         emitted = cost.accepted + 1 + cost.repeats
@@ -116,8 +122,9 @@ class Scheduler:
         self.ledger.earn(emitted)
         if cost.drafted or cost.draft_seconds:
             self._settle(cost)
-        if cost.drafter in self.models and not cost.levels:  # nodes of a tree are no positions
-            # No draft lives longer than its model is sure of it: where that ended it, one more token counts as refused.
+        if cost.drafter in self.models and not cost.levels:  # a tree's nodes are not positions
+            # If low confidence ended the draft, one more token counts as rejected: expected lengths must not exceed
+            # those that the model's confidence allows.
             self.acceptance.add(Score(cost.drafter, cost.drafted + cost.stopped, cost.accepted))
             if cost.stopped or cost.accepted < cost.drafted:
                 self.acceptance.ended(cost.drafter, stopped=cost.accepted == cost.drafted)
@@ -130,7 +137,7 @@ class Scheduler:
         self.trees.learn(signals.rates)
         room = min(signals.remaining_tokens - 1, self.options.draft_max)
         if room < 1:
-            return Plan(0, reason="end")
+            return Plan(0, reason="last token")
         table = self.costs.table(self._context)
         if table.step is None or self.costs.is_due(self._unmeasured, context_tokens=self._context):
             return Plan(0, reason="measuring")
@@ -138,44 +145,44 @@ class Scheduler:
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
         of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
         arms += [arm for arm in of_models if arm is not None]
-        plan = self._best(arms) or self._look(arms, prices)
+        plan = self._best(arms) or self._explore(arms, prices)
         if plan is None:
-            return self._off(prices)
-        self.experience.vain = 0
-        plan = self._timed(plan)
+            return self._plain(prices)
+        self.experience.empty_rounds = 0
+        plan = self._with_untimed_head(plan)
         if plan.drafter != self._current:
             self._current, self._gained = plan.drafter or "", 0.0
         return plan
 
     def _best(self, arms: Sequence[_Arm]) -> Plan | None:
-        """Return the plan of the arm that promises most; None where that is plain decoding."""
+        """Return the plan of the arm with the highest expected speed-up; None if that is plain decoding."""
         best, most = None, SWITCH
         for arm in arms:
-            worth, able = arm.speed_up, self.ledger.funds(arm.account) > 0
+            speed_up, funded = arm.speed_up, self.ledger.funds(arm.account) > 0
             if arm.plan.drafter == self._current:
-                worth *= SWITCH if arm.plan.drafter in self.free else SWITCH**2  # what it has read would be lost
-                able = self._gained > -STOP_LOSS
-            if worth > most and able:
-                best, most = arm.plan, worth
+                speed_up *= SWITCH if arm.plan.drafter in self.free else SWITCH**2  # a switch would lose its prefill
+                funded = self._gained > -STOP_LOSS
+            if speed_up > most and funded:
+                best, most = arm.plan, speed_up
         return best
 
-    def _look(self, arms: Sequence[_Arm], prices: Prices) -> Plan | None:
-        """Return the plan of a look at the arm that may turn out best, among those that can pay for it."""
+    def _explore(self, arms: Sequence[_Arm], prices: Prices) -> Plan | None:
+        """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
         best, most = None, SWITCH
         for arm in arms:
-            if arm.plan.shape is not None:  # its rates are known without it
+            if arm.plan.shape is not None:  # a tree's rates are learnt without drafting it
                 continue
             name = arm.plan.drafter or ""
-            known, host, step, reading = self._known(name), prices.host(name, least=True), 0.0, 0.0
+            known, host, step, reading = self._timed_head(name), prices.host(name, least=True), 0.0, 0.0
             if name in self.models:
                 step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
-            longest = min(LOOK, arm.longest)
+            longest = min(EXPLORED_LENGTH, arm.longest)
             alive = self.acceptance.curve(name, longest, arm.match, hope=HOPE)
             length, hope = prices.best_length(alive, longest, step=step, host=host, least=True)
-            hope = _whole(hope, reading, arm.horizon)
+            hope = _with_prefill(hope, reading, arm.horizon)
             price = prices.round(length, step=step, host=host) - 1 + reading
             if hope > most and self.ledger.funds(arm.account) >= price:
-                best, most = Plan(length, name, read_max=arm.plan.read_max, reason="look"), hope
+                best, most = Plan(length, name, read_max=arm.plan.read_max, reason="exploring"), hope
         return best
 
     def _of_offer(self, offer: Offer, room: int, prices: Prices) -> _Arm:
@@ -185,10 +192,10 @@ class Scheduler:
         longest = min(offer.length, room)
         alive = self.acceptance.curve(name, longest, offer.match)
         length, speed_up = prices.best_length(alive, longest, host=prices.host(name))
-        return _Arm(name, speed_up, Plan(length, name, reason="pays"), longest, match=offer.match)
+        return _Arm(name, speed_up, Plan(length, name, reason="speed-up expected"), longest, match=offer.match)
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
-        known = self._known(name)
+        known = self._timed_head(name)
         step, read, host = prices.step(known), prices.read(known), prices.host(name)
         horizon = min(signals.remaining_tokens, self._emitted + HORIZON)
         window = min(unread, READ_WINDOW)
@@ -199,24 +206,24 @@ class Scheduler:
         alive = self.acceptance.curve(name, room)
         length, promised = prices.best_length(alive, room, step=step, host=host, stops=stops)
         account = self.heads.get(name, (name,))[0]
-        before, read_max = max(0, unread - 1), 0  # its first step reads one along
-        speed_up = _whole(promised, before * read, horizon)
+        before, read_max = max(0, unread - 1), 0  # the first step reads the last one
+        speed_up = _with_prefill(promised, before * read, horizon)
         if window < unread and (speed_up < SWITCH or before * read > self.ledger.funds(account)):
             before, read_max = window - 1, READ_WINDOW
-            speed_up = _whole(promised, before * read, horizon)
+            speed_up = _with_prefill(promised, before * read, horizon)
         floor = 0.0
-        if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
+        if self.options.floor_stop:  # the model's confidence ends the draft when one more token is not profitable
             floor = prices.row(length) * max(1.0, promised)
             length = min(room, length + SLACK)
-        plan = Plan(length, name, floor=floor, read_max=read_max, reason="pays")
+        plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
         return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
 
     def _of_tree(
         self, name: str, room: int, prices: Prices, *, level: float = 0.0, reading: float = 0.0, horizon: int = 1
     ) -> _Arm | None:
-        """Return the arm of a drafter's fastest tree, which must promise more: it is the best of many shapes.
+        """Return the arm of a drafter's fastest tree. Its expected speed-up is lowered, being the best of many shapes.
 
-        None where it has no tree, or one that does not branch and another arm drafts the same chain for less.
+        None if it has no tree, or one that does not branch while another arm can draft the same chain at less cost.
         """
         if name not in self.trees:
             return None
@@ -224,16 +231,16 @@ class Scheduler:
         if not tree.shape.branches and len(self.free) + len(self.models) > 1:
             return None
         read_max = READ_WINDOW if level else 0
-        plan = Plan(len(tree.shape), name, read_max=read_max, reason="pays", shape=tree.shape)
-        return _Arm(name, _whole(tree.speed / SWITCH, reading, horizon), plan, room)
+        plan = Plan(len(tree.shape), name, read_max=read_max, reason="speed-up expected", shape=tree.shape)
+        return _Arm(name, _with_prefill(tree.speed / SWITCH, reading, horizon), plan, room)
 
-    def _known(self, name: str) -> str:
-        """Return the head whose times speak for this one: itself, or one of the same model until it was timed."""
+    def _timed_head(self, name: str) -> str:
+        """Return the head whose times to use for this one: itself, or until it is timed another of the same model."""
         drafts = self.costs.drafts
         return name if name in drafts else next((head for head in self.heads.get(name, ()) if head in drafts), name)
 
-    def _timed(self, plan: Plan) -> Plan:
-        """Let a head of the model draft that was never timed, in place of the other one: both say much the same."""
+    def _with_untimed_head(self, plan: Plan) -> Plan:
+        """Replace the drafter by a head of its model that was never timed, if any: their drafts are much the same."""
         heads = self.heads.get(plan.drafter or "", ())
         untimed = next((head for head in heads if head not in self.costs.drafts), None)
         if untimed is None or plan.drafter not in self.costs.drafts:
@@ -241,9 +248,12 @@ class Scheduler:
         return Plan(plan.draft_max, untimed, floor=plan.floor, read_max=plan.read_max, reason="measuring")
 
     def _settle(self, cost: RoundCost) -> None:
-        """Pay for a round by the clock: what was predicted, times how true predictions were of late. The median of the
-        latest rounds is not moved by one that was interrupted."""
-        prices, known = self._prices, self._known(cost.drafter)
+        """Add a round's measured gain to its account.
+
+        Its time is taken as the predicted one times the median error of recent predictions, which an interrupted round
+        does not change.
+        """
+        prices, known = self._prices, self._timed_head(cost.drafter)
         if prices is None:
             return
         drafting = reading = 0.0
@@ -256,16 +266,17 @@ class Scheduler:
         self._gained += gain + reading
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
 
-    def _off(self, prices: Prices) -> Plan:
-        """Decode plainly; rest the longer the more often asking was in vain: it may cost half of the income."""
+    def _plain(self, prices: Prices) -> Plan:
+        """Decode plainly. Rests get longer with each empty round, until asking costs half of the income."""
         self._current = ""
-        vain = self.experience.vain = self.experience.vain + 1
-        if NO_DRAFTER not in self.costs.host:  # what asking adds is known from a round at rest only
-            return Plan(0, rest=1, reason="nothing pays")
+        self.experience.empty_rounds += 1
+        if NO_DRAFTER not in self.costs.host:  # without a resting round the cost of asking is unknown
+            return Plan(0, rest=1, reason=NO_SPEED_UP)
         asking = prices.host(ASKED) - prices.host(NO_DRAFTER)
-        return Plan(0, rest=min(MOST_REST, vain, max(0, int(2 * asking / INCOME))), reason="nothing pays")
+        rest = min(MOST_REST, self.experience.empty_rounds, max(0, int(2 * asking / INCOME)))
+        return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
 
-def _whole(speed_up: float, reading: float, horizon: int) -> float:
-    """Return a speed-up with the reading before it, spread over the tokens that are expected to come."""
+def _with_prefill(speed_up: float, reading: float, horizon: int) -> float:
+    """Return the speed-up including the prefill's cost, spread over the `horizon` of expected tokens."""
     return horizon / (horizon / speed_up + reading) if reading else speed_up

@@ -1,7 +1,8 @@
-"""A trace: what a policy was shown and what it planned, line by line, so that its choices can be replayed and read.
+"""Traces record every call to a policy and its result, so that its decisions can be replayed and inspected.
 
-A JSON-lines file: the first line says what the policy is and what it knew, every other line is one call: an answer's
-beginning, a plan with its signals, or a round's cost with scores. It holds counts and times, no text and no tokens.
+A trace is a JSON-lines file. The first line holds the policy's options and experience, every other line one call: the
+start of an answer, a plan with its signals, or a round's cost with scores. It holds counts and times, but no text and
+no tokens.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class _Call(msgspec.Struct, omit_defaults=True):
 
 
 class Recorder:
-    """Implements `Policy`: asks the scheduler it wraps, and writes what both said.
+    """Implements `Policy`: calls the scheduler it wraps, and records each call with its result.
 
-    A file that cannot be opened raises InputError; one that cannot be written later ends the trace with a notice, and
-    decoding goes on.
+    Raises InputError if the file cannot be opened. If it cannot be written later, the trace ends with a notice and
+    decoding continues.
     """
 
     def __init__(self, scheduler: Scheduler, path: Path, *, pack: str) -> None:
@@ -88,10 +89,10 @@ class Recorder:
         self._record(_Call(cost=cost, scores=tuple(scores)))
 
     def close(self) -> None:
-        """Close the file; what could be written was written line by line."""
+        """Close the file. Every line was flushed when it was written."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            with suppress(OSError):  # it tries again to write the line that failed
+            with suppress(OSError):  # closing retries the write that failed
                 stream.close()
 
     def _record(self, call: _Call) -> None:
@@ -104,11 +105,11 @@ class Recorder:
     def _write(self, value: _Head | _Call) -> None:
         if self._stream is not None:
             self._stream.write(msgspec.json.encode(value) + b"\n")
-            self._stream.flush()  # a trace is most wanted of a run that did not end well
+            self._stream.flush()  # a trace is most useful for a run that crashes
 
 
 class Replayed(NamedTuple):
-    """One plan of a trace: the signals, the plan that was recorded, and the one a fresh scheduler makes of them."""
+    """One plan of a trace: the signals, the recorded plan, and the plan of a new scheduler for the same signals."""
 
     signals: Signals
     recorded: Plan
@@ -116,10 +117,10 @@ class Replayed(NamedTuple):
 
 
 def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
-    """Make a trace's calls to a scheduler that knows what the recorded one knew at its start.
+    """Repeat a trace's calls on a scheduler that starts with the recorded one's experience; yield each plan.
 
-    pack: the digest the trace must be of; None takes any. Raises InputError, with the line's number, for what is not a
-    trace, and for another pack's.
+    pack: digest of the pack that the trace must have been recorded with; None: any. Raises InputError for a trace of
+    another pack and, with the line's number, for an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -133,7 +134,7 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
         try:
             call = decoder.decode(line)
         except ValueError as error:
-            raise InputError(f"line {number} of the trace {path} is not a round: {error}") from None
+            raise InputError(f"line {number} of the trace {path} is not a call: {error}") from None
         if call.signals is not None and call.plan is not None:
             yield Replayed(call.signals, call.plan, scheduler.plan(call.signals))
         elif call.cost is not None:
@@ -141,19 +142,19 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
         elif call.rest is not None:
             scheduler.begin(call.adapter)
         else:
-            raise InputError(f"line {number} of the trace {path} is not a round: it holds no call")
+            raise InputError(f"line {number} of the trace {path} is not a call: it has no plan, cost or rest")
 
 
 def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
     try:
         head = msgspec.json.decode(line, type=_Head)
         if head.edgedecode_trace != FORMAT:
-            raise InputError(f"the trace {path} has format {head.edgedecode_trace}, this version reads {FORMAT}")
+            raise InputError(f"the trace {path} has format {head.edgedecode_trace}, this version reads format {FORMAT}")
         experience = Experience.from_dict(head.experience)
-    except InputError:  # says itself what is wrong; it is a ValueError too
+    except InputError:  # it is a ValueError too, and its message is complete
         raise
     except ValueError as error:
         raise InputError(f"the first line of {path} is not the head of a trace: {error}") from None
     if pack is not None and head.pack != pack:
-        raise InputError(f"the trace {path} is of another pack: give the pack it was recorded with")
+        raise InputError(f"the trace {path} was recorded with another pack: give that pack")
     return Scheduler(free=head.free, models=head.models, heads=head.heads, experience=experience, options=head.options)

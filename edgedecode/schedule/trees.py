@@ -1,7 +1,7 @@
-"""The trees a scheduler may choose: per drafter the fastest shape by what its guesses and passes here are worth.
+"""Chooses each drafter's fastest tree shape by its acceptance rates and the costs of passes.
 
-A fold over rates: same rates and costs, same shapes. Working out a shape takes half a millisecond, so it is done when
-rates and costs had time to move, and not in every round.
+Deterministic given the rates and costs. Computing a shape takes half a millisecond, so it is recomputed only when they
+have had time to change, not in every round.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Trees:
         return drafter in self._known
 
     def learn(self, rates: Iterable[tuple[str, RankRates]]) -> None:
-        """Take over the rates that moved."""
+        """Store rates that changed."""
         for drafter, moved in rates:
             self._known.setdefault(drafter, _Known(moved)).rates = moved
 
     def best(self, drafter: str, *, price: RoundPrice, most: int) -> ShapedTree:
-        """Return the fastest tree of 1 to `most` nodes; with a price in plain rounds its `speed` is against those."""
+        """Return the fastest tree of 1 to `most` nodes. If `price` is in baseline rounds, `speed` is its speed-up."""
         known = self._known[drafter]
         known.rounds += 1
         tree = known.tree

@@ -205,7 +205,7 @@ def test_replay_compares_plans_with_a_trace(
     monkeypatch.setattr("edgedecode.bench.kinds._digest", lambda pack: "another")
     assert main(["bench", "--replay", str(trace)]) == 1
     message = capsys.readouterr().err
-    assert "is of another pack" in message
+    assert "was recorded with another pack" in message
     assert "not the head of a trace" not in message
 
 

@@ -16,7 +16,7 @@ def scheduled() -> Stats:
         accepted=6,
         verified_tokens=17,
         drafters={"suffix": DrafterCount(1, 4, 4), "model": DrafterCount(3, 5, 2)},
-        plain_rounds={"nothing pays": 5, "measuring": 1},
+        plain_rounds={"no speed-up expected": 5, "measuring": 1},
         plain_seconds=0.01,
         time=TimeSplit(verify=0.1),
     )
@@ -25,13 +25,13 @@ def scheduled() -> Stats:
 def test_drafts_line_names_drafters_plain_rounds_and_the_estimate() -> None:
     assert drafts_line(scheduled()) == (
         "drafts: model 3x (2 of 5 tokens accepted); suffix 1x (4 of 4 tokens accepted); "
-        "no draft in 6 of 10 rounds (nothing pays 5, measuring 1); "
+        "no draft in 6 of 10 rounds (no speed-up expected 5, measuring 1); "
         "estimated speed-up 1.60x (`edgedecode bench` measures it)"
     )
 
 
 def test_drafts_line_without_drafts_has_no_estimate() -> None:
-    assert "estimated" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"nothing pays": 3}))
+    assert "estimated" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"no speed-up expected": 3}))
     assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
     assert "no drafts" in stats_line(Stats(), finish_reason=FinishReason.STOP)
 

@@ -10,7 +10,7 @@ import pytest
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.policy import ASKED, NO_DRAFTER, NO_SPEED_UP, WHOLE, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.probs import UniformSource
@@ -152,14 +152,14 @@ def test_a_draft_that_its_model_ended_is_charged_for_the_token_it_dropped(
 
 
 def test_resting_asks_nobody_and_loses_no_cost() -> None:
-    policy = Scripted(Plan(0, rest=2, reason="nothing pays"), Plan(0))
+    policy = Scripted(Plan(0, rest=2, reason=NO_SPEED_UP), Plan(0))
     quick = free(5)
     made = drafting(policy, quick)
     tokens = [1, 2]
     for token in (6, 7, 8):
         if made.asks():
             assert len(made.propose(tokens, room=10)) == 0
-        assert made.plan.reason == "nothing pays"
+        assert made.plan.reason == NO_SPEED_UP
         tokens.append(token)
         if made.timed:
             made.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
@@ -175,7 +175,7 @@ def test_an_answer_may_begin_at_rest() -> None:
     policy = Scripted(rest=2)
     made = drafting(policy, free(5))
     assert [made.asks() for _ in range(3)] == [False, False, True]
-    assert made.plan.reason == "nothing pays"
+    assert made.plan.reason == NO_SPEED_UP
 
 
 def test_without_offers_only_the_one_that_is_named_is_asked() -> None:

@@ -53,7 +53,7 @@ def test_a_trace_holds_no_text(trace: Path) -> None:
 def test_another_packs_trace_is_refused(trace: Path) -> None:
     with toy_pair() as pair:
         assert list(replay(trace, pack=pack_digest(pair.manifest)))
-    with pytest.raises(InputError, match="of another pack"):
+    with pytest.raises(InputError, match="recorded with another pack"):
         list(replay(trace, pack="0" * 64))
 
 
