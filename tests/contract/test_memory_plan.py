@@ -367,5 +367,6 @@ def test_plan_of_weights_that_are_read_counts_the_read_buffer_only_while_they_lo
     plan = edgedecode.plan(None, options, runtime="llama", mmap=False).memory
     with edgedecode.load(runtime="llama", mmap=False) as pair, pair.session(options):
         held = leased(pair)["weights:target"]
-    assert held == dict(plan.holders)["weights:target"]
+    buffer_nbytes = 8192 * 256  # the largest matrix: the embedding
+    assert held <= dict(plan.holders)["weights:target"] < held + buffer_nbytes // 2
     assert "reading weights" not in dict(plan.holders), "the session takes more"
