@@ -1,7 +1,7 @@
 """Print every architecture's parity with stock llama.cpp: `python -m tests.export.gguf.parity_table`.
 
-Floats against transformers; blocks against transformers with the numbers that they stand for, which leaves llama.cpp's
-own rounding of activations to 8 bits. Random weights; see test_architectures.py for the shapes.
+Floats are compared with transformers, blocks with transformers on the dequantized weights; the remaining error is
+llama.cpp's rounding of activations to 8 bits. Random weights; see test_architectures.py for the shapes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits
 from .test_blocks import exact_logits
-from .writing import SHAPES_THERE, context_in, export_gguf
+from .writing import GGUF_SHAPES, context_in, export_gguf
 
 COLUMNS = ("positions", "float: largest error", "Q8_0: rms error", "Q4_0: rms error")
 
 
 def measured(name: str, tiny: TinyModel) -> list[str]:
-    """Export at three widths and run a text of the file's whole context, 100 ids at most."""
+    """Export at three widths and run a text that fills the file's context, up to 100 ids."""
     cells = [name]
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(Path(place) / "model", tiny)
@@ -46,7 +46,7 @@ def main() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     print("| architecture | " + " | ".join(COLUMNS) + " |")
     print("|---" * (len(COLUMNS) + 1) + "|")
-    for name, tiny in {"qwen2": TinyModel(family="qwen2"), **SHAPES_THERE}.items():
+    for name, tiny in {"qwen2": TinyModel(family="qwen2"), **GGUF_SHAPES}.items():
         print("| " + " | ".join(measured(name, tiny)) + " |", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Stock llama.cpp in a child process: all logits of a text, in one pass, with adapters or none.
+"""Run stock llama.cpp in a child process: all logits of a text in one pass, optionally with adapters.
 
 Run as a script: arguments are the model, a .npy of ids, the .npy to write, then adapters as PATH or PATH=SCALE.
 """
@@ -18,7 +18,7 @@ from edgedecode.arrays import FloatArray
 
 
 def stock_logits(model: Path, tokens: Sequence[int], adapters: Sequence[Path] = (), scale: float = 1.0) -> FloatArray:
-    """Return float32 [tokens, rows] of llama.cpp's own."""
+    """Return llama.cpp's logits, float32 [tokens, rows]."""
     with tempfile.TemporaryDirectory() as folder:
         ids, out = Path(folder) / "ids.npy", Path(folder) / "logits.npy"
         np.save(ids, np.asarray(tokens, np.int32))

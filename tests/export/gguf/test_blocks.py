@@ -1,4 +1,4 @@
-"""Blocks change their order and nothing else: every tensor stands for the pack's own numbers, bit for bit."""
+"""GGUF blocks differ from the pack's only in order: every tensor dequantizes to the same numbers, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tests.export.test_architectures import random_tokens
 from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits
-from .writing import SHAPES_THERE, export_gguf, needs_engine, numbers, tensors_in, value_of
+from .writing import GGUF_SHAPES, export_gguf, needs_engine, numbers, tensors_in, value_of
 
 pytestmark = pytest.mark.export
 
-NAMES = [name for name in SHAPES_THERE if " " not in name]
+NAMES = [name for name in GGUF_SHAPES if " " not in name]
 INTERLEAVED = ("llama", "mistral", "granite", "smollm3")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @given(weights=arrays(np.float32, (3, 128), elements=st.floats(-1e4, 1e4, width=32)))
-def test_transcoded_blocks_are_the_same_numbers(bits: int, weights: FloatArray) -> None:
+def test_transcode_keeps_the_numbers(bits: int, weights: FloatArray) -> None:
     scheme = Scheme(bits, 32)
     blocks = quantize(weights, scheme)
     theirs = gguf.dequantize(transcode(blocks, scheme), gguf.GGMLQuantizationType[kind_of(scheme)])
     assert np.array_equal(theirs, dequantize(blocks, scheme))
 
 
-def test_transcoded_bytes() -> None:
-    """Column 0 is low and column 16 high in the first byte after the scale; 8 bits become signed."""
+def test_transcode_byte_layout() -> None:
+    """Columns 0 and 16 are the low and high nibble of the first byte after the scale; 8-bit values become signed."""
     weights = np.zeros((1, 32), np.float32)
     weights[0, [0, 16]] = (-8, 7)
     assert transcode(quantize(weights, Scheme(4, 32)), Scheme(4, 32))[0, :4].tolist() == [0x00, 0x3C, 0xF0, 0x88]
@@ -52,7 +52,7 @@ def test_transcoded_bytes() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model and the GGUF file that was made of it."""
+    """A model and its exported GGUF file."""
 
     name: str
     bits: int
@@ -69,27 +69,27 @@ def name(request: pytest.FixtureRequest) -> str:
 def exported(name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     bits = request.param
     folder = tmp_path_factory.mktemp("exported")
-    model = write_model(folder / "model", SHAPES_THERE[name])
+    model = write_model(folder / "model", GGUF_SHAPES[name])
     manifest = export_gguf(model, folder / "pack", stored=recipe(bits))
     return Exported(name, bits, model, folder / "pack" / manifest.models["target"].gguf)
 
 
-def test_every_tensor_is_the_packs(exported: Exported) -> None:
-    """All matrices against blocks made from the checkpoint anew, rows in transformers' order."""
+def test_gguf_tensors_match_the_quantized_checkpoint(exported: Exported) -> None:
+    """All matrices, compared with blocks quantized again from the checkpoint, in transformers' row order."""
     found = tensors_in(exported.file)
     wanted = rounded(exported.model, bits=exported.bits)
     assert found.keys() == wanted.keys()
     for title, tensor in found.items():
         stored, expected = numbers(tensor), wanted[title]
         if exported.name in INTERLEAVED and ("attn_q." in title or "attn_k." in title):
-            stored = in_halves(stored, SHAPES_THERE[exported.name].head_size)
+            stored = in_halves(stored, GGUF_SHAPES[exported.name].head_size)
         kind = "Q8_0" if exported.bits == 8 or title in ("token_embd.weight", "output.weight") else "Q4_0"
         assert tensor.tensor_type.name == (kind if expected.ndim > 1 else "F32"), title
         assert np.array_equal(stored, expected), title
 
 
 def rounded(model: Path, *, bits: int) -> Mapping[str, FloatArray]:
-    """Return what the file must hold by its names there, computed without the exporter's own reading."""
+    """Return the expected tensors by their GGUF names, computed without the exporter's code."""
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
@@ -106,21 +106,21 @@ def rounded(model: Path, *, bits: int) -> Mapping[str, FloatArray]:
         else:
             scheme = Scheme(8 if title in ("token_embd.weight", "output.weight") else bits, 32)
             values[title] = dequantize(quantize(exact, scheme), scheme)
-    if layout == "gemma3":  # 24, where llama.cpp takes the head size
+    if layout == "gemma3":  # its query_pre_attn_scalar is 24; llama.cpp uses the head size
         for title in [title for title in values if "attn_q_norm" in title]:
             values[title] = values[title] * np.float32(np.sqrt(16 / 24))
     return values
 
 
 def in_halves(values: FloatArray, head: int) -> FloatArray:
-    """Put neighbouring rows back where transformers has them, half a head apart."""
+    """Reorder interleaved rows to transformers' order, where a pair is half a head apart."""
     pairs = values.reshape(-1, head // 2, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 @needs_engine
-def test_llama_cpp_computes_with_them(exported: Exported) -> None:
-    """Close to the same blocks in float arithmetic: llama.cpp rounds activations to 8 bits, and nothing else."""
+def test_llama_cpp_logits_match_the_blocks(exported: Exported) -> None:
+    """The only difference to the same blocks in float arithmetic: llama.cpp rounds activations to 8 bits."""
     tokens = random_tokens(24)
     expected = exact_logits(exported.model, tokens, bits=exported.bits)
     error = stock_logits(exported.file, tokens) - expected
@@ -128,7 +128,7 @@ def test_llama_cpp_computes_with_them(exported: Exported) -> None:
 
 
 def exact_logits(model: Path, tokens: list[int], *, bits: int) -> FloatArray:
-    """Run transformers with the numbers that the blocks stand for."""
+    """Run transformers with the dequantized weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -142,7 +142,7 @@ def exact_logits(model: Path, tokens: list[int], *, bits: int) -> FloatArray:
     return logits
 
 
-def test_the_pack_names_the_file(tmp_path: Path) -> None:
+def test_gguf_export_lists_the_file_in_the_manifest(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     manifest = export_gguf(model, tmp_path / "pack", stored=recipe(4))
     assert manifest.models["target"].gguf == "target/model.gguf"
@@ -152,7 +152,7 @@ def test_the_pack_names_the_file(tmp_path: Path) -> None:
     assert value_of(path, "general.license") == "mit"
 
 
-def test_floats_of_16_bits_stay_so(tmp_path: Path) -> None:
+def test_gguf_export_keeps_float16(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     export_gguf(model, tmp_path / "pack", stored=recipe(16))
     found = tensors_in(tmp_path / "pack" / "target" / "model.gguf")
@@ -160,14 +160,14 @@ def test_floats_of_16_bits_stay_so(tmp_path: Path) -> None:
     assert found["output.weight"].tensor_type.name == "F16"
 
 
-def test_wide_blocks_are_refused(tmp_path: Path) -> None:
+def test_gguf_export_refuses_blocks_of_128(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=128, head_size=32))
     with pytest.raises(ExportError, match=r"no type for int4, block 128.*--block-size 32"):
         export_gguf(model, tmp_path / "pack", stored=recipe(4, block_size=128))
 
 
-def test_rows_are_written_a_bounded_number_at_a_time(tmp_path: Path) -> None:
-    """Whatever a tensor's size, and in whole heads where rows change places."""
+def test_write_file_reads_a_bounded_number_of_rows_at_a_time(tmp_path: Path) -> None:
+    """For any tensor size, and in full heads if rows are reordered."""
     rows = CountingRows(columns=2048)
     tensor = Tensor("blk.0.attn_q.weight", (4096, 2048), rows, head=128)
     write_file(tmp_path / "file.gguf", [], [tensor], progress=lambda _: None, release=lambda: None)
@@ -178,7 +178,7 @@ def test_rows_are_written_a_bounded_number_at_a_time(tmp_path: Path) -> None:
 
 @dataclass
 class CountingRows:
-    """Rows of zeros that remember how many were asked for."""
+    """Rows of zeros that record the size of each read."""
 
     columns: int
     kind: str = "F16"

@@ -1,4 +1,4 @@
-"""`export --formats onnx,gguf` from the command line, and K-quants by llama.cpp's own quantizer."""
+"""`export --formats onnx,gguf` from the command line, and K-quants by llama.cpp's quantizer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .writing import export_gguf, needs_engine, numbers, tensors_in, value_of
 pytestmark = pytest.mark.export
 
 WIDE = TinyModel(hidden=256, mlp=512, heads=4, head_size=64)
-"""K-quants share scales among 256 columns."""
+"""A model for K-quants, whose blocks span 256 columns."""
 
 
 def arguments(model: Path, out: Path, *more: str) -> list[str]:
     return ["export", "--target", str(model), "--out", str(out), "--noise-positions", "0", *more]
 
 
-def test_a_pair_gets_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_gguf_of_a_pair_writes_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = write_model(tmp_path / "target", TinyModel())
     draft = write_model(tmp_path / "draft", TinyModel(layers=1, seed=1))
     pack = tmp_path / "pack"
@@ -46,7 +46,7 @@ def test_a_pair_gets_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
-def test_without_formats_there_is_none(tmp_path: Path) -> None:
+def test_export_without_formats_writes_no_gguf_file(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     assert main(arguments(model, tmp_path / "pack")) == 0
     assert Manifest.load(tmp_path / "pack").models["target"].gguf == ""
@@ -60,13 +60,15 @@ def test_without_formats_there_is_none(tmp_path: Path) -> None:
         (("--gguf-type", "Q4_K_M"), "add --formats onnx,gguf"),
     ],
 )
-def test_usage(more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gguf_options_refuse_bad_arguments(
+    more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(arguments(tmp_path, tmp_path / "pack", *more))
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_k_quants_need_the_engine(
+def test_gguf_type_needs_llama_cpp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgedecode.export.gguf.llama_calls.engine_installed", lambda: False)
@@ -77,7 +79,7 @@ def test_k_quants_need_the_engine(
 
 @pytest.mark.parametrize(("kind", "wanted"), [("Q4_K_M", "Q4_K"), ("Q5_K_M", "Q5_K"), ("Q6_K", "Q6_K")])
 @needs_engine
-def test_k_quants(kind: str, wanted: str, tmp_path: Path) -> None:
+def test_gguf_type_quantizes_with_k_quants(kind: str, wanted: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", WIDE)
     manifest = export_gguf(model, tmp_path / "pack", stored=recipe(4), kind=kind)
     path = tmp_path / "pack" / manifest.models["target"].gguf
@@ -93,7 +95,7 @@ def test_k_quants(kind: str, wanted: str, tmp_path: Path) -> None:
 
 
 @needs_engine
-def test_what_llama_cpp_says_is_told(tmp_path: Path) -> None:
+def test_llama_cpp_errors_are_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(64))
     with pytest.raises(ExportError, match=r"llama\.cpp failed to tokenize: .*cannot read the file"):

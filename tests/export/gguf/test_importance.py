@@ -1,4 +1,4 @@
-"""Importance matrices for llama.cpp's quantizer: what they weigh, what they gain, and files of its own tool."""
+"""Importance matrices for llama.cpp's quantizer: their content, their gain, and files written by llama-imatrix."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def export_mixture(
 
 
 def mean_squares(model: Path) -> dict[str, FloatArray]:
-    """What every linear of transformers' own model reads of the text, in windows as the export cuts them."""
+    """Return the mean square of each linear layer's input in transformers, over the windows that the export uses."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     inputs: dict[str, list[FloatArray]] = {}
 
@@ -91,7 +91,7 @@ def mean_squares(model: Path) -> dict[str, FloatArray]:
 
 
 def as_tensors(found: Mapping[str, FloatArray], *, tied: bool) -> dict[str, FloatArray]:
-    """Name the first layers' importance as llama.cpp does, by hand."""
+    """Return the importance under llama.cpp's tensor names."""
     parts = {
         "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k",
@@ -113,13 +113,13 @@ def as_tensors(found: Mapping[str, FloatArray], *, tied: bool) -> dict[str, Floa
 
 @needs_engine
 @pytest.mark.parametrize(("shape", "kind"), [("llama", "Q4_K_M"), ("fused", "Q5_K_M"), ("tied", "Q6_K")])
-def test_the_weighted_error_of_every_tensor_falls(
+def test_imatrix_text_reduces_the_weighted_error_of_every_tensor(
     shape: str, kind: str, models: Mapping[str, Path], text: Path, tmp_path: Path
 ) -> None:
     importance = as_tensors(mean_squares(models[shape]), tied=shape == "tied")
     files = {}
-    for name, given in (("without", None), ("with", text)):
-        manifest = export_mixture(models[shape], tmp_path / name, kind, text=given)
+    for name, imatrix_text in (("without", None), ("with", text)):
+        manifest = export_mixture(models[shape], tmp_path / name, kind, text=imatrix_text)
         files[name] = tmp_path / name / manifest.models["target"].gguf
         assert any("llama.cpp runs its own Q" in note for note in manifest.models["target"].notes)
         assert sorted(path.name for path in files[name].parent.glob("*.*g*")) == ["model.gguf"]
@@ -151,13 +151,13 @@ def exact_tensors(model: Path, folder: Path) -> Mapping[str, FloatArray]:
     return {title: numbers(tensor) for title, tensor in tensors_in(path).items()}
 
 
-# -- files of llama.cpp's own tool ------------------------------------------------------------------------------------
+# -- files of llama-imatrix --------------------------------------------------------------------------------------------
 
 
 def write_imatrix(
     path: Path, importance: Mapping[str, FloatArray], *, count: float = 40.0, sums: str = ".in_sum2"
 ) -> Path:
-    """Write importance as `llama-imatrix` does: sums of squares and how many rows were summed."""
+    """Write importance as `llama-imatrix` does: sums of squares and the number of rows."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_type("imatrix")
     for name, values in importance.items():
@@ -171,7 +171,7 @@ def write_imatrix(
 
 
 @needs_engine
-def test_a_file_of_the_same_numbers_gives_the_same_tensors(
+def test_imatrix_file_gives_the_tensors_of_its_measured_text(
     models: Mapping[str, Path], text: Path, tmp_path: Path
 ) -> None:
     measured = export_mixture(models["llama"], tmp_path / "measured", "Q4_K_M", text=text)
@@ -182,16 +182,16 @@ def test_a_file_of_the_same_numbers_gives_the_same_tensors(
     other = tensors_in(tmp_path / "read" / read.models["target"].gguf)
     for title in importance:
         same = (one[title].data == other[title].data).mean()
-        assert same > 0.98, title  # the sums were rounded in another order
+        assert same > 0.98, title  # the sums were rounded in a different order
 
 
-def test_files_that_are_no_importance_matrix_are_refused(
+def test_imatrix_refuses_invalid_files(
     models: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = {"blk.0.attn_q.weight": np.ones(256, np.float32)}
-    whole = write_imatrix(tmp_path / "whole.gguf", good).read_bytes()
-    (tmp_path / "text.gguf").write_text("no such thing")
-    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 3])
+    valid = write_imatrix(tmp_path / "valid.gguf", good).read_bytes()
+    (tmp_path / "text.gguf").write_text("not a GGUF file")
+    (tmp_path / "cut.gguf").write_bytes(valid[: len(valid) // 3])
     write_imatrix(tmp_path / "other.gguf", good, sums=".something")
     write_imatrix(tmp_path / "nan.gguf", {"blk.0.attn_q.weight": np.full(256, np.nan, np.float32)})
     expected = {
@@ -217,7 +217,7 @@ def test_files_that_are_no_importance_matrix_are_refused(
         ({"blk.0.attn_q.weight": np.ones(64, np.float32)}, "its blk.0.attn_q.weight has 64 columns"),
     ],
 )
-def test_an_importance_matrix_of_another_model_is_refused(
+def test_read_imatrix_refuses_the_file_of_another_model(
     importance: Mapping[str, FloatArray], message: str, tmp_path: Path
 ) -> None:
     from edgedecode.export.gguf.row_source import ArrayRows
@@ -229,7 +229,7 @@ def test_an_importance_matrix_of_another_model_is_refused(
         read_imatrix(file, tensors)
 
 
-def test_columns_that_no_text_reached_still_count(tmp_path: Path) -> None:
+def test_read_imatrix_gives_columns_without_input_a_small_weight(tmp_path: Path) -> None:
     from edgedecode.export.gguf.row_source import ArrayRows
     from edgedecode.export.gguf.tensors import Tensor
 
@@ -239,8 +239,8 @@ def test_columns_that_no_text_reached_still_count(tmp_path: Path) -> None:
     found = read_imatrix(file, tensors)["blk.0.attn_q.weight"]
     assert found[128:] == pytest.approx(2)
     assert 0 < found[0] < 1e-5
-    silent = write_imatrix(tmp_path / "silent.gguf", {"blk.0.attn_q.weight": 0 * values})
-    assert (read_imatrix(silent, tensors)["blk.0.attn_q.weight"] == 1).all()
+    all_zero = write_imatrix(tmp_path / "all_zero.gguf", {"blk.0.attn_q.weight": 0 * values})
+    assert (read_imatrix(all_zero, tensors)["blk.0.attn_q.weight"] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -255,17 +255,19 @@ def test_columns_that_no_text_reached_still_count(tmp_path: Path) -> None:
         (("--gguf-type", "Q6_K", "--imatrix", "a", "--imatrix-text", "b"), "not allowed with"),
     ],
 )
-def test_usage(more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imatrix_options_refuse_bad_arguments(
+    more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["export", "--target", str(tmp_path), "--out", str(tmp_path / "pack"), *more])
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-# -- what else is said of mixtures ------------------------------------------------------------------------------------
+# -- dry runs and timeouts of mixtures ---------------------------------------------------------------------------------
 
 
 @needs_engine
-def test_a_dry_run_tells_of_the_file_in_between(
+def test_dry_run_reports_the_temporary_file_of_a_mixture(
     models: Mapping[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["export", "--target", str(models["llama"]), "--dry-run", "--formats", "onnx,gguf", "--json"]
@@ -287,11 +289,11 @@ def exact_nbytes(model: Path) -> int:
     return 4 * sum(parameter.numel() for parameter in network.parameters() if parameter.dim() == 2)
 
 
-def test_an_engine_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+def test_quantize_file_stops_llama_cpp_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float] = []
 
     def hang(*command: object, timeout: float, **options: object) -> None:
-        given.append(timeout)
+        timeouts.append(timeout)
         raise subprocess.TimeoutExpired("llama.cpp", timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
@@ -301,5 +303,5 @@ def test_an_engine_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytes
             file.truncate(nbytes)
         with pytest.raises(ExportError, match=r"did not quantize within \d+ s and was stopped"):
             quantize_file(source, tmp_path / "out", kind="Q6_K")
-    assert given[0] >= 60
-    assert given[1] > given[0] + 20
+    assert timeouts[0] >= 60
+    assert timeouts[1] > timeouts[0] + 20

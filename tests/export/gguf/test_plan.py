@@ -1,4 +1,4 @@
-"""A file made from a pack's plan is, byte for byte, the file that the export writes."""
+"""A GGUF file built from a pack's plan is equal, byte for byte, to the exported file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.export.conftest import recipe
 from tests.export.test_architectures import LONG
 from tests.export.tiny import TinyModel, write_model
 
-from .writing import SHAPES_THERE, export_gguf
+from .writing import GGUF_SHAPES, export_gguf
 
 pytestmark = pytest.mark.export
 
 MODELS = {
-    **{name: SHAPES_THERE[name] for name in ("llama", "mistral", "phi3", "gemma2", "qwen3", "smollm3")},
+    **{name: GGUF_SHAPES[name] for name in ("llama", "mistral", "phi3", "gemma2", "qwen3", "smollm3")},
     "qwen2": TinyModel(family="qwen2"),
     "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
     "long rope": LONG,
 }
-"""Rows that change places, biases, fused projections, shifted norms and scaled queries, tensors of factors."""
+"""Reordered rows, biases, fused projections, shifted norms, scaled queries and tensors of rope factors."""
 _Damage = Callable[[dict[str, Any]], object]
 
 
@@ -42,29 +42,29 @@ def export_planned(target: Path, out: Path, *, stored: Recipe) -> Manifest:
 
 
 @pytest.mark.parametrize(("name", "bits"), [(name, 4) for name in MODELS] + [("llama", 8), ("qwen2", 8)], ids=str)
-def test_the_made_file_is_the_exported_one(name: str, bits: int, tmp_path: Path) -> None:
+def test_gguf_plan_builds_the_exported_file(name: str, bits: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", MODELS[name])
     stored = recipe(bits)
-    theirs = export_gguf(model, tmp_path / "both", stored=stored).models["target"]
+    exported = export_gguf(model, tmp_path / "both", stored=stored).models["target"]
     entry = export_planned(model, tmp_path / "planned", stored=stored).models["target"]
-    assert (theirs.gguf, theirs.gguf_plan) == ("target/model.gguf", "")
+    assert (exported.gguf, exported.gguf_plan) == ("target/model.gguf", "")
     assert (entry.gguf, entry.gguf_plan) == ("", "target/gguf.json")
-    made = tmp_path / "made.gguf"
-    GgufMaker().make(entry, tmp_path / "planned", made)
-    assert made.read_bytes() == (tmp_path / "both" / theirs.gguf).read_bytes()
+    built = tmp_path / "built.gguf"
+    GgufMaker().make(entry, tmp_path / "planned", built)
+    assert built.read_bytes() == (tmp_path / "both" / exported.gguf).read_bytes()
     assert not list((tmp_path / "planned").rglob("*.gguf"))
 
 
 @pytest.mark.parametrize("stored", [recipe(16), recipe(4, block_size=16)], ids=["floats", "blocks of 16"])
-def test_what_has_no_ggml_type_gets_no_plan(stored: Recipe, tmp_path: Path) -> None:
+def test_gguf_plan_is_omitted_for_schemes_without_a_ggml_type(stored: Recipe, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     entry = export_planned(model, tmp_path / "pack", stored=stored).models["target"]
     assert entry.gguf_plan == ""
     assert not (tmp_path / "pack" / "target" / "gguf.json").exists()
 
 
-def test_an_architecture_that_llama_cpp_computes_otherwise_gets_no_plan(tmp_path: Path) -> None:
-    """Asked for, its GGUF file is refused; nobody asked here."""
+def test_gguf_plan_is_omitted_if_llama_cpp_computes_differently(tmp_path: Path) -> None:
+    """With --formats gguf this model is refused; without it, only the plan is omitted."""
     model = write_model(tmp_path / "model", TinyModel(more={"hidden_act": "gelu"}))
     assert export_planned(model, tmp_path / "pack", stored=recipe(4)).models["target"].gguf_plan == ""
 
@@ -76,17 +76,17 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pack"
 
 
-def test_making_needs_no_framework(planned: Path, tmp_path: Path) -> None:
+def test_gguf_plan_builds_without_frameworks(planned: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgedecode.engines.registry import find_maker; "
         "from edgedecode.pack.manifest import Manifest; root = Path(sys.argv[1]); "
         "find_maker('gguf').make(Manifest.load(root).models['target'], root, Path(sys.argv[2])); "
         "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'safetensors'} & set(sys.modules)))"
     )
-    command = [sys.executable, "-c", code, str(planned), str(tmp_path / "made.gguf")]
+    command = [sys.executable, "-c", code, str(planned), str(tmp_path / "built.gguf")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
-    assert (tmp_path / "made.gguf").stat().st_size > 10_000
+    assert (tmp_path / "built.gguf").stat().st_size > 10_000
 
 
 def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4}}), "missing required field value"),
     ],
 )
-def test_a_damaged_plan_is_one_line(damage: _Damage, message: str, planned: Path, tmp_path: Path) -> None:
-    """Also one that a stranger wrote: nothing is read beyond the weights file."""
+def test_gguf_plan_that_is_damaged_is_refused(damage: _Damage, message: str, planned: Path, tmp_path: Path) -> None:
+    """This includes malicious plans: nothing outside the weights file is read."""
     from shutil import copytree
 
     root = tmp_path / "pack"
@@ -128,17 +128,17 @@ def test_a_damaged_plan_is_one_line(damage: _Damage, message: str, planned: Path
     damage(value)
     path.write_text(json.dumps(value), encoding="utf-8")
     with pytest.raises(ManifestError, match=message):
-        GgufMaker().make(Manifest.load(root).models["target"], root, tmp_path / "made.gguf")
+        GgufMaker().make(Manifest.load(root).models["target"], root, tmp_path / "built.gguf")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
-def test_a_plan_that_is_none(text: str, tmp_path: Path) -> None:
+def test_gguf_plan_load_refuses_invalid_files(text: str, tmp_path: Path) -> None:
     (tmp_path / "gguf.json").write_text(text)
     with pytest.raises(ManifestError, match="GGUF plan"):
         GgufPlan.load(tmp_path / "gguf.json")
 
 
-def test_a_plan_is_listed_and_read_back(planned: Path) -> None:
+def test_gguf_plan_is_listed_and_round_trips(planned: Path) -> None:
     manifest = Manifest.load(planned)
     path = planned / manifest.models["target"].gguf_plan
     assert manifest.files["target/gguf.json"].sha256 == file_sha256(path)

@@ -1,4 +1,4 @@
-"""Files of float weights in stock llama.cpp: its logits are transformers', for every architecture and rotary kind."""
+"""Float GGUF files in stock llama.cpp match transformers for every architecture and rotary type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.export.test_parity import framework_logits
 from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits
-from .writing import SHAPES_THERE, context_in, export_gguf, needs_engine, value_of
+from .writing import GGUF_SHAPES, context_in, export_gguf, needs_engine, value_of
 
 pytestmark = [pytest.mark.export, needs_engine]
 
 TABLED = 1e-2
-"""Gemma's activation comes from a table of float16 numbers in llama.cpp's CPU kernels."""
+"""Tolerance for Gemma: llama.cpp's CPU kernels compute its activation with a float16 table."""
 EXACT = 1e-4
 YARN = {
     "rope_type": "yarn",
@@ -62,7 +62,7 @@ ROPES = {
 
 
 def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) -> float:
-    """Export as floats; return how far apart the logits of a text of the file's whole context, 100 ids at most, are."""
+    """Export as floats; return the largest logit difference to transformers over the file's context, up to 100 ids."""
     model = write_model(folder / "model", tiny)
     manifest = export_gguf(model, folder / "pack", span=span or Span())
     path = folder / "pack" / manifest.models["target"].gguf
@@ -72,32 +72,32 @@ def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) ->
     return float(np.abs(stock_logits(path, tokens) - expected).max())
 
 
-def test_all_are_covered() -> None:
+def test_layouts_cover_all_architectures() -> None:
     assert LAYOUTS.keys() == ARCHITECTURES.keys()
 
 
-@pytest.mark.parametrize("name", SHAPES_THERE)
-def test_floats_are_transformers(name: str, tmp_path: Path) -> None:
-    """Where llama.cpp has windows the text is four times as long; where it has none the file's context ends there."""
-    error = largest_error(SHAPES_THERE[name], tmp_path)
+@pytest.mark.parametrize("name", GGUF_SHAPES)
+def test_stock_llama_cpp_matches_transformers(name: str, tmp_path: Path) -> None:
+    """The text is four times as long as a supported window; an unsupported window ends the file's context."""
+    error = largest_error(GGUF_SHAPES[name], tmp_path)
     assert error < (TABLED if name.startswith("gemma") else EXACT)
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_rotary_kinds(name: str, tmp_path: Path) -> None:
+def test_stock_llama_cpp_matches_transformers_for_every_rope_type(name: str, tmp_path: Path) -> None:
     assert largest_error(ROPES[name], tmp_path) < (TABLED if name.startswith("gemma") else EXACT)
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_long_rope(long: bool, tmp_path: Path) -> None:
-    """The file carries the factors that the pack's graphs have, for every text."""
+def test_stock_llama_cpp_matches_transformers_for_long_rope(long: bool, tmp_path: Path) -> None:
+    """The file contains the factors of the pack's graphs and uses them for every text length."""
     assert largest_error(LONG, tmp_path, span=Span(long_rope=long)) < EXACT
     path = tmp_path / "pack" / "target" / "model.gguf"
     assert value_of(path, "phi3.context_length") == (256 if long else 64)
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3", "qwen2 some windows", "qwen3 tied some windows"])
-def test_windows_that_llama_cpp_lacks_end_the_context(name: str, tmp_path: Path) -> None:
+def test_gguf_export_limits_the_context_to_unsupported_windows(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", SHAPES[name])
     entry = export_gguf(model, tmp_path / "pack").models["target"]
     assert entry.context == 256
@@ -116,7 +116,7 @@ def test_windows_that_llama_cpp_lacks_end_the_context(name: str, tmp_path: Path)
         ),
     ],
 )
-def test_what_it_would_compute_otherwise_is_refused(tiny: TinyModel, message: str, tmp_path: Path) -> None:
+def test_gguf_export_refuses_what_llama_cpp_computes_differently(tiny: TinyModel, message: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", tiny)
     with pytest.raises(ExportError, match=message):
         export_gguf(model, tmp_path / "pack")

@@ -1,4 +1,4 @@
-"""Vocabularies: what llama.cpp reads is what the tokenizer reads; what it has no name for is refused."""
+"""GGUF vocabularies: llama.cpp tokenizes like the tokenizer; unsupported tokenizers are refused."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LLAMA3 = (
 QWEN2 = LLAMA3.replace("{1,3}", "")
 
 
-def splitting(*steps: pre_tokenizers.PreTokenizer, ignore_merges: bool = False) -> tokenizers.Tokenizer:
-    """Return the byte-level tokenizer with other splits."""
+def byte_level_with(*steps: pre_tokenizers.PreTokenizer, ignore_merges: bool = False) -> tokenizers.Tokenizer:
+    """Return the byte-level tokenizer with these pre-tokenizers."""
     inner = byte_level()
     state = json.loads(inner.to_str())
     state["model"]["ignore_merges"] = ignore_merges
@@ -53,16 +53,16 @@ def regex(pattern: str) -> tuple[pre_tokenizers.PreTokenizer, pre_tokenizers.Pre
 
 
 SPLITS = {
-    "gpt-2": splitting(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "smollm": splitting(pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "qwen2": splitting(*regex(QWEN2)),
-    "dbrx": splitting(*regex(LLAMA3)),
-    "llama-bpe": splitting(*regex(LLAMA3), ignore_merges=True),
+    "gpt-2": byte_level_with(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "smollm": byte_level_with(pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "qwen2": byte_level_with(*regex(QWEN2)),
+    "dbrx": byte_level_with(*regex(LLAMA3)),
+    "llama-bpe": byte_level_with(*regex(LLAMA3), ignore_merges=True),
 }
 
 
 def vocabulary_file(folder: Path, inner: tokenizers.Tokenizer, *, name: str = "tiny") -> tuple[Path, Vocabulary]:
-    """Write a file that holds a vocabulary and no tensor."""
+    """Write a GGUF file with a vocabulary and no tensors."""
     vocabulary = read_vocabulary(inner, rows=inner.get_vocab_size() + 20, name=name)
     specials = read_specials(inner, Generation(end_token_ids=()), config=Fields({}, "config"), name=name)
     writer = gguf.GGUFWriter(None, "llama")
@@ -78,7 +78,7 @@ def vocabulary_file(folder: Path, inner: tokenizers.Tokenizer, *, name: str = "t
 
 @pytest.mark.parametrize("name", SPLITS)
 @needs_engine
-def test_splits_by_name(name: str, tmp_path: Path) -> None:
+def test_vocabulary_pre_tokenizers_match_llama_cpp(name: str, tmp_path: Path) -> None:
     path, vocabulary = vocabulary_file(tmp_path, SPLITS[name])
     assert vocabulary.pre == name
     reading = check_reading(path, SPLITS[name], vocabulary)
@@ -88,7 +88,7 @@ def test_splits_by_name(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("folder", "pre"), [("phi3", "default"), ("qwen2.5", "qwen2"), ("smollm2", "smollm")])
 @needs_engine
-def test_real_tokenizers(folder: str, pre: str, tmp_path: Path) -> None:
+def test_vocabulary_of_real_tokenizers_matches_llama_cpp(folder: str, pre: str, tmp_path: Path) -> None:
     file = TOKENIZERS / folder / "tokenizer.json"
     if not file.is_file():
         pytest.skip("the shared tokenizers are not here")
@@ -100,8 +100,8 @@ def test_real_tokenizers(folder: str, pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("folder", "golden"), [("phi3", "phi-3"), ("qwen2.5", "qwen2")])
 @needs_engine
-def test_golden_files(folder: str, golden: str, tmp_path: Path) -> None:
-    """llama.cpp's own test texts: its ids of our vocabulary are those it ships for the original's."""
+def test_vocabulary_gives_llama_cpps_golden_ids(folder: str, golden: str, tmp_path: Path) -> None:
+    """On llama.cpp's test texts, our vocabulary gives the ids that llama.cpp ships for the original."""
     if not (GOLDEN / f"ggml-vocab-{golden}.gguf.inp").is_file():
         pytest.skip("the golden files are not here")
     texts, wanted = golden_ids(golden)
@@ -112,8 +112,8 @@ def test_golden_files(folder: str, golden: str, tmp_path: Path) -> None:
 
 
 @needs_engine
-def test_golden_gpt2(tmp_path: Path) -> None:
-    """GPT-2's tokenizer, put together from the vocabulary that llama.cpp ships, written again."""
+def test_vocabulary_of_gpt2_gives_llama_cpps_golden_ids(tmp_path: Path) -> None:
+    """GPT-2's tokenizer is built from llama.cpp's vocabulary file and written again."""
     shipped = GOLDEN / "ggml-vocab-gpt-2.gguf"
     if not shipped.is_file():
         pytest.skip("the golden files are not here")
@@ -132,14 +132,14 @@ def test_golden_gpt2(tmp_path: Path) -> None:
 
 
 def golden_ids(name: str) -> tuple[list[str], list[list[int]]]:
-    """Return llama.cpp's test texts and its ids of them."""
+    """Return llama.cpp's test texts and their ids."""
     texts = (GOLDEN / f"ggml-vocab-{name}.gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = (GOLDEN / f"ggml-vocab-{name}.gguf.out").read_text(encoding="utf-8").splitlines()
     return texts[: len(lines)], [[int(id) for id in line.split()] for line in lines]
 
 
-def test_scores_of_a_shipped_vocabulary(tmp_path: Path) -> None:
-    """Tokens are those of llama.cpp's own file for Phi-3, and so is the order in which neighbours are merged."""
+def test_vocabulary_scores_match_llama_cpps_phi3_file(tmp_path: Path) -> None:
+    """Tokens and merge order are those of llama.cpp's vocabulary file for Phi-3."""
     shipped = GOLDEN / "ggml-vocab-phi-3.gguf"
     if not shipped.is_file():
         pytest.skip("the golden files are not here")
@@ -150,7 +150,7 @@ def test_scores_of_a_shipped_vocabulary(tmp_path: Path) -> None:
     assert tokens[:32000] == list(vocabulary.tokens[:32000])
     theirs = value_of(shipped, "tokenizer.ggml.scores")
     assert isinstance(theirs, list)
-    unmerged = min(vocabulary.scores)  # single characters: nothing makes them
+    unmerged = min(vocabulary.scores)  # single characters are not the result of a merge
     merged = [id for id in range(300, 32000) if vocabulary.scores[id] > unmerged and theirs[id] > -1e9]
     assert len(merged) > 20000
     by_ours = sorted(merged, key=lambda id: -vocabulary.scores[id])
@@ -165,7 +165,9 @@ def test_scores_of_a_shipped_vocabulary(tmp_path: Path) -> None:
     ],
 )
 @needs_engine
-def test_spaces_of_other_families(normalizer: object, splits: object, prefix: bool, tmp_path: Path) -> None:
+def test_vocabulary_spaces_of_gemma_and_mistral(
+    normalizer: object, splits: object, prefix: bool, tmp_path: Path
+) -> None:
     inner = byte_fallback()
     state = json.loads(inner.to_str()) | {"normalizer": None}
     inner = tokenizers.Tokenizer.from_str(json.dumps(state))
@@ -180,7 +182,7 @@ def test_spaces_of_other_families(normalizer: object, splits: object, prefix: bo
 
 
 @needs_engine
-def test_byte_fallback(tmp_path: Path) -> None:
+def test_vocabulary_with_byte_fallback(tmp_path: Path) -> None:
     inner = byte_fallback()
     path, vocabulary = vocabulary_file(tmp_path, inner)
     assert vocabulary.model == "llama"
@@ -191,7 +193,7 @@ def test_byte_fallback(tmp_path: Path) -> None:
     assert check_reading(path, inner, vocabulary).differing == 0
 
 
-def test_kinds_of_tokens() -> None:
+def test_vocabulary_kinds_of_tokens() -> None:
     vocabulary = read_vocabulary(byte_level(), rows=330, name="tiny")
     named = dict(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     assert named["<|end|>"] is Kind.CONTROL
@@ -200,7 +202,7 @@ def test_kinds_of_tokens() -> None:
     assert len(vocabulary.tokens) == 330
 
 
-def test_special_ids() -> None:
+def test_read_specials_finds_the_special_ids() -> None:
     inner = byte_level()
     end, tool = inner.token_to_id("<|end|>"), inner.token_to_id("<tool>")
     assert end is not None
@@ -219,7 +221,7 @@ def test_special_ids() -> None:
 
 
 @needs_engine
-def test_a_beginning_is_added_as_the_tokenizer_adds_it(tmp_path: Path) -> None:
+def test_vocabulary_adds_the_tokenizers_beginning_token(tmp_path: Path) -> None:
     inner = byte_level()
     tool = inner.token_to_id("<tool>")
     assert tool is not None
@@ -228,8 +230,8 @@ def test_a_beginning_is_added_as_the_tokenizer_adds_it(tmp_path: Path) -> None:
     assert engine_tokens(path, [], special=["the fox"]) == [inner.encode("the fox").ids]
 
 
-def test_unknown_splits_are_refused() -> None:
-    inner = splitting(*regex(r"\p{L}+|\s+"))
+def test_read_vocabulary_refuses_an_unknown_pre_tokenizer() -> None:
+    inner = byte_level_with(*regex(r"\p{L}+|\s+"))
     with pytest.raises(ExportError, match=r"a pre-tokenizer that llama\.cpp lacks") as refused:
         read_vocabulary(inner, rows=400, name="tiny")
     assert all(name in str(refused.value) for name in KNOWN)
@@ -247,7 +249,7 @@ def test_unknown_splits_are_refused() -> None:
         (lambda inner: setattr(inner, "model", models.WordPiece({"a": 0}, unk_token="a")), "of type WordPiece"),
     ],
 )
-def test_other_tokenizers_are_refused(change: object, message: str) -> None:
+def test_read_vocabulary_refuses_unsupported_tokenizers(change: object, message: str) -> None:
     inner = byte_level()
     change(inner)  # type: ignore[operator]
     with pytest.raises(ExportError, match=message):
@@ -255,22 +257,22 @@ def test_other_tokenizers_are_refused(change: object, message: str) -> None:
 
 
 @needs_engine
-def test_a_wrong_name_fails_the_check(tmp_path: Path) -> None:
-    """The check must be able to fail: a tokenizer that splits nothing, under the name of one that does."""
+def test_check_reading_refuses_a_wrong_pre_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer without splits, under the name of one with splits."""
     path, vocabulary = vocabulary_file(tmp_path, SPLITS["gpt-2"])
     with pytest.raises(ExportError, match=r"llama.cpp tokenizes '.*the tokenizer as"):
-        check_reading(path, splitting(pre_tokenizers.ByteLevel(use_regex=False)), vocabulary)
+        check_reading(path, byte_level_with(pre_tokenizers.ByteLevel(use_regex=False)), vocabulary)
 
 
-def test_without_the_engine_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_export_without_llama_cpp_notes_the_missing_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedecode.export.gguf.tokenizer_check.engine_installed", lambda: False)
     entry = export_gguf(write_model(tmp_path / "model", TinyModel()), tmp_path / "pack").models["target"]
     assert "was not checked: pip install llama-cpp-python" in entry.notes[-1]
     assert "gguf_texts" not in entry.parity
 
 
-def test_names_of_files() -> None:
-    """llama.cpp looks for Phi-3 in the name, and then for Phi-3's tokens: without them it cannot read the file."""
+def test_file_name_contains_phi3_only_for_phi3_tokenizers() -> None:
+    """If llama.cpp finds Phi-3 in the name, it requires Phi-3's tokens and cannot read a file without them."""
     assert file_name("microsoft/Phi-3-mini", byte_level()) == "microsoft/Phi 3-mini"
     assert file_name("tiny", byte_level()) == "tiny"
     inner = byte_fallback()

@@ -1,4 +1,4 @@
-"""What the GGUF tests share: an export with a GGUF file, and the file's tensors as numbers."""
+"""Helpers of the GGUF tests: an export with a GGUF file, and the file's tensors as numbers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.export.tiny import TinyModel
 
 needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 
-SHAPES_THERE = {
+GGUF_SHAPES = {
     **SHAPES,
     "llama": TinyModel(),
-    # llama.cpp scales Gemma 2's queries by the head size, whatever the configuration says
+    # llama.cpp always scales Gemma 2's queries by the head size
     **{
         name: replace(SHAPES[name], more={"sliding_window": 24, **CAPS, "query_pre_attn_scalar": 16})
         for name in ("gemma2", "gemma2 bfloat16")
@@ -38,7 +38,7 @@ SHAPES_THERE = {
 def export_gguf(
     target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE, kind: str = ""
 ) -> Manifest:
-    """Export without measuring anything of the graph: activations are of 8 bits."""
+    """Export without measurements on the graph: activations have 8 bits."""
     request = PairRequest(
         target=str(target),
         draft=None,
@@ -63,7 +63,7 @@ def numbers(tensor: gguf.ReaderTensor) -> FloatArray:
 
 
 def value_of(path: Path, key: str) -> object:
-    """Return what the file says under a key, None where it has none."""
+    """Return the file's value of a key, or None."""
     found = path.stat()
     field = _fields_in(path, found.st_mtime_ns, found.st_size).get(key)
     return None if field is None else field.contents()
@@ -71,10 +71,10 @@ def value_of(path: Path, key: str) -> object:
 
 @lru_cache(maxsize=1)
 def _fields_in(path: Path, modified: int, nbytes: int) -> Mapping[str, gguf.ReaderField]:
-    """Read the fields of a file; a large vocabulary takes ten seconds."""
+    """Read the fields of a file, cached: a large vocabulary takes ten seconds."""
     return gguf.GGUFReader(path).fields
 
 
 def context_in(path: Path) -> int:
-    """Return the context that a file names."""
+    """Return the file's context length."""
     return int(str(value_of(path, f"{value_of(path, 'general.architecture')}.context_length")))
