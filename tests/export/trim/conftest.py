@@ -1,4 +1,4 @@
-"""The verb on a toy pack: real files and a real session, tables for models, and a stand-in for the graph's drawing."""
+"""`trim` on a toy pack: real files and sessions, table models, and a fake graph writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.export.trim.toy_pack import fake_heads, open_toy, toy_runtime, write_
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a toy pack that `edgedecode trim` opens; its cache is its own."""
+    """The folder of a toy pack that `edgedecode trim` opens, with a separate cache."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     runtime = toy_runtime()
     monkeypatch.setattr(run, "load", lambda root, **options: open_toy(root, runtime))
@@ -26,7 +26,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cheap_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes whose costs are known: a draft step takes half a target pass, and a smaller head what it is smaller."""
+    """Fix the costs: a draft step takes half a target pass, and a smaller head is faster in proportion to its rows."""
     monkeypatch.setattr(measuring, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
     monkeypatch.setattr(
         measuring,

@@ -1,4 +1,4 @@
-"""What one teacher-forced pass says of every size and length is what a real trimmed draft does, round by round."""
+"""One teacher-forced pass gives the acceptance of every size and length, equal to a real trimmed draft's by round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 60
 
 
 def draft_tables(seed: int) -> TableModel:
-    """The draft of `toy_model(VOCABULARY, seed=seed)`, with padded rows that beat all others."""
+    """Return the draft of `toy_model(VOCABULARY, seed=seed)`, with padding rows that have the highest logits."""
     base = toy_tables(VOCABULARY, seed=seed)
     return TableModel(padded(toy_tables(VOCABULARY, seed=seed + 1, scale=0.7, near=base)))
 
@@ -32,9 +32,9 @@ def ranking_of(seed: int, *, always: frozenset[int] = frozenset()):  # type: ign
 
 
 def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[int]) -> tuple[list[int], list[int]]:
-    """Decode with a real drafter of this head; return the new tokens and what each round after the first accepted."""
-    whole = draft_tables(seed)
-    model = whole if ids is None else TrimmedTables(whole, ids)
+    """Decode with a real drafter and this head; return the new tokens and the accepted counts from round 2 on."""
+    full = draft_tables(seed)
+    model = full if ids is None else TrimmedTables(full, ids)
     drafter = ModelDrafter(model, draft_setting(VOCABULARY, ends=ends))
     target = toy_model(VOCABULARY, seed=seed)
     found = run(target, PROMPT, max_tokens=LIMIT, drafter=drafter, draft_max=length, ends=ends)
@@ -43,7 +43,7 @@ def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[i
 
 @pytest.mark.parametrize("ends", [frozenset[int](), frozenset({17}), frozenset({3})], ids=["no end", "17", "3"])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_size_and_length_as_a_real_drafter_does(seed: int, ends: frozenset[int]) -> None:
+def test_forced_hits_match_a_real_drafter_for_every_size_and_length(seed: int, ends: frozenset[int]) -> None:
     ranking = ranking_of(seed, always=ends)
     nested = Nested.of(ranking, SIZES)
     answer = run(toy_model(VOCABULARY, seed=seed), PROMPT, max_tokens=LIMIT, ends=ends).tokens
@@ -62,8 +62,8 @@ def test_every_size_and_length_as_a_real_drafter_does(seed: int, ends: frozenset
     assert accepted > 0
 
 
-def test_texts_end_in_both_ways() -> None:
-    """What the test above is about is there: answers that end by themselves, and answers that are cut."""
+def test_toy_answers_end_in_both_ways() -> None:
+    """The test above covers answers with an end token and answers that were cut."""
     ends = {
         run(toy_model(VOCABULARY, seed=seed), PROMPT, max_tokens=LIMIT, ends=frozenset({end})).verdicts[-1].outcome
         for seed in range(4)
@@ -73,15 +73,16 @@ def test_texts_end_in_both_ways() -> None:
     assert len(ends) > 1
 
 
-def test_the_likeliest_kept_id_of_equal_ones_is_the_lowest() -> None:
+def test_nested_likeliest_takes_the_lowest_id_of_a_tie() -> None:
     ranking = rank_ids([(6, 6, 6, 2, 2, 4)], always=frozenset({7}), vocabulary_size=8)
     assert ranking.order.tolist()[:4] == [7, 6, 2, 4]
     nested = Nested.of(ranking, (2, 4))
-    logits = np.array([[0, 5, 3, 0, 3, 0, 3, 1, 99], [0, 0, 0, 0, 0, 0, 0, 0, 99]], np.float32)  # the last is padding
+    # the last column is padding
+    logits = np.array([[0, 5, 3, 0, 3, 0, 3, 1, 99], [0, 0, 0, 0, 0, 0, 0, 0, 99]], np.float32)
     assert nested.likeliest(logits).tolist() == [[6, 2, 1], [6, 2, 0]]
 
 
-def test_long_texts_are_read_in_pieces() -> None:
+def test_forced_hits_read_long_texts_in_chunks() -> None:
     ranking = ranking_of(0)
     nested = Nested.of(ranking, SIZES)
     tokens = run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=400).tokens
@@ -90,10 +91,10 @@ def test_long_texts_are_read_in_pieces() -> None:
     hits = forced_hits(model, text, nested)
     assert model.passes == [199, 128, 75]
     expected = [int(np.argmax(model.logits_after(text.tokens[:place])[:VOCABULARY])) for place in range(200, 403)]
-    assert hits.hits[:, -1].tolist() == [guess == said for guess, said in zip(expected, text.scored, strict=True)]
+    assert hits.hits[:, -1].tolist() == [guess == token for guess, token in zip(expected, text.scored, strict=True)]
 
 
-def test_coverage_counts_every_text_and_acceptance_greedy_ones() -> None:
+def test_measure_acceptance_counts_greedy_texts_and_coverage_all_texts() -> None:
     nested = Nested.of(ranking_of(0), SIZES)
     greedy = ScoredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
     sampled = ScoredText(tuple(range(VOCABULARY)), 1, greedy=False)
@@ -105,7 +106,7 @@ def test_coverage_counts_every_text_and_acceptance_greedy_ones() -> None:
     assert both[-1].coverage == 1.0
 
 
-def test_a_text_of_one_token_has_no_round() -> None:
+def test_measure_acceptance_of_one_token_has_no_round() -> None:
     nested = Nested.of(ranking_of(0), SIZES)
     (found, *_) = measure_acceptance(draft_tables(0), [ScoredText((1, 2), 1)], nested)
     assert found.per_round == dict.fromkeys(LENGTHS, 1.0)

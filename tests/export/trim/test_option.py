@@ -1,4 +1,4 @@
-"""`export … --trim-vocab`: refused where nothing is made that could be trimmed, else done when the pack is there."""
+"""`export … --trim-vocab`: trims the pack after the export; refused if the export makes no pack to trim."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from edgedecode.text.prompts import Prompt, read_prompts
         ),
     ],
 )
-def test_usage(words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_vocab_refuses_bad_arguments(
+    words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as error:
         main(["export", "--target", "t", *words])
     assert error.value.code == 2
@@ -40,7 +42,7 @@ def test_usage(words: Sequence[str], message: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("words", "size"), [([], 320), (["400"], 400)])
-def test_the_made_pack_is_trimmed(
+def test_trim_vocab_trims_the_exported_pack(
     words: Sequence[str],
     size: int,
     toy: Path,
@@ -48,11 +50,11 @@ def test_the_made_pack_is_trimmed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The pack is the toy one: what makes packs is tested elsewhere."""
+    """The export itself is replaced by the toy pack."""
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
     monkeypatch.setattr(sweep, "TrimRequest", partial(sweep.TrimRequest, prompts=24, per_category=1))
-    given = ("--target", "t", "--draft", "d", "--out", str(toy))
-    assert main(["export", *given, "--json", "--trim-vocab", *words]) == 0
+    options = ("--target", "t", "--draft", "d", "--out", str(toy))
+    assert main(["export", *options, "--json", "--trim-vocab", *words]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["pack"] == str(toy)
     assert report["trim"]["size"] == size
@@ -70,7 +72,7 @@ def test_the_made_pack_is_trimmed(
     ],
     ids=["refused", "budget", "disk"],
 )
-def test_where_trimming_fails_the_pack_is_said_to_be_there(
+def test_trim_vocab_that_fails_reports_the_untrimmed_pack(
     error: Exception,
     message: str,
     toy: Path,
@@ -83,12 +85,12 @@ def test_where_trimming_fails_the_pack_is_said_to_be_there(
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
     monkeypatch.setattr(heads, "_write_graph", fail)
     assert main(["export", "--target", "t", "--draft", "d", "--out", str(toy), "--trim-vocab"]) == 1
-    said = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
-    assert capsys.readouterr().err.endswith(said)
+    expected = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
+    assert capsys.readouterr().err.endswith(expected)
     assert Manifest.load(toy).models["draft"].trim is None
 
 
-def test_prompts_of_a_users_own_file_need_no_family(tmp_path: Path) -> None:
+def test_read_prompts_with_a_default_family(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n{"turns": ["two", "three"], "category": "b"}\n')
     assert read_prompts(file, family="") == [Prompt("", (), ("one",)), Prompt("b", (), ("two", "three"))]

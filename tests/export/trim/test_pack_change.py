@@ -1,4 +1,4 @@
-"""The pack is the old one or the new one, whatever comes between, and what a killed run left goes with the next."""
+"""A trim changes the pack atomically, and the next run removes what a killed run left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def content(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_trim_is_added_replaced_and_removed(pack: Path) -> None:
+def test_save_trim_adds_and_replaces_and_remove_trim_restores(pack: Path) -> None:
     before, untouched = content(pack), Manifest.load(pack)
     first = add(pack, 300)
     draft = first.models["draft"]
@@ -64,7 +64,9 @@ def test_a_trim_is_added_replaced_and_removed(pack: Path) -> None:
     assert second.trim is not None
     read_token_ids(pack / second.trim.token_ids, rows=400, vocabulary_size=VOCABULARY)
     check_files(Manifest.load(pack), pack, full=True)
-    assert set(content(pack)) == {*before, "draft/trim-2.ids", "draft/heads-2.onnx"}, "the first one's files went"
+    assert set(content(pack)) == {*before, "draft/trim-2.ids", "draft/heads-2.onnx"}, (
+        "the files of the first trim are deleted"
+    )
     assert trim_files(add(pack, 500).models["draft"]) == ["draft/heads.onnx", "draft/trim.ids"]
     remove_trim(pack)
     assert set(content(pack)) == set(before)
@@ -72,16 +74,16 @@ def test_a_trim_is_added_replaced_and_removed(pack: Path) -> None:
     check_files(Manifest.load(pack), pack, full=True)
 
 
-def test_a_draft_that_is_a_gguf_file_alone(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its trimmed draft is a file of its own, and there is no graph to add a head to."""
+def test_make_heads_cuts_a_draft_that_is_only_a_gguf_file(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trimmed draft is a separate GGUF file, since there is no graph to add a head to."""
     path = pack / MANIFEST_NAME
     value = json.loads(path.read_text())
     value["models"]["draft"] |= {"graphs": {}, "gguf": "draft/weights.bin"}
     path.write_text(json.dumps(value))
     cut: list[Path] = []
 
-    def fake_cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-        cut.append(whole)
+    def fake_cut(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
+        cut.append(source)
         out.write_bytes(vocabulary.ids.tobytes())
 
     monkeypatch.setattr(heads, "_write_gguf", fake_cut)
@@ -97,15 +99,15 @@ def test_a_draft_that_is_a_gguf_file_alone(pack: Path, monkeypatch: pytest.Monke
     check_files(manifest, pack, full=True)
 
 
-def test_what_a_newer_version_wrote_stays(pack: Path) -> None:
+def test_save_trim_keeps_unknown_manifest_keys(pack: Path) -> None:
     path = pack / MANIFEST_NAME
     path.write_text(path.read_text().replace('"name": "toy"', '"name": "toy", "mood": "sunny"', 1))
     add(pack, 300)
     assert '"mood": "sunny"' in path.read_text()
 
 
-def breaking(monkeypatch: pytest.MonkeyPatch, *, at: int, after: bool, error: type[BaseException]) -> list[int]:
-    """Let the `at`th rename fail: before it was done, or right behind it."""
+def failing_rename(monkeypatch: pytest.MonkeyPatch, *, at: int, after: bool, error: type[BaseException]) -> list[int]:
+    """Make rename number `at` fail, before or after it is done."""
     real = Path.replace
     calls: list[int] = []
 
@@ -123,22 +125,22 @@ def breaking(monkeypatch: pytest.MonkeyPatch, *, at: int, after: bool, error: ty
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", range(3))
-@pytest.mark.parametrize("trimmed", [False, True], ids=["first", "again"])
-def test_an_interrupt_at_any_rename(
+@pytest.mark.parametrize("trimmed", [False, True], ids=["first trim", "second trim"])
+def test_save_trim_interrupted_at_any_rename_leaves_a_valid_pack(
     trimmed: bool, at: int, after: bool, error: type[BaseException], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if trimmed:
         add(pack, 300)
     before = content(pack)
     with monkeypatch.context() as patch:
-        calls = breaking(patch, at=at, after=after, error=error)
+        calls = failing_rename(patch, at=at, after=after, error=error)
         with pytest.raises(error):
             add(pack, 400)
         assert len(calls) == at + 1
     trim = Manifest.load(pack).models["draft"].trim
-    if at == 2 and after:  # the manifest was there already
+    if at == 2 and after:  # the manifest had been replaced
         assert trim is not None
         assert trim.size == 400
     else:
@@ -147,14 +149,14 @@ def test_an_interrupt_at_any_rename(
     assert not [name for name in content(pack) if "/." in name or name.startswith(".")]
 
 
-def test_an_interrupt_while_files_are_made(pack: Path) -> None:
+def test_make_heads_interrupted_leaves_the_pack_unchanged(pack: Path) -> None:
     before = content(pack)
     manifest = Manifest.load(pack)
 
     def interrupted() -> None:
         with workplace(pack, manifest) as place:
             make_heads(place, manifest, vocabulary=TrimmedVocabulary(np.arange(300), VOCABULARY))
-            check_files(manifest, pack, full=True)  # the unfinished files disturb nobody
+            check_files(manifest, pack, full=True)  # unfinished files do not affect the check
             assert len(content(pack)) > len(before)
             raise KeyboardInterrupt
 
@@ -164,7 +166,7 @@ def test_an_interrupt_while_files_are_made(pack: Path) -> None:
 
 
 def killed(work: Callable[[], object]) -> None:
-    """Do this in a child process that is killed where it would end."""
+    """Run `work` in a child process that ends without cleaning up."""
     child = os.fork()
     if not child:
         with suppress(BaseException):
@@ -181,22 +183,20 @@ def until_killed(pack: Path) -> None:
         os._exit(0)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked there")
-def test_what_a_killed_run_left_goes_and_opens_meanwhile(pack: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_workplace_removes_the_files_of_a_killed_run(pack: Path) -> None:
     before = content(pack)
     killed(lambda: until_killed(pack))
     left = set(content(pack)) - set(before)
     assert len(left) == 5, left
-    check_files(Manifest.load(pack), pack, full=True)  # it is the old pack still
+    check_files(Manifest.load(pack), pack, full=True)  # still the old pack
     with workplace(pack, Manifest.load(pack)):
         assert {name for name in content(pack) if not name.endswith(".lock")} == set(before)
     assert content(pack) == before
 
 
-def test_a_run_that_goes_on_keeps_its_files_whatever_its_process_number(
-    pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two containers may share a pack, and numbers say nothing there."""
+def test_workplace_keeps_the_files_of_a_running_process(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a pack have separate process ids, so ids cannot tell whether a process runs."""
     manifest = Manifest.load(pack)
     with workplace(pack, manifest) as first:
         made = make_heads(first, manifest, vocabulary=TrimmedVocabulary(np.arange(300), VOCABULARY))
@@ -208,8 +208,8 @@ def test_a_run_that_goes_on_keeps_its_files_whatever_its_process_number(
     check_files(saved, pack, full=True)
 
 
-def test_a_file_without_a_lock_goes_when_it_is_old(pack: Path) -> None:
-    """As an older edgedecode named them."""
+def test_workplace_removes_an_old_file_without_a_lock(pack: Path) -> None:
+    """An older edgedecode named its files so."""
     fresh, old = pack / "draft/.trim-17-0.onnx", pack / "draft/.trim-18-0.onnx"
     fresh.touch()
     old.touch()
@@ -219,16 +219,16 @@ def test_a_file_without_a_lock_goes_when_it_is_old(pack: Path) -> None:
         assert not old.exists()
 
 
-def test_a_second_trim_waits_while_the_first_puts_its_files_into_place(
+def test_workplace_waits_while_another_trim_is_saved(
     pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else it takes the files that are named already for a killed run's."""
+    """Otherwise it would delete the renamed files as leftovers of a killed run."""
     manifest = Manifest.load(pack)
-    begun: list[Path] = []
+    started: list[Path] = []
 
     def second() -> None:
         with workplace(pack, manifest) as place:
-            begun.append(place.root)
+            started.append(place.root)
 
     other = threading.Thread(target=second)
     real = Path.replace
@@ -237,8 +237,8 @@ def test_a_second_trim_waits_while_the_first_puts_its_files_into_place(
         moved = real(self, target)
         if not other.ident:
             other.start()
-            other.join(1.0)  # as long as it takes to say that it waits
-            assert not begun
+            other.join(1.0)  # until it prints that it waits
+            assert not started
         return moved
 
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"), workplace(pack, manifest) as place:
@@ -247,12 +247,12 @@ def test_a_second_trim_waits_while_the_first_puts_its_files_into_place(
             patch.setattr(pack_change.Path, "replace", replace)
             saved = save_trim(place, graph=made.graph, entry=made.trim)
         other.join(20)
-    assert begun == [pack]
+    assert started == [pack]
     check_files(saved, pack, full=True)
     assert "waiting for another process that opens or changes the pack" in caplog.text
 
 
-def test_a_pack_that_another_holds_for_ever_is_refused_in_one_line(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workplace_refuses_a_pack_that_stays_locked(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedecode.pack.pack_lock.CHANGE_SECONDS", 0.1)
     before = content(pack)
     with (
@@ -263,8 +263,8 @@ def test_a_pack_that_another_holds_for_ever_is_refused_in_one_line(pack: Path, m
     assert content(pack) == before
 
 
-def test_whoever_opens_a_pack_meanwhile_sees_the_old_or_the_new(pack: Path) -> None:
-    """The trim is replaced and removed again and again beside a reader, who finds no file missing or foreign."""
+def test_opening_during_a_trim_sees_the_old_or_the_new_pack(pack: Path) -> None:
+    """While the trim is replaced and removed repeatedly, a reader finds no missing or wrong file."""
     ended, seen = threading.Event(), set()
 
     def read() -> None:
@@ -290,7 +290,7 @@ def test_whoever_opens_a_pack_meanwhile_sees_the_old_or_the_new(pack: Path) -> N
     assert seen == {None, 300, 400}
 
 
-def test_speeds_of_a_trim_that_was_replaced_or_removed_meanwhile_are_not_written(pack: Path) -> None:
+def test_save_entry_refuses_a_trim_that_was_replaced_or_removed(pack: Path) -> None:
     first = add(pack, 300).models["draft"].trim
     assert first is not None
     save_entry(pack, replace(first, length=3), measured=first)
@@ -303,7 +303,7 @@ def test_speeds_of_a_trim_that_was_replaced_or_removed_meanwhile_are_not_written
         check_files(Manifest.load(pack), pack, full=True)
 
 
-def test_an_entry_that_no_manifest_may_have_is_not_written(pack: Path) -> None:
+def test_save_entry_refuses_an_invalid_entry(pack: Path) -> None:
     first = add(pack, 300).models["draft"].trim
     assert first is not None
     before = content(pack)
@@ -312,7 +312,7 @@ def test_an_entry_that_no_manifest_may_have_is_not_written(pack: Path) -> None:
     assert content(pack) == before
 
 
-def test_what_another_process_finished_meanwhile_stays(pack: Path) -> None:
+def test_workplace_keeps_what_another_process_finished(pack: Path) -> None:
     early = Manifest.load(pack)
     add(pack, 300)
     finished = content(pack)
@@ -322,9 +322,9 @@ def test_what_another_process_finished_meanwhile_stays(pack: Path) -> None:
     check_files(Manifest.load(pack), pack, full=True)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked there")
-def test_the_names_of_unfinished_files_are_those_that_are_removed(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the writers themselves name them."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_workplace_removes_the_unfinished_files_of_every_writer(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names come from the writers themselves."""
     before = content(pack)
     monkeypatch.setattr(gguf_trim, "write_trimmed", lambda *_: os._exit(0))
 
@@ -334,13 +334,13 @@ def test_the_names_of_unfinished_files_are_those_that_are_removed(pack: Path, mo
             gguf_trim.trim_gguf(pack / "draft/weights.bin", place.path("gguf"), vocabulary)
 
     killed(cut)
-    assert len(set(content(pack)) - set(before)) == 2  # a mark, and a GGUF file on its way
+    assert len(set(content(pack)) - set(before)) == 2  # a lock file and an unfinished GGUF file
     with workplace(pack, Manifest.load(pack)):
         pass
     assert content(pack) == before
 
 
-def test_a_pack_that_is_not_the_users_to_change(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_writable_refuses_read_only_and_downloaded_packs(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(pack)
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: Path(path).name != "draft")

@@ -1,4 +1,4 @@
-"""What is predicted from known costs, which size is chosen, and what is warned of."""
+"""Predicted speed-ups from known costs, the choice of a size, and warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAIN = "calibration"
 
 
 def acceptance(rate: float, *, coverage: float = 1.0) -> Acceptance:
-    """Drafts each of whose tokens is accepted with the same chance."""
+    """Return the acceptance of drafts in which each token is accepted with probability `rate`."""
     per_round = {k: sum(rate**j for j in range(k + 1)) for k in LENGTHS}
     return Acceptance(1000, coverage, per_round)
 
@@ -34,7 +34,7 @@ def sweep(*rows: SweepRow, whole: SweepRow, bound: float = 0.99) -> Sweep:
 WHOLE = row(8192, 1.0, calibration=acceptance(0.8))
 
 
-def test_speed_is_tokens_over_costs_at_the_best_length() -> None:
+def test_predict_is_tokens_over_costs_at_the_best_length() -> None:
     found = predict(acceptance(0.5), Costs(1.0, 0.05), FLAT)
     speeds = {k: sum(0.5**j for j in range(k + 1)) / (1 + 0.1 * k + 0.5 * k) for k in LENGTHS}
     assert found.speed_up == pytest.approx(max(speeds.values()))
@@ -43,7 +43,7 @@ def test_speed_is_tokens_over_costs_at_the_best_length() -> None:
     assert found.mbsu == pytest.approx(max(mbsu.values()))
 
 
-def test_the_best_of_those_with_enough_coverage_is_chosen() -> None:
+def test_sweep_best_needs_enough_coverage() -> None:
     small = row(512, 0.1, calibration=acceptance(0.79, coverage=0.9))
     middle = row(1024, 0.3, calibration=acceptance(0.79, coverage=0.995))
     large = row(4096, 0.7, calibration=acceptance(0.8, coverage=0.999))
@@ -52,9 +52,9 @@ def test_the_best_of_those_with_enough_coverage_is_chosen() -> None:
     assert sweep(small, middle, large, whole=WHOLE, bound=0.999).best is large
 
 
-def test_no_size_wins_that_does_not_beat_the_whole_draft() -> None:
-    dear = row(4096, 1.0, calibration=acceptance(0.8))
-    found = sweep(dear, whole=WHOLE)
+def test_sweep_best_must_beat_the_full_draft() -> None:
+    too_slow = row(4096, 1.0, calibration=acceptance(0.8))
+    found = sweep(too_slow, whole=WHOLE)
     assert found.best is None
     assert found.reason() == "the best size, 4096 ids, is predicted 1.12x over plain decoding, the full draft 1.12x"
     uncovered = sweep(row(512, 0.1, calibration=acceptance(0.8, coverage=0.5)), whole=WHOLE)
@@ -62,7 +62,7 @@ def test_no_size_wins_that_does_not_beat_the_whole_draft() -> None:
     assert uncovered.reason() == "no size covers 99.0% of the held-out tokens; 512 ids cover 50.0%"
 
 
-def test_a_category_that_loses_is_warned_of() -> None:
+def test_sweep_warns_of_a_category_that_loses() -> None:
     categories = {"calibration": acceptance(0.8), "code": acceptance(0.8), "multilingual": acceptance(0.6)}
     whole = row(8192, 1.0, **categories)
     lossy = {**categories, "multilingual": acceptance(0.3, coverage=0.78)}
@@ -79,13 +79,13 @@ def test_a_category_that_loses_is_warned_of() -> None:
     assert found.warnings(replace(found.rows[0], categories=row(1024, 0.6, **categories).categories)) == ()
 
 
-def test_categories_of_few_tokens_are_said_to_say_little() -> None:
+def test_sweep_warns_of_categories_with_few_tokens() -> None:
     categories = {"calibration": acceptance(0.8), "code": replace(acceptance(0.8), tokens=122)}
     found = sweep(row(1024, 0.6, **categories), whole=row(8192, 1.0, **categories))
     assert found.warnings(found.rows[0]) == ("categories with fewer than 200 tokens are unreliable: code (122)",)
 
 
-def test_both_are_compared_at_one_draft_length() -> None:
+def test_sweep_entries_compare_both_heads_at_one_draft_length() -> None:
     found = sweep(row(1024, 0.2, calibration=acceptance(0.7)), whole=WHOLE)
     length = found.length(found.rows[0])
     entry = found.entries(found.rows[0])[MAIN]
@@ -93,7 +93,7 @@ def test_both_are_compared_at_one_draft_length() -> None:
     assert entry.acceptance_full == acceptance(0.8).per_round[length]
 
 
-def test_bytes_fall_by_the_rows_that_go(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_bytes_ratio_counts_the_removed_rows(tmp_path) -> None:  # type: ignore[no-untyped-def]
     manifest = Manifest.load(write_toy_pack(tmp_path))
     draft = replace(manifest.models["draft"], hidden_size=64, block_size=32, head_bits=8, rows=20)
     manifest = replace(manifest, models={**manifest.models, "draft": draft})

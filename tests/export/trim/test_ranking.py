@@ -1,4 +1,4 @@
-"""Which ids are kept: always those without which a text could not be said, then by count, ties by id."""
+"""The kept ids: always those needed to encode any text, then by count, ties by id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
 from tests.small_tokenizers import byte_fallback, byte_level
 
 
-def test_bytes_specials_added_and_end_tokens_are_always_kept() -> None:
+def test_always_kept_has_byte_special_added_and_end_tokens() -> None:
     tokenizer = Tokenizer(byte_level())
     ordinary = tokenizer.token_to_id("qu")
     assert ordinary is not None
@@ -22,7 +22,7 @@ def test_bytes_specials_added_and_end_tokens_are_always_kept() -> None:
     named = {tokenizer.token_to_id(token) for token in ("<|end|>", "<tool>", "two é words")}
     assert named <= kept
     assert len(kept) == 256 + 3 + 1
-    for character in "aé世🦙\n\0":  # any text can be said with what is kept
+    for character in "aé世🦙\n\0":  # the kept ids can encode any text
         assert all(tokenizer.token_to_id(letter) in kept for letter in _letters(tokenizer, character))
 
 
@@ -30,7 +30,7 @@ def _letters(tokenizer: Tokenizer, character: str) -> str:
     return "".join(tokenizer.token_text(id) or "" for id in tokenizer.encode(character))
 
 
-def test_byte_fallback_tokens_are_kept() -> None:
+def test_always_kept_has_byte_fallback_tokens() -> None:
     tokenizer = Tokenizer(byte_fallback())
     kept = always_kept(tokenizer, Generation(end_token_ids=()))
     assert {tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} <= kept
@@ -38,15 +38,15 @@ def test_byte_fallback_tokens_are_kept() -> None:
     assert tokenizer.token_to_id("ab") not in kept
 
 
-def test_ids_are_ranked_by_count_then_by_id() -> None:
+def test_rank_ids_orders_by_count_then_by_id() -> None:
     ranking = rank_ids([(7, 5, 7), (5, 3, 9)], always=frozenset({1, 8}), vocabulary_size=10)
     assert ranking.order.tolist() == [1, 8, 5, 7, 3, 9, 0, 2, 4, 6]
     assert ranking.vocabulary(4).ids.tolist() == [1, 5, 7, 8]
-    assert ranking.vocabulary(8).ids.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "what was never seen: the lowest ids"
+    assert ranking.vocabulary(8).ids.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "of unseen ids the lowest are kept"
     assert ranking.places[ranking.order].tolist() == list(range(10))
 
 
-def test_a_size_that_is_no_trim_is_refused() -> None:
+def test_ranking_refuses_a_size_that_is_not_a_trim() -> None:
     ranking = rank_ids([], always=frozenset({1, 8}), vocabulary_size=10)
     with pytest.raises(InputError, match="a size of 1 is too small: 2 special, added, end and byte tokens are"):
         ranking.vocabulary(1)
@@ -55,7 +55,7 @@ def test_a_size_that_is_no_trim_is_refused() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.75, 0.99, 1.0])
-def test_the_least_size_that_covers_a_text(share: float) -> None:
+def test_size_covering_is_the_smallest_sufficient_size(share: float) -> None:
     rng = np.random.default_rng(3)
     text = (rng.zipf(1.3, 5000) % 1000).tolist()
     ranking = rank_ids([text[:2500]], always=frozenset({7}), vocabulary_size=1000)
@@ -72,18 +72,18 @@ def test_the_least_size_that_covers_a_text(share: float) -> None:
         assert size == 64 or covered(size - 64) < share
 
 
-def test_nothing_covers_an_empty_text_and_what_must_be_kept_is_the_least() -> None:
+def test_size_covering_of_an_empty_text_and_at_least_the_required_ids() -> None:
     ranking = rank_ids([], always=frozenset(range(100, 300)), vocabulary_size=1000)
     assert ranking.size_covering([], 0.9) is None
     assert ranking.size_covering([150], 1.0) == 200
 
 
-def test_an_id_outside_the_vocabulary_is_refused() -> None:
+def test_rank_ids_refuses_an_id_outside_the_vocabulary() -> None:
     with pytest.raises(InputError, match="ids outside the vocabulary of 10"):
         rank_ids([(3, 10)], always=frozenset(), vocabulary_size=10)
 
 
-def test_sizes_of_a_sweep() -> None:
+def test_sweep_sizes() -> None:
     assert sweep_sizes(vocabulary_size=8192, always=259) == (512, 1024, 2048, 4096)
     assert sweep_sizes(vocabulary_size=151936, always=300)[-3:] == (37984, 65536, 75968)
     assert sweep_sizes(vocabulary_size=VOCABULARY, always=ALWAYS) == (325, 650, 1024)
@@ -91,13 +91,13 @@ def test_sizes_of_a_sweep() -> None:
         sweep_sizes(vocabulary_size=259, always=259)
 
 
-def test_the_wide_tokenizer_is_what_the_tests_take_it_for() -> None:
+def test_wide_tokenizer_has_the_assumed_sizes() -> None:
     tokenizer = wide_tokenizer()
     assert tokenizer.size == VOCABULARY
     assert len(always_kept(tokenizer, Generation(end_token_ids=(2, 0)))) == ALWAYS
 
 
-def test_the_same_quarter_of_the_groups_is_held_out_for_a_seed() -> None:
+def test_split_texts_holds_out_the_same_quarter_of_groups_for_a_seed() -> None:
     texts = [ScoredText((1, 2, number), 1, group=number // 2) for number in range(40)]
     split = split_texts(texts, seed=3)
     assert split == split_texts(texts, seed=3) != split_texts(texts, seed=4)
@@ -105,21 +105,21 @@ def test_the_same_quarter_of_the_groups_is_held_out_for_a_seed() -> None:
     assert len(held) == 5
     assert not held & {text.group for text in split.counted}
     assert len(split.counted) + len(split.held_out) == 40
-    choosing, telling = split.halves()
-    assert {text.group for text in choosing} | {text.group for text in telling} == held
-    assert not {text.group for text in choosing} & {text.group for text in telling}
+    choosing, reporting = split.halves()
+    assert {text.group for text in choosing} | {text.group for text in reporting} == held
+    assert not {text.group for text in choosing} & {text.group for text in reporting}
     with pytest.raises(InputError, match="needs at least two texts"):
         split_texts(texts[:2], seed=0)
 
 
-def test_counting_is_the_same_whatever_the_order_of_texts() -> None:
+def test_rank_ids_does_not_depend_on_the_order_of_texts() -> None:
     rng = np.random.default_rng(0)
     texts = [tuple(rng.integers(0, 50, 30).tolist()) for _ in range(10)]
     one, two = (rank_ids(each, always=frozenset({4}), vocabulary_size=60) for each in (texts, texts[::-1]))
     assert one.order.tolist() == two.order.tolist()
 
 
-def test_what_is_beyond_the_context_does_not_count() -> None:
+def test_scored_text_cut_drops_tokens_beyond_the_context() -> None:
     text = ScoredText(tuple(range(10)), 4, ended=True)
     assert text.cut(10) is text
     assert text.cut(6) == ScoredText(tuple(range(6)), 4)

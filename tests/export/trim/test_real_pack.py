@@ -1,4 +1,4 @@
-"""The verb on a copy of the bundled pack, with real graphs: the head that is written is the one that was measured."""
+"""`trim` on a copy of the bundled pack with real graphs: the written head is the measured one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pack
 
 
-def test_a_trimmed_head_has_the_whole_ones_logits(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_head_has_the_logits_of_the_full_head(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Manifest.load(copy)
     assert main(["trim", str(copy), "--size", "1024", *FEW, "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -63,11 +63,11 @@ def test_a_trimmed_head_has_the_whole_ones_logits(copy: Path, capsys: pytest.Cap
         )
         tokens = pair.tokenizer.encode("Tell me a story about a fox.")
         assert pair.draft is not None
-        whole = _logits(pair.draft, pair.draft, tokens)
+        full = _logits(pair.draft, pair.draft, tokens)
         part = _logits(trimmed, heads.trimmed_head(trimmed), tokens)
         trimmed.close()
     assert part.shape == (1024,)
-    np.testing.assert_allclose(part, whole[ids], atol=1e-3)
+    np.testing.assert_allclose(part, full[ids], atol=1e-3)
     assert main(["trim", str(copy), "--remove"]) == 0
     assert Manifest.load(copy) == before
 
@@ -80,11 +80,11 @@ def _logits(model, head, tokens):  # type: ignore[no-untyped-def]
         state.close()
 
 
-def test_a_rerun_answers_nothing_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim_rerun_uses_the_cached_answers(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["trim", str(copy), "--size", "1024", *FEW]) == 0
 
     def never(*_: object, **__: object) -> None:
-        raise AssertionError("it was answered before")
+        raise AssertionError("the answer is cached")
 
     monkeypatch.setattr(answering, "_answer", never)
     assert main(["trim", str(copy), "--size", "2048", *FEW]) == 0

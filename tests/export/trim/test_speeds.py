@@ -1,4 +1,4 @@
-"""Whole answers timed by arm, and the report's option, which needs a drafter for the trimmed head."""
+"""Timing of full answers by arm, and `--report`, which needs a drafter for the trimmed head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.export.trim.toy_pack import CONTEXT, TrimmedTables, open_toy, toy_run
 
 
 class TrimmedSource(ModelSource):
-    """Drafts with some of the draft model's ids, whatever the pack says."""
+    """Drafts with the first 1,300 ids of the draft model, regardless of the pack."""
 
     name = "trim"
     opened = 0
@@ -48,17 +48,17 @@ def open_with_drafter(root: Path) -> Pair:
 
 
 class Clock:
-    """Tells a time that passes only while answers are given, for each arm at its own pace."""
+    """A fake clock: each reading advances it by the pace of the current arm."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Callable[[str, int], float]) -> None:
         self._now = 0.0
-        self.asked: list[tuple[str, int | None]] = []
+        self.sessions: list[tuple[str, int | None]] = []
         open_session = Pair.session
 
         def session(pair: Pair, options: SessionOptions, **others: Any) -> Session:
             drafter = str(options.drafter)
-            self._step = pace(drafter, sum(drafter == each for each, _ in self.asked))
-            self.asked.append((drafter, options.draft_max))
+            self._step = pace(drafter, sum(drafter == each for each, _ in self.sessions))
+            self.sessions.append((drafter, options.draft_max))
             return open_session(pair, options, **others)
 
         monkeypatch.setattr(Pair, "session", session)
@@ -73,23 +73,21 @@ SECONDS = {"none": 6.0, "model": 4.0, "trim": 2.0}
 PROMPTS = {"a": [Prompt("a", (), ("x",)), Prompt("a", (), ("y",))], "b": [Prompt("b", (), ("z",))]}
 
 
-def test_every_arm_answers_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_speeds_times_every_prompt_in_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, lambda drafter, answer: SECONDS[drafter])
     done: list[int] = []
     with open_with_drafter(write_toy_pack(tmp_path)) as pair:
         found = measure_speeds(pair, PROMPTS, whole_length=2, trimmed_length=3, advance=done.append)
-    assert len(done) == len(clock.asked) == 3 * ANSWERS_PER_PROMPT
-    assert Counter(clock.asked) == dict.fromkeys([("none", None), ("model", 2), ("trim", 3)], 3 * REPETITIONS)
+    assert len(done) == len(clock.sessions) == 3 * ANSWERS_PER_PROMPT
+    assert Counter(clock.sessions) == dict.fromkeys([("none", None), ("model", 2), ("trim", 3)], 3 * REPETITIONS)
     assert found == {"a": Speeds(whole=1.5, trimmed=3.0), "b": Speeds(whole=1.5, trimmed=3.0)}
 
 
-def test_repetitions_that_went_too_well_or_slowed_every_arm_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measure_speeds_ignores_outlier_repetitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pace(drafter: str, answer: int) -> float:
         slowed = 3.0 if answer == 3 else 1.0
-        lucky = 0.1 if answer in {0, 4} and drafter == "trim" else 1.0
-        return SECONDS[drafter] * slowed * lucky
+        outlier = 0.1 if answer in {0, 4} and drafter == "trim" else 1.0
+        return SECONDS[drafter] * slowed * outlier
 
     Clock(monkeypatch, pace)
     with open_with_drafter(write_toy_pack(tmp_path)) as pair:
@@ -99,7 +97,7 @@ def test_repetitions_that_went_too_well_or_slowed_every_arm_do_not_count(
 
 @pytest.fixture
 def reported(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy pack, on which whole answers can be timed."""
+    """The toy pack, with a drafter for the trimmed head so that full answers can be timed."""
     monkeypatch.setattr(run, "load", lambda root, **_: open_with_drafter(root))
     monkeypatch.setattr(run, "find_drafter", lambda name: TrimmedSource())
     return toy
@@ -115,15 +113,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(speeds, "_seconds", fail)
 
 
-def test_a_report_whose_timing_fails_is_the_report_without_speeds(
+def test_report_without_speeds_if_the_timing_fails(
     reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, CapabilityError("the engine\ngave up"))
     assert main(["trim", str(reported), *FEW, "--json"]) == 0
     printed = capsys.readouterr()
-    said = "is trimmed, but full answers were not timed: the engine gave up"
+    notice = "is trimmed, but full answers were not timed: the engine gave up"
     assert [line for line in printed.err.splitlines() if "edgedecode: " in line] == [
-        f"edgedecode: the pack {reported} {said}"
+        f"edgedecode: the pack {reported} {notice}"
     ]
     report = json.loads(printed.out.splitlines()[-1])
     assert (report["size"], report["measured"]) == (300, {})
@@ -132,7 +130,7 @@ def test_a_report_whose_timing_fails_is_the_report_without_speeds(
     assert "S measured" not in printed.out
 
 
-def test_an_interrupt_while_timing_shows_what_was_found(
+def test_report_interrupted_while_timing_prints_the_findings(
     reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -149,11 +147,11 @@ def test_an_interrupt_while_timing_shows_what_was_found(
     assert trim.size == 300
 
 
-def test_prompts_that_leave_no_room_for_an_answer_are_not_timed(
+def test_report_skips_prompts_that_leave_no_room_for_an_answer(
     reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(speeds, "_seconds", lambda pair, prompt, options: asked.append(prompt.turns[0]) or 1.0)
+    timed_prompts: list[str] = []
+    monkeypatch.setattr(speeds, "_seconds", lambda pair, prompt, options: timed_prompts.append(prompt.turns[0]) or 1.0)
     room = CONTEXT - MAX_TOKENS - len(prompt_tokens(""))
     contents = {"fits": "." * room, "over": "." * (room + 1), "long": "." * CONTEXT}
     rows = [
@@ -164,8 +162,8 @@ def test_prompts_that_leave_no_room_for_an_answer_are_not_timed(
     file.write_text("\n".join(map(json.dumps, rows)))
     few = ("--prompts", "12", "--max-tokens", "24", "--size", "300", "--report", "--json")
     assert main(["trim", str(reported), *few, "--categories", str(file)]) == 0
-    assert {contents["fits"], "short"} <= set(asked)
-    assert not {contents["over"], contents["long"]} & set(asked)
+    assert {contents["fits"], "short"} <= set(timed_prompts)
+    assert not {contents["over"], contents["long"]} & set(timed_prompts)
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])["measured"]
     assert set(measured) == {"calibration", "fits", "long"}
 
@@ -175,14 +173,14 @@ def prompt_tokens(content: str) -> list[int]:
     return tokenizer.encode(tokenizer.chat_template.render([Message("user", content)]))
 
 
-def test_the_report_times_whole_answers(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_times_full_answers(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TrimmedSource.opened = 0
     assert main(["trim", str(reported), *FEW, "--json"]) == 0
     printed = capsys.readouterr().out
     measured = json.loads(printed.splitlines()[-1])["measured"]
     assert set(measured) == {"calibration", "code", "math", "prose", "structured", "multilingual"}
     assert all(each["whole"] > 0 and each["trimmed"] > 0 for each in measured.values())
-    trim = Manifest.load(reported).models["draft"].trim  # which keeps it
+    trim = Manifest.load(reported).models["draft"].trim  # the report saves the speeds in the manifest
     assert trim is not None
     assert trim.categories is not None
     assert {name: (each.measured_full, each.measured) for name, each in trim.categories.items()} == {

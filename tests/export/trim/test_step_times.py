@@ -1,4 +1,4 @@
-"""What is timed behind what, and that the whole and the smaller head take turns."""
+"""The order of timed passes, with the full and the trimmed head interleaved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.export.trim.toy_pack import TrimmedTables
 TEXT = list(range(30)) * 20
 
 
-def test_every_width_is_timed_behind_a_pass_of_that_width() -> None:
+def test_time_target_times_each_width_after_a_pass_of_that_width() -> None:
     target = TableModel(toy_tables(40, seed=0))
     times = time_target(target, TEXT, repetitions=2)
     assert sorted(times.seconds) == list(range(1, 10))
@@ -23,30 +23,30 @@ def test_every_width_is_timed_behind_a_pass_of_that_width() -> None:
     assert target.passes[1:] == [width for _ in range(2 + 3) for width in range(1, 10) for _ in range(2)]
 
 
-def test_heads_take_turns_behind_target_passes() -> None:
+def test_time_heads_interleaves_the_heads_after_target_passes() -> None:
     order: list[str] = []
 
-    class Told(TableModel):
+    class RecordingModel(TableModel):
         def forward(self, tokens, state, **options):  # type: ignore[no-untyped-def]
-            order.append(self.told)
+            order.append(self.label)
             return super().forward(tokens, state, **options)
 
     models = []
-    for name in ("target", "whole", "trimmed"):
-        model = Told(toy_tables(40, seed=0))
-        model.told = name  # type: ignore[attr-defined]
+    for name in ("target", "full", "trimmed"):
+        model = RecordingModel(toy_tables(40, seed=0))
+        model.label = name  # type: ignore[attr-defined]
         models.append(model)
-    target, whole, part = models
+    target, full, part = models
     trimmed = TrimmedTables(part, np.arange(5))
-    times = time_heads(target, whole, trimmed, trimmed, tokens=TEXT, repetitions=1)
-    assert order[:3] == ["target", "whole", "trimmed"], "the context is read"
-    turn = ["target", "whole", "whole", "target", "trimmed", "trimmed"]
+    times = time_heads(target, full, trimmed, trimmed, tokens=TEXT, repetitions=1)
+    assert order[:3] == ["target", "full", "trimmed"], "prefill of the context"
+    turn = ["target", "full", "full", "target", "trimmed", "trimmed"]
     assert order[3:] == turn * (1 + 3)
     assert times.whole_seconds > 0
     assert times.ratio > 0
 
 
-def test_short_passes_are_timed_more_often(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_time_target_repeats_short_passes_more_often(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     clock = [0.0]
 
     def tick() -> float:
@@ -60,14 +60,14 @@ def test_short_passes_are_timed_more_often(monkeypatch) -> None:  # type: ignore
     assert samples > REPETITIONS
 
 
-def test_a_text_shorter_than_the_context_repeats() -> None:
+def test_time_target_repeats_a_text_shorter_than_the_context() -> None:
     target = TableModel(toy_tables(40, seed=0), context=64)
     assert time_target(target, [1, 2, 3], repetitions=1).seconds
     assert target.passes[0] == 64 - 9
 
 
-def test_the_ratio_is_of_steps_that_followed_one_another(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """A machine that becomes slower and slower does not change it."""
+def test_time_heads_ratio_compares_consecutive_steps(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A machine that slows down steadily does not change the ratio."""
     pace = [1.0]
 
     def passing(model, state, tokens, *, rows="all"):  # type: ignore[no-untyped-def]

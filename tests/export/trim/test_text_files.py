@@ -1,4 +1,4 @@
-"""Texts that are given: what counts of them, and which files are refused, in a line that names the place."""
+"""Text files given by the user: the scored part, and refusals that name the line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgedecode.text.prompts import interleaved
 TOKENIZER = byte_tokenizer()
 
 
-def test_plain_text_counts_whole_in_pieces(tmp_path: Path) -> None:
+def test_read_text_file_splits_plain_text_into_pieces(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("a" * 600)
     texts = read_text_file(file, tokenizer=TOKENIZER, context=512)
@@ -28,17 +28,17 @@ def test_plain_text_counts_whole_in_pieces(tmp_path: Path) -> None:
     assert len({text.group for text in texts}) == 3
 
 
-def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
+def test_read_text_file_scores_the_assistants_part_of_conversations(tmp_path: Path) -> None:
     file = tmp_path / "text.jsonl"
-    messages = [("user", "u1"), ("assistant", "said one"), ("user", "u2"), ("assistant", "said two")]
+    messages = [("user", "u1"), ("assistant", "answer one"), ("user", "u2"), ("assistant", "answer two")]
     rows = [
         {"messages": [{"role": role, "content": content} for role, content in messages]},
-        {"messages": [{"role": "user", "content": "u3"}], "answer": "said three"},
+        {"messages": [{"role": "user", "content": "u3"}], "answer": "answer three"},
         {"text": "bare"},
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     texts = read_text_file(file, tokenizer=TOKENIZER, context=512)
-    assert [TOKENIZER.decode(text.scored) for text in texts] == ["said one", "said two", "said three", "are"]
+    assert [TOKENIZER.decode(text.scored) for text in texts] == ["answer one", "answer two", "answer three", "are"]
     assert [text.group for text in texts] == [0, 0, 1, 2]
     before = TOKENIZER.decode(texts[1].tokens[: texts[1].start], skip_special=False)
     assert before.endswith("u2<|im_end|>\n<|im_start|>assistant\n")
@@ -70,7 +70,7 @@ def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_read_text_file_refuses_invalid_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_text_file(tmp_path / name, tokenizer=TOKENIZER, context=512)
@@ -97,25 +97,27 @@ def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp
         ),
     ],
 )
-def test_foreign_categories_are_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_read_categories_refuses_invalid_rows(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(line)
     with pytest.raises(InputError, match=message):
         read_categories(tmp_path / "rows.jsonl")
 
 
-def test_the_bundled_texts() -> None:
+def test_bundled_categories() -> None:
     rows = bundled_categories()
     assert set(dict.fromkeys(row.category for row in rows)) == {"code", "math", "prose", "structured", "multilingual"}
-    given = [row.answer for row in rows if row.category == "multilingual"]
-    assert len(given) == 24
-    text = "".join(answer or "" for answer in given)
+    answers = [row.answer for row in rows if row.category == "multilingual"]
+    assert len(answers) == 24
+    text = "".join(answer or "" for answer in answers)
     assert all(letter in text for letter in "的のшسहñüλ은ท")
     assert not any(row.answer for row in rows if row.category != "multilingual")
     prompts = bundled_prompts()
     assert len({prompt.family for prompt in prompts}) == 12
-    finite = ("fact", "smalltalk")  # there is no more of these than the prompts that all take
-    asked = {prompt.turns for prompt in prompts if prompt.family not in finite}
-    assert not asked & {row.prompt.turns for row in rows}, "counted, and held out"
+    small_families = ("fact", "smalltalk")  # their prompts are too few to be kept apart
+    calibration_turns = {prompt.turns for prompt in prompts if prompt.family not in small_families}
+    assert not calibration_turns & {row.prompt.turns for row in rows}, (
+        "a prompt is used for calibration and for a category"
+    )
 
 
 def test_interleaved_takes_the_first_of_each_name_then_the_second() -> None:

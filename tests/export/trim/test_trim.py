@@ -1,4 +1,4 @@
-"""`edgedecode trim` on a toy pack: what it changes, what it says, what it refuses."""
+"""`edgedecode trim` on a toy pack: changes, output and refusals."""
 
 from __future__ import annotations
 
@@ -31,20 +31,16 @@ def content(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def trimmed(toy: Path, *words: str) -> int:
+def run_trim(toy: Path, *words: str) -> int:
     return main(["trim", str(toy), *FEW, *words])
 
 
-def test_the_best_size_is_found_and_written(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trimmed(toy, "--json") == 0
+def test_trim_writes_the_best_size(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_trim(toy, "--json") == 0
     printed = capsys.readouterr().out
     report = json.loads(printed.splitlines()[-1])
-    assert [each["size"] for each in report["sizes"]] == [
-        320,
-        325,
-        650,
-        1024,
-    ]  # the first is the least that covers enough
+    # 320 is the smallest size with enough coverage
+    assert [each["size"] for each in report["sizes"]] == [320, 325, 650, 1024]
     assert report["size"] == report["best"] == 320
     assert report["recommended"] is True
     main_row = report["sizes"][0]["categories"]["calibration"]
@@ -65,20 +61,22 @@ def test_the_best_size_is_found_and_written(toy: Path, cheap_heads: None, capsys
     assert "; recommended" in printed
 
 
-def test_multilingual_text_is_warned_of(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pairs of letters that the toy never says are in text that is given: it tells."""
+def test_trim_warns_of_text_outside_the_vocabulary(
+    toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The given answer has pairs of letters that the toy never generates."""
     rows = [
         {"category": "given", "messages": [{"role": "user", "content": "x"}], "answer": "bcdfghjkabacadaeaf" * 4},
-        {"category": "said", "messages": [{"role": "user", "content": "x"}]},
+        {"category": "generated", "messages": [{"role": "user", "content": "x"}]},
     ]
     file = toy.parent / "categories.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    assert trimmed(toy, "--size", "330", "--categories", str(file)) == 0
+    assert run_trim(toy, "--size", "330", "--categories", str(file)) == 0
     entry = Manifest.load(toy).models["draft"].trim
     assert entry is not None
     (warning,) = [warning for warning in entry.warnings if warning.startswith("given")]
     assert "of its tokens outside" in warning
-    assert not [warning for warning in entry.warnings if warning.startswith("said")]
+    assert not [warning for warning in entry.warnings if warning.startswith("generated")]
     printed = capsys.readouterr().out
     assert f"warning: {warning}" in printed
     assert main(["show", str(toy)]) == 0
@@ -88,44 +86,44 @@ def test_multilingual_text_is_warned_of(toy: Path, cheap_heads: None, capsys: py
     assert "trim: given" in shown
 
 
-def test_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
+def test_trim_with_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
     maps = []
     for seed in ("1", "1", "2"):
-        assert trimmed(toy, "--size", "300", "--seed", seed, "--prompts", "24") == 0
+        assert run_trim(toy, "--size", "300", "--seed", seed, "--prompts", "24") == 0
         entry = Manifest.load(toy).models["draft"].trim
         assert entry is not None
         maps.append((toy / entry.token_ids).read_bytes())
     assert maps[0] == maps[1] != maps[2]
 
 
-def test_where_nothing_wins_nothing_is_changed(
+def test_trim_without_a_faster_size_changes_nothing(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(measuring, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
     monkeypatch.setattr(measuring, "time_heads", lambda *_, **__: HeadTimes(0.5, 1.2))
     before = content(toy)
-    assert trimmed(toy) == 0
+    assert run_trim(toy) == 0
     assert content(toy) == before
     out = capsys.readouterr().out
     assert "no size is faster, and nothing was changed: the best size, " in out
     assert "the pack keeps its trim" not in out
-    assert trimmed(toy, "--size", "400") == 0
+    assert run_trim(toy, "--size", "400") == 0
     assert "not recommended: the best size, 400 ids" in capsys.readouterr().out
     entry = Manifest.load(toy).models["draft"].trim
     assert entry is not None
     assert not entry.recommended
-    assert trimmed(toy) == 0
+    assert run_trim(toy) == 0
     assert "; the pack keeps its trim of 400 ids" in capsys.readouterr().out
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_answered(
+def test_trim_refuses_an_unwritable_disk_before_answering(
     toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(toy)
-    monkeypatch.setattr(run, "gather", None)  # nothing is answered
+    monkeypatch.setattr(run, "gather", None)  # no prompt may be answered
     with monkeypatch.context() as patch:
         patch.setattr(pack_change.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert trimmed(toy) == 1
+        assert run_trim(toy) == 1
     assert "ids need about 1.1 MB and " in capsys.readouterr().err
 
     def read_only(**_: object) -> None:
@@ -133,21 +131,21 @@ def test_a_disk_without_room_is_refused_before_anything_is_answered(
 
     with monkeypatch.context() as patch:
         patch.setattr(pack_change.tempfile, "TemporaryFile", read_only)
-        assert trimmed(toy) == 1
+        assert run_trim(toy) == 1
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
     assert content(toy) == before
 
 
-def test_the_bound_decides(
+def test_trim_coverage_bound_limits_the_best_size(
     toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = toy.parent / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
     words = ("--calibrate", str(file), "--answers", "1", "--json")
-    assert trimmed(toy, *words, "--coverage", "1") == 0
+    assert run_trim(toy, *words, "--coverage", "1") == 0
     assert "held-out tokens are too few" in capsys.readouterr().out
     monkeypatch.setattr(prediction, "LEAST_TOKENS", 0)
-    assert trimmed(toy, *words, "--coverage", "1") == 0
+    assert run_trim(toy, *words, "--coverage", "1") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     covered = [each["size"] for each in report["sizes"] if each["categories"]["calibration"]["coverage"] == 1.0]
     assert report["best"] == (min(covered) if covered else None)
@@ -155,20 +153,20 @@ def test_the_bound_decides(
     assert report["calibration"].endswith("answers to 24 of prompts.jsonl, 1 each, 40 at most, seed 0")
 
 
-def test_real_passes_are_timed_and_text_can_be_given(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_times_real_passes_and_takes_text(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = toy.parent / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    assert trimmed(toy, "--size", "300", "--text", str(text), "--json") == 0
+    assert run_trim(toy, "--size", "300", "--text", str(text), "--json") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert all(seconds > 0 for seconds in report["target_seconds"].values())
     assert report["sizes"][0]["step_seconds"] > 0
     assert "of text.txt, seed 0" in report["calibration"]
 
 
-def test_removing(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_remove_restores_the_pack(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = Manifest.load(toy)
-    assert trimmed(toy, "--size", "280") == 0
-    assert trimmed(toy, "--size", "300") == 0
+    assert run_trim(toy, "--size", "280") == 0
+    assert run_trim(toy, "--size", "300") == 0
     capsys.readouterr()
     assert main(["trim", str(toy), "--remove", "--json"]) == 0
     removed = json.loads(capsys.readouterr().out.splitlines()[-1])["removed"]
@@ -178,7 +176,7 @@ def test_removing(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[st
     assert "has no trim to remove" in capsys.readouterr().err
 
 
-def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
+def test_trim_interrupted_leaves_the_pack_and_keeps_the_answers(
     toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(toy)
@@ -188,15 +186,15 @@ def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
 
     with monkeypatch.context() as patch:
         patch.setattr(measuring, "measure_acceptance", interrupted)
-        assert trimmed(toy) == 130
+        assert run_trim(toy) == 130
     assert content(toy) == before
     assert "interrupted" in capsys.readouterr().err
     kept = sorted((toy.parent / "cache" / "trim").iterdir())
     assert kept
     asked: list[object] = []
     monkeypatch.setattr(answers, "_answer", lambda *_, **__: asked.append(1))
-    assert trimmed(toy) == 0
-    assert not asked, "nothing was answered again"
+    assert run_trim(toy) == 0
+    assert not asked, "all answers come from the cache"
     assert sorted((toy.parent / "cache" / "trim").iterdir()) == kept
 
 
@@ -210,30 +208,30 @@ def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
         (["--size", "1300"], "a size of 1300 trims nothing: the vocabulary has 1300 ids"),
         (["--calibrate", "EMPTY"], "EMPTY holds no prompts"),
         (["--calibrate", "BINARY"], "BINARY is not text: it has a zero byte at character 1"),
-        (["--calibrate", "FOREIGN"], "FOREIGN, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
+        (["--calibrate", "INVALID"], "INVALID, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
         (["--calibrate", "/no/such"], "No such file or directory: /no/such"),
         (["--text", "EMPTY"], "EMPTY has no text to count"),
-        (["--categories", "FOREIGN"], "FOREIGN, line 1 has no category"),
+        (["--categories", "INVALID"], "INVALID, line 1 has no category"),
         (["--prompts", "1"], "calibration needs at least two texts"),
         (["--plot", "x.pdf"], "charts are .svg or .png files"),
         (["--plot", "/no/such/x.svg"], "there is no folder /no/such"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_trim_refuses_bad_input_in_one_line(
     words: Sequence[str], message: str, toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {"EMPTY": b"", "BINARY": b"a\0b", "FOREIGN": b'{"prompt": "x"}\n{"question": "y"}\n'}
+    files = {"EMPTY": b"", "BINARY": b"a\0b", "INVALID": b'{"prompt": "x"}\n{"question": "y"}\n'}
     for name, data in files.items():
         (toy.parent / name).write_bytes(data)
     before = content(toy)
-    given = [str(toy.parent / word) if word in files else word for word in words]
-    assert main(["trim", str(toy), "--max-tokens", "20", "--per-category", "1", *given]) == 1
+    words = [str(toy.parent / word) if word in files else word for word in words]
+    assert main(["trim", str(toy), "--max-tokens", "20", "--per-category", "1", *words]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("edgedecode: ")]
     assert message in line
     assert content(toy) == before
 
 
-def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
+def test_trim_refuses_an_unsupported_head_before_answering(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -241,7 +239,7 @@ def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
 
     monkeypatch.setattr(heads, "_write_graph", refuse)
     before = content(toy)
-    assert trimmed(toy) == 1
+    assert run_trim(toy) == 1
     assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
     assert content(toy) == before
     assert not list((toy.parent / "cache").glob("trim/*"))
@@ -251,22 +249,22 @@ def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
     ("option", "line"),
     [("--calibrate", '{"question": "x"}'), ("--text", '{"prompt": "x"}'), ("--categories", '{"prompt": "x"}')],
 )
-def test_files_are_refused_before_the_pack_is_loaded(
+def test_trim_refuses_invalid_files_before_loading_the_pack(
     option: str, line: str, toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded: list[object] = []
     monkeypatch.setattr(run, "load", lambda root, **_: loaded.append(root))
     file = toy.parent / "given.jsonl"
     file.write_text(line)
-    assert trimmed(toy, option, str(file)) == 1
+    assert run_trim(toy, option, str(file)) == 1
     assert f"{file}, line 1 has n" in capsys.readouterr().err
     assert not loaded
 
 
-def test_only_making_heads_needs_the_frameworks(
+def test_trim_needs_the_frameworks_except_to_remove(
     toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trimmed(toy, "--size", "300") == 0
+    assert run_trim(toy, "--size", "300") == 0
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
     assert main(["trim", str(toy), "--size", "300"]) == 1
     assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
@@ -274,7 +272,7 @@ def test_only_making_heads_needs_the_frameworks(
     assert Manifest.load(toy).models["draft"].trim is None
 
 
-def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_toy_pack(tmp_path / "alone", draft=False)
     assert main(["trim", str(root)]) == 1
     assert "has no draft model to trim: export it with --draft" in capsys.readouterr().err
@@ -292,14 +290,16 @@ def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
     ],
 )
-def test_usage(words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_refuses_bad_arguments(
+    words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as error:
         main(["trim", str(toy), *words])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_pack_is_loaded_as_asked(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim_passes_its_options_to_load(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     runtime = toy_runtime()
 
@@ -308,6 +308,6 @@ def test_the_pack_is_loaded_as_asked(toy: Path, cheap_heads: None, monkeypatch: 
         return open_toy(root, runtime)
 
     monkeypatch.setattr(run, "load", load)
-    assert trimmed(toy, "--size", "300", "--runtime", "onnx", "-t", "2") == 0
+    assert run_trim(toy, "--size", "300", "--runtime", "onnx", "-t", "2") == 0
     assert asked == [{"runtime": "onnx", "threads": 2}]
     assert (toy / MANIFEST_NAME).is_file()

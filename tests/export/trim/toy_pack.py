@@ -1,4 +1,4 @@
-"""A pack on disk whose models are tables with 1,300 ids, of which the target says about twenty."""
+"""A pack on disk with table models of 1,300 ids, of which the target generates about twenty."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ VOCABULARY = 1300
 CONTEXT = 512
 ENDS = (2, 0)
 ALWAYS = len(SPECIAL_TOKENS) + 256
-_SAID = 20
-_FONDNESS = 14.0
+_LIKELY_IDS = 20
+_LIKELY_BIAS = 14.0
 
 
 def wide_tokenizer() -> Tokenizer:
@@ -44,24 +44,24 @@ def wide_tokenizer() -> Tokenizer:
     return Tokenizer(backend, chat_template=ChatTemplate(CHATML))
 
 
-def spoken_tables(*, seed: int = 0) -> tuple[FloatArray, ...]:
-    """Return tables of a target that says few of its ids, most of them high ones, and sometimes ends."""
+def skewed_tables(*, seed: int = 0) -> tuple[FloatArray, ...]:
+    """Return tables of a target that generates few of its ids, mostly high ones, and sometimes an end token."""
     first, second, third = toy_tables(VOCABULARY, seed=seed)
-    said = np.random.default_rng(seed).choice(np.arange(ALWAYS, VOCABULARY), _SAID, replace=False)
-    first[:, [*said, ENDS[0]]] += _FONDNESS
+    likely = np.random.default_rng(seed).choice(np.arange(ALWAYS, VOCABULARY), _LIKELY_IDS, replace=False)
+    first[:, [*likely, ENDS[0]]] += _LIKELY_BIAS
     return first, second, third
 
 
 class TrimmedTables:
-    """A table model that has only some of its logits, as an engine opens a trimmed GGUF file."""
+    """A table model with only some of its logits, like a trimmed GGUF file in an engine."""
 
-    def __init__(self, whole: TableModel, ids: IntArray) -> None:
-        self._whole = whole
+    def __init__(self, full: TableModel, ids: IntArray) -> None:
+        self._full = full
         self.ids = ids
-        self.card: ModelCard = replace(whole.card, rows=len(ids), token_ids=ids)
+        self.card: ModelCard = replace(full.card, rows=len(ids), token_ids=ids)
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
-        return self._whole.new_state(capacity, rows=rows, tree=tree)
+        return self._full.new_state(capacity, rows=rows, tree=tree)
 
     def forward(
         self,
@@ -72,30 +72,30 @@ class TrimmedTables:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        output = self._whole.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+        output = self._full.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
         return Output(output.logits[:, self.ids])
 
     def close(self) -> None:
-        self._whole.close()
+        self._full.close()
 
 
 class TrimRuntime(TableRuntime):
-    """Opens a trimmed table model where that is asked for, by the entry's map."""
+    """Opens a trimmed table model on request, with the ids of the entry's map."""
 
     def open(self, request: ModelRequest) -> LanguageModel:  # type: ignore[override]
         entry, root = request.entry, request.root
-        whole = super().open(replace(request, needs=[need for need in request.needs if need != "trim"]))
+        full = super().open(replace(request, needs=[need for need in request.needs if need != "trim"]))
         if "trim" not in request.needs:
-            return whole
+            return full
         assert entry.trim is not None
         assert (root / entry.graphs["heads"].file).is_file()
         size = request.vocabulary_size
         map = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=size)
-        return TrimmedTables(whole, map.ids)
+        return TrimmedTables(full, map.ids)
 
 
 def toy_runtime(*, draft_noise: float = 1.0) -> TrimRuntime:
-    target = spoken_tables()
+    target = skewed_tables()
     draft = toy_tables(VOCABULARY, seed=1, scale=draft_noise, near=target)
     return TrimRuntime({"target": target, "draft": draft}, context=CONTEXT)
 
@@ -105,7 +105,7 @@ def open_toy(root: Path, runtime: TrimRuntime) -> Pair:
 
 
 def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
-    """Write a pack whose files are there, whatever is in them."""
+    """Write a pack whose weights and graphs are dummy files."""
     roles = ("target", "draft") if draft else ("target",)
     files = ["tokenizer.json", *(f"{role}/{name}" for role in roles for name in ("base.onnx", "weights.bin"))]
     for number, name in enumerate(files):
@@ -128,7 +128,7 @@ def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
 
 
 def fake_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
-    """Stand in for what draws the heads' graph: a file, and what the manifest says of it."""
+    """Replace the heads' graph writer: write a dummy file and return its manifest entry."""
     assert (root / base.file).is_file()
     out.write_bytes(ids.astype("<i4").tobytes())
     return replace(base, file="draft/heads.onnx", capabilities=(*base.capabilities, "trim"))
