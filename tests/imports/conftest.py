@@ -1,4 +1,4 @@
-"""What the import tests share: the gguf package writes their files; torch is never needed."""
+"""Shared fixtures of the import tests. The gguf package writes their files; torch is not needed."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ pytest.importorskip("gguf", reason="the gguf package writes the files that are i
 
 @pytest.fixture
 def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp is not asked, whether it is installed or not."""
+    """Make llama.cpp appear not installed."""
     monkeypatch.setattr("edgedecode.export.imports.gguf_import.engine_fault", lambda: "it is not installed")

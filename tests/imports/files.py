@@ -1,4 +1,4 @@
-"""GGUF files as someone else might have made them: a random Llama with a vocabulary, and LoRA adapters of it."""
+"""Write GGUF files as another tool would: a random Llama with a vocabulary, and LoRA adapters for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 
 @dataclass(frozen=True)
 class File:
-    """A model file. `rows` above the vocabulary are padding; `more` adds fields; `kind` is of the matrices."""
+    """A model file. `rows` above the vocabulary are padding; `more` adds fields; `kind` is the type of the matrices."""
 
     rows: int = 352
     layers: int = 2
@@ -41,12 +41,12 @@ class File:
     model: str | None = None
     seed: int = 3
     added: Mapping[str, Floats] = field(default_factory=dict)
-    """What is added to drawn weights, by their names."""
+    """Matrices added to the random weights, by name."""
     more: Callable[[GGUFWriter], None] = field(default=lambda writer: None)
 
 
 def write_file(path: Path, inner: tokenizers.Tokenizer, file: File = File()) -> Path:
-    """Write a whole model with the tokenizer's vocabulary."""
+    """Write a complete model with the tokenizer's vocabulary."""
     writer = GGUFWriter(None, file.architecture)
     add_sizes(writer, file)
     add_vocabulary(writer, inner, file)
@@ -89,11 +89,11 @@ def _changed(vocabulary: Vocabulary, changes: Mapping[str, str]) -> Vocabulary:
 
 
 def tensors(file: File) -> dict[str, Floats]:
-    """Draw weights large enough that logits have opinions."""
-    numbers = np.random.default_rng(file.seed)
+    """Return random weights large enough for clearly different logits."""
+    rng = np.random.default_rng(file.seed)
 
     def normal(*sizes: int) -> Floats:
-        return (numbers.standard_normal(sizes) * 0.15).astype(np.float32)
+        return (rng.standard_normal(sizes) * 0.15).astype(np.float32)
 
     found = {"token_embd.weight": normal(file.rows, HIDDEN) * 4, "output_norm.weight": np.ones(HIDDEN, np.float32)}
     found["output.weight"] = normal(file.rows, HIDDEN)
@@ -116,7 +116,7 @@ def write_adapter(
     more: Mapping[str, Floats] | None = None,
     invocation: Sequence[int] = (5, 6),
 ) -> Path:
-    """Write a LoRA of the first layer, of a model with this hidden size; without `invocation` it holds everywhere."""
+    """Write a LoRA for the first layer of a model with this hidden size; without `invocation` it is always active."""
     writer = GGUFWriter(None, architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", kind)
@@ -150,7 +150,7 @@ def finished(writer: GGUFWriter, path: Path) -> Path:
 
 
 def fields_of(path: Path) -> Metadata:
-    """Read the fields of a file, also of one that holds a vocabulary alone."""
+    """Read the fields of a file, which may have only a vocabulary."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = FieldReader(content, keep_arrays=True)
         reader.take(16)

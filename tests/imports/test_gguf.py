@@ -1,4 +1,4 @@
-"""`import --target`: packs around GGUF files where they lie, and one clear line for each file that is none."""
+"""`import --target`: packs that refer to GGUF files in place, and one-line refusals of unusable files."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def draft(target: Path) -> Path:
 
 
 def run(target: Path, *more: str | Path, out: Path | None = None) -> Path:
-    """Import as the command does; the pack lies beside the files' folder."""
+    """Import with the command; the pack is created next to the folder of the files."""
     pack = out or target.parent.parent / "pack"
     assert main(["import", "--target", str(target), *map(str, more), "--out", str(pack)]) == 0
     return pack
 
 
 def refused(capsys: pytest.CaptureFixture[str], target: Path, *more: str | Path) -> str:
-    """Import what cannot be: one line, and nothing left."""
+    """Run an import that must fail; check that it prints one line and leaves no files, and return the line."""
     pack = target.parent.parent / "pack"
     before = sorted(pack.parent.iterdir())
     capsys.readouterr()
@@ -59,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], target: Path, *more: str | Path)
     return error
 
 
-def test_a_pair_stays_where_it_lies(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_leaves_the_files_in_place(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack = run(target, "--draft", draft)
     assert f"target/large.gguf stays at {target}" in capsys.readouterr().out
     manifest = Manifest.load(pack)
@@ -86,7 +86,7 @@ def test_a_pair_stays_where_it_lies(target: Path, draft: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("how", ["moved", "changed", "truncated", "link"])
-def test_a_file_that_is_not_what_it_was_is_named(target: Path, how: str) -> None:
+def test_check_files_names_a_moved_or_changed_gguf_file(target: Path, how: str) -> None:
     pack = run(target)
     content = target.read_bytes()
     if how == "moved":
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_what_it_was_is_named(target: Path, how: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_copy_can_be_moved(target: Path, draft: Path) -> None:
+def test_import_gguf_with_copy_makes_a_movable_pack(target: Path, draft: Path) -> None:
     adapter = write_adapter(target.parent / "pirate.gguf")
     pack = run(target, "--draft", draft, "--copy", "--adapter", f"pirate={adapter}")
     shutil.rmtree(target.parent)
@@ -112,19 +112,19 @@ def test_a_copy_can_be_moved(target: Path, draft: Path) -> None:
     check_files(manifest, moved, full=True)
 
 
-def test_links_are_followed(target: Path, tmp_path: Path) -> None:
-    """The hub's cache calls files otherwise behind its links."""
+def test_import_gguf_follows_links(target: Path, tmp_path: Path) -> None:
+    """In the hub's cache, the files behind the links have other names."""
     link = tmp_path / "link.gguf"
     link.symlink_to(target)
     entry = Manifest.load(run(link, out=tmp_path / "pack")).models["target"]
     assert (entry.source, entry.gguf) == ("link.gguf", "target/large.gguf")
 
 
-def test_sampling_defaults_of_newer_files(tmp_path: Path) -> None:
+def test_import_gguf_reads_sampling_defaults(tmp_path: Path) -> None:
     def more(writer: GGUFWriter) -> None:
         writer.add_float32("general.sampling.temp", 0.5)
         writer.add_int32("general.sampling.top_k", 20)
-        writer.add_float32("general.sampling.top_p", 7.0)  # out of range: left out
+        writer.add_float32("general.sampling.top_p", 7.0)  # out of range, so it is ignored
         writer.add_float32("general.sampling.min_p", 0.25)
         writer.add_float32("general.sampling.penalty_repeat", 1.5)
 
@@ -134,20 +134,22 @@ def test_sampling_defaults_of_newer_files(tmp_path: Path) -> None:
     assert found.sampling == {"temperature": 0.5, "top_k": 20, "min_p": 0.25, "repetition_penalty": 1.5}
 
 
-def test_a_tokenizer_beside_is_used_where_it_is_the_same(target: Path) -> None:
-    beside = target.with_name("tokenizer.json")
-    byte_level().save(str(beside))
+def test_import_gguf_uses_an_equal_tokenizer_json_next_to_the_file(target: Path) -> None:
+    tokenizer_json = target.with_name("tokenizer.json")
+    byte_level().save(str(tokenizer_json))
     manifest = Manifest.load(pack := run(target))
-    assert (pack / "tokenizer.json").read_bytes() == beside.read_bytes()
+    assert (pack / "tokenizer.json").read_bytes() == tokenizer_json.read_bytes()
     assert manifest.models["target"].notes[0] == "the tokenizer is the tokenizer.json next to it"
     other = byte_level()
     other.add_tokens(["<more>"])
-    other.save(str(beside))
+    other.save(str(tokenizer_json))
     entry = Manifest.load(run(target, out=pack.with_name("second"))).models["target"]
     assert "next to it differs (id 323 is '<more>' there and None in the file)" in entry.notes[0]
 
 
-def test_a_tokenizer_beside_serves_where_none_can_be_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_falls_back_to_the_tokenizer_json_next_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "files").mkdir()
     file = write_file(tmp_path / "files" / "a.gguf", byte_level(), File(pre="no-such"))
     assert "has the pre-tokenizer 'no-such'" in refused(capsys, file)
@@ -158,19 +160,19 @@ def test_a_tokenizer_beside_serves_where_none_can_be_built(tmp_path: Path, capsy
     assert "tokenizer.json cannot be used" in refused(capsys, file)
 
 
-def test_different_tokenizers(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_refuses_a_draft_with_another_tokenizer(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_file(target.with_name("other.gguf"), byte_fallback(), File(eos="<s>"))
     error = refused(capsys, target, "--draft", other)
     assert "different tokenizers (id 0 is '!' in one and '<unk>' in the other): take a draft" in error
 
 
-def test_adapters(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_takes_adapters(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pirate = write_adapter(target.with_name("pirate.gguf"))
-    norms = {
+    output_lora = {
         "output.weight.lora_a": np.ones((2, 64), np.float32),
         "output.weight.lora_b": np.ones((352, 2), np.float32),
     }
-    other = write_adapter(target.with_name("other.gguf"), modules=("attn_output",), rank=8, more=norms)
+    other = write_adapter(target.with_name("other.gguf"), modules=("attn_output",), rank=8, more=output_lora)
     pack = run(target, "--adapter", f"pirate={pirate}", "--adapter", f"o-1={other}")
     manifest = Manifest.load(pack)
     entry = manifest.adapters["pirate"]
@@ -189,11 +191,11 @@ def test_adapters(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(pirate) in capsys.readouterr().err
 
 
-def half(path: Path) -> Path:
+def half_product(path: Path) -> Path:
     return write_adapter(path, more={"blk.1.attn_q.weight.lora_a": np.ones((4, 64), np.float32)})
 
 
-def norm(path: Path) -> Path:
+def norm_weight(path: Path) -> Path:
     return write_adapter(path, more={"blk.1.attn_norm.weight": np.ones(64, np.float32)})
 
 
@@ -207,14 +209,14 @@ def norm(path: Path) -> Path:
         ),
         (lambda path: write_adapter(path, modules=("attn_qkv",)), "which is not a matrix of the model large.gguf"),
         (lambda path: write_adapter(path, kind="dora"), "is not a LoRA adapter"),
-        (half, "half of a product for blk.1.attn_q.weight"),
-        (norm, "holds blk.1.attn_norm.weight, which is not a LoRA matrix"),
+        (half_product, "half of a product for blk.1.attn_q.weight"),
+        (norm_weight, "holds blk.1.attn_norm.weight, which is not a LoRA matrix"),
         (lambda path: path.write_bytes(b"GGUF"), "truncated"),
         (lambda path: None, "there is no file"),
         (lambda path: write_file(path, byte_level()), "is not a LoRA adapter"),
     ],
 )
-def test_adapters_of_another_model(
+def test_import_gguf_refuses_adapters_of_another_model(
     write: Change, message: str, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = target.with_name("lora.gguf")
@@ -222,7 +224,7 @@ def test_adapters_of_another_model(
     assert message in refused(capsys, target, "--adapter", f"a={path}")
 
 
-def of(**file: object) -> Change:
+def file_with(**file: object) -> Change:
     return lambda path: write_file(path, byte_level(), File(**file))  # type: ignore[arg-type]
 
 
@@ -260,27 +262,27 @@ def projector(writer: GGUFWriter) -> None:
         (lambda path: path.write_bytes(b"PK" + path.read_bytes()[2:]), "is not a GGUF file"),
         (patched(4, ">I", 3), "is big-endian"),
         (patched(4, "<I", 4), "GGUF version 4"),
-        (of(more=split), "part 1 of 3 of a split file"),
-        (of(more=projector), "of the type 'mmproj'"),
-        (of(more=encoder), "is an encoder (llama)"),
-        (of(more=pooled), "is an encoder (llama)"),
-        (of(architecture="bert"), "is an encoder (bert)"),
-        (of(template="{% for %}"), "chat template is invalid"),
-        (of(context=0), "does not declare its context length"),
-        (of(pre="no-such"), "has the pre-tokenizer 'no-such'"),
+        (file_with(more=split), "part 1 of 3 of a split file"),
+        (file_with(more=projector), "of the type 'mmproj'"),
+        (file_with(more=encoder), "is an encoder (llama)"),
+        (file_with(more=pooled), "is an encoder (llama)"),
+        (file_with(architecture="bert"), "is an encoder (bert)"),
+        (file_with(template="{% for %}"), "chat template is invalid"),
+        (file_with(context=0), "does not declare its context length"),
+        (file_with(pre="no-such"), "has the pre-tokenizer 'no-such'"),
         (write_adapter, "is an adapter: give it with --adapter NAME="),
         (lambda path: path.unlink(), "there is no file"),
         (lambda path: path.rename(path.with_name("x")) and path.mkdir(), "is a folder: give the GGUF file in it"),
     ],
 )
-def test_files_that_cannot_be_imported(
+def test_import_gguf_refuses_unusable_files(
     change: Change, message: str, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(target)
     assert message in refused(capsys, target)
 
 
-def test_a_vocabulary_alone(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_refuses_a_file_without_weights(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = GGUFWriter(None, "llama")
     writer.add_token_list(["a"])
     writer.write_header_to_file(target)
@@ -290,7 +292,7 @@ def test_a_vocabulary_alone(target: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "holds a vocabulary and no weights" in refused(capsys, target)
 
 
-def test_a_place_that_is_taken(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_refuses_an_existing_folder(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack = run(target)
     kept = (pack / "edgedecode.json").read_bytes()
     assert "exists and is not empty" in refused(capsys, target)
@@ -310,26 +312,28 @@ def test_a_place_that_is_taken(target: Path, capsys: pytest.CaptureFixture[str])
         (["--target", "a", "--adapter", "x=b", "--adapter", "x=c"], "the name 'x' is given twice"),
     ],
 )
-def test_usage(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_refuses_bad_arguments(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["import", *words, "--out", str(tmp_path / "pack")])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_every_type_has_a_name_and_bits() -> None:
+def test_gguf_types_have_a_name_and_a_size() -> None:
     assert set(_NAMES) == set(BLOCKS)
 
 
-def test_one_line_of_json(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_gguf_json_is_one_line(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(target, "--json", "--name", "mine", "--license", "other")
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert value["models"]["target"]["quantization"] == "F32"
     assert value["models"]["target"]["license"] == "other"
 
 
-def test_no_framework_is_needed(target: Path, draft: Path) -> None:
-    """Neither torch nor ONNX nor an engine nor the gguf package: they cannot even be imported here."""
+def test_import_gguf_needs_no_framework(target: Path, draft: Path) -> None:
+    """torch, ONNX, the engines and the gguf package cannot be imported in the child process."""
     missing = ["torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "gguf", "llama_cpp", "safetensors"]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({missing}))\n"

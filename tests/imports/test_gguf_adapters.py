@@ -1,4 +1,4 @@
-"""Adapters of imported packs in use: the target says what weights with the change inside say; drafts stay the same."""
+"""Adapters of imported packs: the target matches weights with the delta merged, and drafts do not change."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAME, RANK, ALPHA = "blk.0.attn_output.weight", 4, 6.0
 PROMPT = "the quick fox and the lazy dog"
 
 
-def halves() -> dict[str, Floats]:
-    draw = np.random.default_rng(11)
-    down, up = (draw.standard_normal(shape).astype(np.float32) / 4 for shape in ((RANK, HIDDEN), (HIDDEN, RANK)))
+def lora_matrices() -> dict[str, Floats]:
+    rng = np.random.default_rng(11)
+    down, up = (rng.standard_normal(shape).astype(np.float32) / 4 for shape in ((RANK, HIDDEN), (HIDDEN, RANK)))
     return {f"{NAME}.lora_a": down, f"{NAME}.lora_b": up}
 
 
 def delta() -> Floats:
-    found = halves()
+    found = lora_matrices()
     return found[f"{NAME}.lora_b"] @ found[f"{NAME}.lora_a"] * np.float32(ALPHA / RANK)
 
 
@@ -48,42 +48,42 @@ OPTIONS = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=Tru
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair with one adapter that holds everywhere and one that its tokens activate."""
+    """A pair with an adapter that is always active and one that its tokens activate."""
     folder = tmp_path_factory.mktemp("adapters")
     target = write_file(folder / "a.gguf", byte_level())
     draft = write_file(folder / "b.gguf", byte_level())  # the target without the adapter
-    formal = write_adapter(folder / "formal.gguf", modules=(), more=halves(), invocation=())
+    formal = write_adapter(folder / "formal.gguf", modules=(), more=lora_matrices(), invocation=())
     activated = write_adapter(folder / "activated.gguf")
     adapters = ["--adapter", f"formal={formal}", "--adapter", f"activated={activated}"]
     return imported(folder / "pack", target, "--draft", str(draft), *adapters)
 
 
-def said(pack: Path, *, adapter: str | None, draft_max: int = 0) -> Completion:
+def complete(pack: Path, *, adapter: str | None, draft_max: int = 0) -> Completion:
     options = SessionOptions(draft_max=draft_max, sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
     with edgedecode.load(pack, runtime="llama") as pair, pair.session(options) as session:
         return session.generate(PROMPT, max_tokens=40)
 
 
-def test_the_target_reads_everything_with_it(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long prompts too, which are read in chunks."""
+def test_imported_adapter_matches_merged_weights(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for long prompts too, which are read in chunks."""
     merged = write_file(tmp_path / "merged.gguf", byte_level(), File(added={NAME: delta()}))
-    wanted = said(imported(tmp_path / "pack", merged), adapter=None).tokens
+    wanted = complete(imported(tmp_path / "pack", merged), adapter=None).tokens
     monkeypatch.setattr("edgedecode.decoding.loop.PREFILL_CHUNK", 8)
-    assert said(pack, adapter="formal").tokens == wanted
-    assert said(pack, adapter=None).tokens != wanted
+    assert complete(pack, adapter="formal").tokens == wanted
+    assert complete(pack, adapter=None).tokens != wanted
 
 
-def test_drafts_are_read_without_it_and_change_nothing(pack: Path) -> None:
-    drafted = said(pack, adapter="formal", draft_max=4)
-    assert drafted.tokens == said(pack, adapter="formal").tokens
+def test_imported_adapter_is_not_used_in_the_draft(pack: Path) -> None:
+    drafted = complete(pack, adapter="formal", draft_max=4)
+    assert drafted.tokens == complete(pack, adapter="formal").tokens
     assert drafted.stats.proposed > drafted.stats.accepted
-    alike = said(pack, adapter=None, draft_max=4).stats
-    assert alike.accepted == alike.proposed > 0
+    without_adapter = complete(pack, adapter=None, draft_max=4).stats
+    assert without_adapter.accepted == without_adapter.proposed > 0
 
 
-def test_sessions_of_one_pair_differ_in_it(pack: Path) -> None:
-    """One adapter is loaded once and leased, whoever uses it."""
-    plain, formal = said(pack, adapter=None).tokens, said(pack, adapter="formal").tokens
+def test_imported_adapter_is_chosen_per_session(pack: Path) -> None:
+    """The adapter is loaded and leased once for all sessions."""
+    plain, formal = complete(pack, adapter=None).tokens, complete(pack, adapter="formal").tokens
     options = SessionOptions(draft_max=0, sampling=SamplingOptions(), adapter="formal", ignore_eos=True)
     with edgedecode.load(pack, runtime="llama") as pair:
         before = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=True)
@@ -95,11 +95,11 @@ def test_sessions_of_one_pair_differ_in_it(pack: Path) -> None:
     assert not pair.budget.used_nbytes - sum(lease.nbytes for lease in pair.budget.leases if "code" in lease.name)
 
 
-def test_an_activated_adapter_stays_off_without_its_tokens(pack: Path) -> None:
-    assert said(pack, adapter="activated").tokens == said(pack, adapter=None).tokens
+def test_imported_activated_adapter_is_off_without_its_tokens(pack: Path) -> None:
+    assert complete(pack, adapter="activated").tokens == complete(pack, adapter=None).tokens
 
 
-def test_generate_takes_its_name(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_takes_an_imported_adapters_name(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", "-m", str(pack), "--runtime", "llama", "-p", PROMPT, "-n", "16", "--temp", "0"]
     answers = []
     for more in ([], ["--adapter", "formal"]):
@@ -111,25 +111,25 @@ def test_generate_takes_its_name(pack: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.endswith("the pack has no adapter 'nosuch'; it has: formal, activated\n")
 
 
-def test_an_imported_adapter_is_removed_from_the_pack_and_stays_where_it_was(
+def test_adapter_remove_keeps_an_imported_adapters_file(
     pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(pack, own)
-    listed = Manifest.load(own).adapters["formal"].file
-    place = Path(Manifest.load(own).outside[listed].path)
-    assert main(["adapter", "list", str(own)]) == 0
+    copy = tmp_path / "copy"
+    shutil.copytree(pack, copy)
+    listed = Manifest.load(copy).adapters["formal"].file
+    place = Path(Manifest.load(copy).outside[listed].path)
+    assert main(["adapter", "list", str(copy)]) == 0
     assert "llama" in capsys.readouterr().out
-    assert main(["adapter", "remove", str(own), "formal"]) == 0
-    left = Manifest.load(own)
+    assert main(["adapter", "remove", str(copy), "formal"]) == 0
+    left = Manifest.load(copy)
     assert "formal" not in left.adapters
     assert listed not in left.outside
     assert place.is_file()
-    assert edgedecode.load(own, runtime="llama").close() is None
+    assert edgedecode.load(copy, runtime="llama").close() is None
 
 
 def write_peft_ones(folder: Path) -> Path:
-    """Write what `write_adapter` does without `invocation`, as PEFT saves it."""
+    """Write the adapter of `write_adapter` without `invocation` in PEFT's format."""
     folder.mkdir()
     tensors = {}
     for module, inputs in (("self_attn.q_proj", HIDDEN), ("mlp.down_proj", MLP)):
@@ -140,7 +140,7 @@ def write_peft_ones(folder: Path) -> Path:
     return folder
 
 
-def test_import_takes_an_adapter_as_a_gguf_file_or_as_pefts_folder(tmp_path: Path) -> None:
+def test_import_takes_an_adapter_as_a_gguf_file_or_a_peft_folder(tmp_path: Path) -> None:
     target = write_file(tmp_path / "a.gguf", byte_level())
     file, folder = write_adapter(tmp_path / "ones.gguf", invocation=()), write_peft_ones(tmp_path / "peft")
     pack = imported(tmp_path / "pack", target, "--adapter", f"file={file}", "--adapter", f"peft={folder}")

@@ -1,4 +1,4 @@
-"""Tokenizers built from the vocabulary inside a file: the ids are those of the tokenizer that the file was made of."""
+"""Tokenizers built from a GGUF file's vocabulary give the ids of the original tokenizer."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def regex(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_only])
 
 
-def changed(inner: tokenizers.Tokenizer, **model: object) -> tokenizers.Tokenizer:
+def with_model_options(inner: tokenizers.Tokenizer, **model: object) -> tokenizers.Tokenizer:
     state = json.loads(inner.to_str())
     state["model"] |= model
     return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 def family(name: str) -> tokenizers.Tokenizer:
-    """Return a small tokenizer of each family."""
+    """Return a small tokenizer of the family."""
     if name == "llama":
         return byte_fallback()
-    if name == "gemma":  # marks for spaces, none put in front, runs of them as tokens of their own
+    if name == "gemma":  # spaces become "▁", none is prepended, and runs of them are separate tokens
         inner = byte_fallback()
         inner.normalizer = normalizers.Replace(" ", "▁")
         inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -56,7 +56,7 @@ def family(name: str) -> tokenizers.Tokenizer:
         inner = tokenizers.Tokenizer.from_str(json.dumps(state))
         inner.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("<br>", normalized=False)])
         return inner
-    inner = changed(byte_level(), ignore_merges=name == "llama-bpe")
+    inner = with_model_options(byte_level(), ignore_merges=name == "llama-bpe")
     inner.pre_tokenizer = {
         "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
         "smollm": pre_tokenizers.Sequence(
@@ -71,13 +71,13 @@ def family(name: str) -> tokenizers.Tokenizer:
     return inner
 
 
-def there_and_back(path: Path, inner: tokenizers.Tokenizer, file: File = File()) -> tokenizers.Tokenizer:  # noqa: B008
+def round_trip(path: Path, inner: tokenizers.Tokenizer, file: File = File()) -> tokenizers.Tokenizer:  # noqa: B008
     vocabulary, specials = written(path, inner, file)
     return build_tokenizer(vocabulary, specials, strips=False, name="tiny")
 
 
 def written(path: Path, inner: tokenizers.Tokenizer, file: File = File()) -> tuple[Vocabulary, Specials]:  # noqa: B008
-    """Write a vocabulary, and read it."""
+    """Write a vocabulary to a file and read it back."""
     writer = gguf.GGUFWriter(None, "llama")
     add_vocabulary(writer, inner, replace(file, rows=inner.get_vocab_size() + 20))
     metadata = fields_of(finished(writer, path))
@@ -86,36 +86,36 @@ def written(path: Path, inner: tokenizers.Tokenizer, file: File = File()) -> tup
 
 
 def differing(one: tokenizers.Tokenizer, other: tokenizers.Tokenizer, texts: tuple[str, ...]) -> list[str]:
-    """Return the texts that two tokenizers read, or say, in two ways."""
+    """Return the texts that two tokenizers encode or decode differently."""
 
-    def said(inner: tokenizers.Tokenizer, text: str) -> tuple[list[int], list[int], str]:
+    def encoded(inner: tokenizers.Tokenizer, text: str) -> tuple[list[int], list[int], str]:
         ids = inner.encode(text).ids
         return ids, inner.encode(text, add_special_tokens=False).ids, inner.decode(ids)
 
-    return [text for text in texts if said(one, text) != said(other, text)]
+    return [text for text in texts if encoded(one, text) != encoded(other, text)]
 
 
-def marked(inner: tokenizers.Tokenizer) -> tuple[str, ...]:
-    """Put added tokens between words."""
+def with_added_tokens(inner: tokenizers.Tokenizer) -> tuple[str, ...]:
+    """Return texts with added tokens between words."""
     added = [token.content for token in inner.get_added_tokens_decoder().values()]
     return tuple(f"a {token} b{token}c\n{token}" for token in added[:40])
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "qwen2", "dbrx", "llama-bpe", "llama", "gemma"])
-def test_small_families(name: str, tmp_path: Path) -> None:
+def test_build_tokenizer_of_small_families(name: str, tmp_path: Path) -> None:
     inner = family(name)
-    built = there_and_back(tmp_path / "v.gguf", inner)
+    built = round_trip(tmp_path / "v.gguf", inner)
     assert differing(built, inner, PLAIN_TEXTS) == []
     assert built.get_vocab_size() == inner.get_vocab_size()
     if name not in ("llama", "gemma"):
-        assert differing(built, inner, marked(inner)) == []
-    if name not in ("llama", "gemma", "qwen2"):  # no file says which added tokens are sought in normalized text
+        assert differing(built, inner, with_added_tokens(inner)) == []
+    if name not in ("llama", "gemma", "qwen2"):  # GGUF does not store which added tokens match normalized text
         assert Tokenizer(built).first_difference(Tokenizer(inner)) is None
 
 
 @pytest.mark.parametrize("name", ["phi3", "qwen2.5", "smollm2"])
-def test_real_tokenizers(name: str, tmp_path: Path) -> None:
-    """Every text, added tokens in it or not; their tokens, merges and rules are the original's."""
+def test_build_tokenizer_of_real_tokenizers(name: str, tmp_path: Path) -> None:
+    """Ids agree with and without added tokens in the text; tokens, merges and rules are the original's."""
     file = FOLDER / name / "tokenizer.json"
     if not file.is_file():
         pytest.skip("the shared tokenizers are not here")
@@ -123,14 +123,14 @@ def test_real_tokenizers(name: str, tmp_path: Path) -> None:
     vocabulary, specials = written(tmp_path / "v.gguf", inner)
     built = build_tokenizer(vocabulary, specials, strips=name == "phi3", name=name)
     assert differing(built, inner, PLAIN_TEXTS) == []
-    if name != "phi3":  # there one flag of one token is another one
+    if name != "phi3":  # Phi-3 differs in one flag of one token
         assert Tokenizer(built).first_difference(Tokenizer(inner)) is None
-        assert differing(built, inner, marked(inner)) == []
+        assert differing(built, inner, with_added_tokens(inner)) == []
 
 
 @pytest.mark.parametrize(("golden", "strips"), [("gpt-2", False), ("phi-3", True)])
-def test_vocabularies_that_llama_cpp_ships(golden: str, strips: bool) -> None:
-    """llama.cpp's own vocabulary files give the ids that it ships for its test texts."""
+def test_build_tokenizer_of_llama_cpps_vocabularies(golden: str, strips: bool) -> None:
+    """llama.cpp's vocabulary files give the ids that it ships for its test texts."""
     file = GOLDEN / f"ggml-vocab-{golden}.gguf"
     if not file.is_file():
         pytest.skip("the golden files are not here")
@@ -144,12 +144,12 @@ def test_vocabularies_that_llama_cpp_ships(golden: str, strips: bool) -> None:
     assert [built.encode(text, add_special_tokens=False).ids for text in texts[: len(wanted)]] == wanted
 
 
-def test_added_tokens_and_special_ids(tmp_path: Path) -> None:
+def test_build_tokenizer_keeps_added_tokens_and_special_ids(tmp_path: Path) -> None:
     inner = byte_level()
     end = inner.token_to_id("<|end|>")
     assert end is not None
     inner.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
-    built = there_and_back(tmp_path / "v.gguf", inner)
+    built = round_trip(tmp_path / "v.gguf", inner)
     assert built.encode("the fox").ids == inner.encode("the fox").ids
     assert built.encode("the fox").ids[0] == end
     assert built.encode("a", "b").ids == [end, *built.encode("a").ids[1:], end, *built.encode("b").ids[1:]]
@@ -157,7 +157,7 @@ def test_added_tokens_and_special_ids(tmp_path: Path) -> None:
     assert added == {"<|end|>": True, "<tool>": False, "two é words": False}
 
 
-def test_ends_are_found_by_their_spelling_too(tmp_path: Path) -> None:
+def test_read_specials_finds_end_tokens_by_their_text(tmp_path: Path) -> None:
     inner = byte_level()
     inner.add_special_tokens(["<end_of_turn>"])
     vocabulary, specials = written(tmp_path / "v.gguf", inner)
@@ -165,7 +165,7 @@ def test_ends_are_found_by_their_spelling_too(tmp_path: Path) -> None:
     assert vocabulary.kinds[used_size(vocabulary) :] == (Kind.UNUSED,) * 20
 
 
-def test_every_known_name_has_its_splits() -> None:
+def test_splits_of_every_known_name() -> None:
     assert {splits.name for name in KNOWN if (splits := splits_of(name))} == set(KNOWN)
     assert splits_of("llama3") == replace(splits_of("llama-bpe"))  # type: ignore[type-var]
     assert all(splits_of(other) is not None for others in _SYNONYMS.values() for other in others)
@@ -173,7 +173,7 @@ def test_every_known_name_has_its_splits() -> None:
 
 
 @pytest.mark.parametrize("pre", [*KNOWN, *(other for others in _SYNONYMS.values() for other in others)])
-def test_llama_cpp_splits_alike_by_every_name(pre: str, tmp_path: Path) -> None:
+def test_build_tokenizer_splits_like_llama_cpp_for_every_name(pre: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from edgedecode.export.gguf.tokenizer_check import compare_reading
 
@@ -200,7 +200,7 @@ def test_llama_cpp_splits_alike_by_every_name(pre: str, tmp_path: Path) -> None:
         ({"merges": ("zz zzz",)}, "inconsistent tokens and merges"),
     ],
 )
-def test_what_cannot_be_built(change: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_build_tokenizer_refuses_unsupported_vocabularies(change: dict[str, str], message: str, tmp_path: Path) -> None:
     vocabulary, specials = written(tmp_path / "v.gguf", byte_level())
     with pytest.raises(ExportError, match=message) as refused:
         build_tokenizer(replace(vocabulary, **change), specials, strips=False, name="tiny")  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_what_cannot_be_built(change: dict[str, str], message: str, tmp_path: Pa
     assert "tokenizer.json next to it" in str(refused.value)
 
 
-def test_differences_are_named(tmp_path: Path) -> None:
+def test_first_difference_names_the_difference(tmp_path: Path) -> None:
     one, _ = written(tmp_path / "v.gguf", byte_level())
     assert first_difference(one, replace(one, tokens=one.tokens[:-5], kinds=one.kinds[:-5])) is None  # padding
     other = replace(one, tokens=("#other", *one.tokens[1:]))
@@ -219,8 +219,8 @@ def test_differences_are_named(tmp_path: Path) -> None:
     assert "gpt-2 and the other gpt2 qwen2" in str(first_difference(one, replace(one, pre="qwen2")))
 
 
-def test_a_split_that_nobody_asks_for_is_no_difference(tmp_path: Path) -> None:
-    """llama.cpp reads `tokenizer.ggml.pre` in byte-level BPE alone, and takes default where it is absent."""
+def test_first_difference_ignores_an_unused_pre_tokenizer(tmp_path: Path) -> None:
+    """llama.cpp reads `tokenizer.ggml.pre` only for byte-level BPE; if it is absent, it uses "default"."""
     bytes_, _ = written(tmp_path / "v.gguf", byte_level())
     scored = replace(bytes_, model="llama")
     for one in (bytes_, scored):
@@ -230,7 +230,7 @@ def test_a_split_that_nobody_asks_for_is_no_difference(tmp_path: Path) -> None:
     assert "gpt2 default" in str(first_difference(bytes_, replace(bytes_, pre="default")))
 
 
-def test_a_token_twice_and_lists_of_other_lengths(tmp_path: Path) -> None:
+def test_read_vocabulary_refuses_duplicate_tokens_and_wrong_lengths(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     writer = gguf.GGUFWriter(None, "llama")
