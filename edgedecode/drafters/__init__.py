@@ -1,1 +1,1 @@
-"""Drafters: one file each, registered under the entry-point group `edgedecode.drafters`."""
+"""Drafters: one module each, registered in the entry-point group `edgedecode.drafters`."""

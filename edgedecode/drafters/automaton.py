@@ -1,7 +1,7 @@
-"""A suffix automaton over a growing sequence of ids (Blumer 1985): where did the longest known suffix occur before?
+"""A suffix automaton (Blumer 1985), which finds where the longest suffix of a growing sequence of ids occurred before.
 
-Built online, amortised O(1) a token (SAM-Decoding, 2411.10666). Ids are 32-bit; negative ones never match. Most states
-have one transition: the first is in arrays, only further ones in dictionaries.
+Built online, amortised O(1) per token (SAM-Decoding, 2411.10666). Ids are 32-bit; negative ones never match. Most
+states have one transition: the first is stored in arrays, further ones in dictionaries.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 __all__ = ["NO_MATCH", "TOKEN_NBYTES", "Cursor", "Match", "SuffixAutomaton"]
 
 TOKEN_NBYTES = 320
-"""Memory a token: 117 to 131 bytes were measured on text, up to 288 on random bits (CPython 3.11)."""
-_FRESHENED = 16
-"""States whose latest place is moved per token; the shorter suffixes of very repetitive text keep an older one."""
+"""Bytes per token: 117 to 131 were measured on text, up to 288 on random bits (CPython 3.11)."""
+_REFRESHED = 16
+"""States per token whose latest place is updated; shorter suffixes of very repetitive text keep an older place."""
 
 
 class Match(NamedTuple):
-    """The longest suffix that occurred before: where that occurrence ends, and how long it is; (-1, 0): none."""
+    """The longest suffix that occurred before: the place where that occurrence ends, and its length; (-1, 0): none."""
 
     place: int
     length: int
@@ -29,18 +29,18 @@ NO_MATCH = Match(-1, 0)
 
 
 class SuffixAutomaton:
-    """Every substring of `tokens`. State 0 is the empty string; `_places` are ends of recent occurrences."""
+    """An index of all substrings of `tokens`. State 0 is the empty string; `_places` are ends of recent occurrences."""
 
-    __slots__ = ("_branches", "_last", "_lengths", "_links", "_only", "_places", "_then", "tokens", "whole")
+    __slots__ = ("_branches", "_last", "_lengths", "_links", "_only", "_places", "_then", "tokens", "valid")
 
     def __init__(self) -> None:
         self.tokens = array("i")
-        self.whole = True
-        """False after an interrupt inside `extend`: the index is broken."""
+        self.valid = True
+        """False after an interrupt inside `extend`, which leaves the index inconsistent."""
         self._last = 0
         self._links, self._lengths, self._places = array("i", [-1]), array("i", [0]), array("i", [-1])
         self._only, self._then = array("i", [0]), array("i", [-1])
-        """A state's first transition: the id, and the state after it (-1: it has no transition)."""
+        """A state's first transition: the id, and the state after it (-1: no transition)."""
         self._branches: dict[int, dict[int, int]] = {}
         """A state's further transitions."""
 
@@ -51,7 +51,7 @@ class SuffixAutomaton:
         """Append ids."""
         links, lengths, places = self._links, self._lengths, self._places
         only, then, branches, known = self._only, self._then, self._branches, self.tokens
-        self.whole = False
+        self.valid = False
         for token in tokens:
             here, new = len(known), len(links)
             known.append(token)
@@ -79,22 +79,22 @@ class SuffixAutomaton:
                 links[new] = found if exact else self._split(state, token, found)
             self._last = new
             suffix = links[new]
-            for _ in range(_FRESHENED):
+            for _ in range(_REFRESHED):
                 if suffix <= 0:
                     break
                 places[suffix] = here
                 suffix = links[suffix]
-        self.whole = True
+        self.valid = True
 
     def after(self, state: int, token: int) -> int:
-        """Return the state after `token`; -1 where that never followed."""
+        """Return the state after `token`; -1 if it never followed."""
         if self._then[state] >= 0 and self._only[state] == token:
             return self._then[state]
         more = self._branches.get(state)
         return -1 if more is None else more.get(token, -1)
 
     def _split(self, state: int, token: int, found: int) -> int:
-        """Give the shorter strings of state `found`, which also end here, a state of their own; return that."""
+        """Move the shorter strings of state `found`, which also end here, to a new state; return it."""
         links, clone = self._links, len(self._links)
         self._lengths.append(self._lengths[state] + 1)
         self._places.append(self._places[found])
@@ -114,17 +114,17 @@ class SuffixAutomaton:
 
 
 class Cursor:
-    """Reads a sequence beside an automaton and knows its longest suffix that occurs in there."""
+    """Follows a sequence and tracks its longest suffix that occurs in an automaton."""
 
     __slots__ = ("_state", "automaton", "length")
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self.automaton = automaton
         self._state = self.length = 0
-        """Of the match, in tokens."""
+        """Length of the match in tokens."""
 
     def read(self, tokens: Iterable[int]) -> None:
-        """Go on by these ids."""
+        """Follow these ids."""
         automaton = self.automaton
         state, length = self._state, self.length
         for token in tokens:

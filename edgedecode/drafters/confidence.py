@@ -1,6 +1,6 @@
-"""When a draft model should stop: the chance that its token is accepted, learnt online from what became of its drafts.
+"""Estimates the chance that a draft model's token is accepted, learnt online from its drafts, to decide when to stop.
 
-A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head).
+A logistic regression over three features (in the spirit of SpecDec++, 2405.19715, without its trained head).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from edgedecode.sampling.row_draw import Leading
 __all__ = ["Confidence", "Features", "features"]
 
 _RATE, _LEAST_RATE = 0.2, 0.02
-"""Step of the gradient descent: at first, and what it falls to; above 0, so that a changed text is followed."""
+"""Learning rate: the first, and the lowest that it decays to, which is above 0 to follow a changing text."""
 _LARGEST = 6.0
-"""Features are cut here: a logit of 6 is a chance of 0.9975."""
+"""Features are clipped here: a logit of 6 is a chance of 0.9975."""
 
 
 class Features(NamedTuple):
-    """Of one drafted token: its chance as a logit, the margin to the second, its place in the draft from 1 on."""
+    """Features of a drafted token: its probability as a logit, its margin to the second, its position from 1 on."""
 
     logit: float
     margin: float
@@ -28,25 +28,25 @@ class Features(NamedTuple):
 
 
 def features(leading: Leading, position: int) -> Features:
-    """Look at the likeliest token of a row of logits, without padding, and at its place in the draft."""
+    """Return the features of the likeliest token of a row of logits (without padding) at this position of the draft."""
     others = leading.others
     logit = _LARGEST if others <= 0 else min(max(-math.log(others), -_LARGEST), _LARGEST)
     return Features(logit, min(leading.margin, _LARGEST), min(position, _LARGEST))
 
 
 class Confidence:
-    """The weights. It begins by believing the draft model: the chance of acceptance is the chance of the token."""
+    """The regression. Its initial weights trust the draft model: a token's chance of acceptance is its probability."""
 
     def __init__(self) -> None:
         self.weights = [1.0, 0.0, 0.0]
         self._judged = 0
 
     def chance(self, seen: Features) -> float:
-        """Return how likely a token with these features is accepted, given that those before it are."""
+        """Return the chance that a token with these features is accepted, given that those before it are."""
         return 1.0 / (1.0 + math.exp(-sum(weight * value for weight, value in zip(self.weights, seen, strict=True))))
 
     def learn(self, seen: Sequence[Features], accepted: int) -> None:
-        """Take a step for each token up to the first that was rejected; what follows that was never judged."""
+        """Take a step for each token up to the first rejected one; later ones were not judged."""
         for index, token in enumerate(seen[: accepted + 1]):
             error = float(index < accepted) - self.chance(token)
             rate = max(_LEAST_RATE, _RATE / math.sqrt(1 + self._judged / 16))

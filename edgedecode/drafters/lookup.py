@@ -1,4 +1,4 @@
-"""A drafter that only looks something up is a function; what else a session wants of a drafter is here."""
+"""Turns a function that looks up continuations of the context into a drafter."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Lookup", "LookupSource"]
 
 
 class Lookup(Protocol):
-    """A function that drafts without a model; entry points of group `edgedecode.lookups` name them."""
+    """A function that drafts without a model; entry points of the group `edgedecode.lookups` name such functions."""
 
     def __call__(self, context: Sequence[int], limit: int, /) -> Sequence[int]:
-        """Return the ids that may follow `context`, which is read-only: at most `limit` are used, none is an answer.
+        """Return ids that may follow `context`, which is read-only. At most `limit` are used; there may be none.
 
-        It is asked every round, in several sessions and threads: an answer depends on the context alone.
+        It is called every round, from several sessions and threads: the result must depend on the context only.
         """
         ...
 
 
 class LookupSource:
-    """Opens drafters that ask one lookup."""
+    """Opens drafters that call one lookup function."""
 
     needs_model = False
     needs: Sequence[str] = ()
@@ -41,7 +41,7 @@ class LookupSource:
         return _LookupDrafter(self.name, self._lookup, ends=setting.ends)
 
     def close(self) -> None:
-        """A function holds nothing."""
+        """Nothing to release."""
 
 
 class _LookupDrafter:
@@ -56,7 +56,7 @@ class _LookupDrafter:
         self._ends = ends
 
     def begin(self, context: Sequence[int]) -> None:
-        """Every answer is about the context given."""
+        """Nothing to reset: each call gets the full context."""
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -69,7 +69,7 @@ class _LookupDrafter:
         return Draft(tokens[:end], source=self.name) if tokens else EMPTY_DRAFT
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Nothing is learnt."""
+        """A lookup does not learn."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,4 +1,4 @@
-"""Drafts with the pack's draft model. Reads nothing until it is asked: while speculation is off it costs nothing."""
+"""Drafts with the pack's draft model, which reads nothing until it is asked for a draft."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
 
 __all__ = [
+    "FullRows",
     "ModelDrafter",
     "ModelSource",
-    "WholeRows",
     "distributions_nbytes",
     "join_state",
     "usable_model",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PROBABILITY_NBYTES = 8 + 8
-"""An id and its share."""
+"""An id and its probability."""
 
 
 class ModelSource:
@@ -48,22 +48,22 @@ class ModelSource:
         return ModelDrafter(usable_model(setting), setting)
 
     def close(self) -> None:
-        """The model belongs to the pair."""
+        """Nothing to release: the pair owns the model."""
 
 
 def usable_model(setting: DraftSetting) -> LanguageModel:
-    """Return the setting's draft model. Raises CapabilityError where there is none, or it cannot drop a draft."""
+    """Return the setting's draft model. Raises CapabilityError if there is none, or it cannot roll back."""
     if setting.draft_model is None:
         raise CapabilityError("this pack has no draft model: use --drafter suffix, or export the pack with --draft")
     if not setting.draft_model.card.rollback:
         raise CapabilityError(
-            "this pack's draft model has recurrent layers, which cannot drop a draft: use --drafter suffix"
+            "this pack's draft model has recurrent layers, which cannot roll back a draft: use --drafter suffix"
         )
     return setting.draft_model
 
 
 def join_state(setting: DraftSetting, model: LanguageModel, user: str) -> ModelState:
-    """Return the session's state of this model, with one more drafter, named `user`, that uses it until it leaves."""
+    """Return the session's state of this model, and add the drafter `user` to its users until it leaves."""
 
     def make() -> ModelState:
         guesses = _tree_guesses(setting) if setting.tree and model.card.tree else None
@@ -83,26 +83,26 @@ def _tree_guesses(setting: DraftSetting) -> TreeGuesses:
     )
 
 
-class WholeRows:
-    """Spreads the rows of a smaller head over the whole vocabulary; rows of a whole head pass through."""
+class FullRows:
+    """Expands the rows of a trimmed head to the full vocabulary; returns those of a full head as they are."""
 
     def __init__(self, vocabulary: TrimmedVocabulary | None) -> None:
         self._vocabulary = vocabulary
-        self._wide: FloatArray | None = None
+        self._full: FloatArray | None = None
 
     def __call__(self, row: FloatArray) -> FloatArray:
-        """Return the logits [vocabulary], valid until the next call."""
+        """Return logits [vocabulary], valid until the next call."""
         if self._vocabulary is None:
             return row
-        if self._wide is None:
-            self._wide = np.full(self._vocabulary.size, -np.inf, dtype=np.float32)
-        self._wide[self._vocabulary.ids] = row[: len(self._vocabulary)]
-        return self._wide
+        if self._full is None:
+            self._full = np.full(self._vocabulary.size, -np.inf, dtype=np.float32)
+        self._full[self._vocabulary.ids] = row[: len(self._vocabulary)]
+        return self._full
 
 
 @dataclass(slots=True)
 class _Guess:
-    """The last proposal, with the token that was not sure enough to be proposed: what is emitted will judge them."""
+    """The last proposal, including the token dropped for low confidence, until the emitted tokens are known."""
 
     at: int = -1
     tokens: list[int] = field(default_factory=list)
@@ -110,10 +110,10 @@ class _Guess:
 
 
 class ModelDrafter:
-    """Proposes the draft model's own text: its arg-max chain, or what the target's noise draws from its rows.
+    """Proposes the draft model's arg-max chain, or the tokens that the target's noise samples from its rows.
 
-    For the ratio rule it samples from its processed rows by itself. head: the head it drafts with; None: the model's.
-    vocabulary: what the head's rows are; None: the model's card says it.
+    For the ratio rule it samples from its own processed rows. head: the head to draft with; None: the model's own.
+    vocabulary: the ids of the head's rows; None: those of the model's card.
     """
 
     free = False
@@ -129,17 +129,17 @@ class ModelDrafter:
     ) -> None:
         self.name = name
         kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
-        self._told = setting.budget.reserve(f"distributions:{name}", kept)
+        self._distributions = setting.budget.reserve(f"distributions:{name}", kept)
         try:
             self.state = join_state(setting, model, name)
         except BaseException:
-            self._told.release()
+            self._distributions.release()
             raise
-        self._guesses = self.state.guesses if head is None else None  # trees are guessed with the model's own head
+        self._guesses = self.state.guesses if head is None else None  # trees use the model's own head
         self._head: Head | LanguageModel = head or model
         self._setting = setting
         self.vocabulary = vocabulary or vocabulary_of(model, setting.vocabulary_size)
-        self._whole = WholeRows(self.vocabulary)
+        self._full_rows = FullRows(self.vocabulary)
         draws = setting.sampled or setting.noise is not None
         options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
@@ -149,7 +149,7 @@ class ModelDrafter:
 
     @property
     def nbytes(self) -> int:
-        return self._told.nbytes + self.state.nbytes_of(self.name)
+        return self._distributions.nbytes + self.state.nbytes_of(self.name)
 
     def begin(self, context: Sequence[int]) -> None:
         self.state.begin(context)
@@ -172,21 +172,21 @@ class ModelDrafter:
         return self._drafted(row, limit, context=context, floor=plan.floor)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Learn how sure to be. The state catches up when it is asked."""
+        """Update the confidence. The model's state catches up with the context at the next draft."""
         guess, emitted = self._guess, verdict.tokens
         if guess.at != len(context) - len(emitted):
             return
         pairs = zip(guess.tokens, emitted, strict=False)
-        accepted = next((index for index, (token, said) in enumerate(pairs) if token != said), None)
+        accepted = next((index for index, (token, actual) in enumerate(pairs) if token != actual), None)
         judged = guess.seen[: len(emitted)]
         self._confidence.learn(judged, len(judged) if accepted is None else accepted)
 
     def close(self) -> None:
-        self._told.release()
+        self._distributions.release()
         self.state.leave(self.name)
 
     def _drafted(self, row: FloatArray, limit: int, *, context: Sequence[int], floor: float) -> Draft:
-        """Draft until the chance that all of it is accepted falls below `floor`; the token that lets it is left out."""
+        """Draft until the chance that the full draft is accepted falls below `floor`; drop the last token then."""
         at = len(context)
         self._guess = guess = _Guess(at if floor > 0 else -1)
         known = self._setting.vocabulary_size if self.vocabulary is None else len(self.vocabulary)
@@ -195,7 +195,7 @@ class ModelDrafter:
         ranked = self._guesses if self._guesses is not None and self._guesses.start_chain(context) else None
         while True:
             if ranked is not None:
-                ranked.rank(self._whole(row), tokens)
+                ranked.rank(self._full_rows(row), tokens)
             leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
             token = self._drawn(row, tokens, leading, at=at)
             if leading is not None:
@@ -211,7 +211,7 @@ class ModelDrafter:
         return self._draft(tokens) if tokens else EMPTY_DRAFT
 
     def _drawn(self, row: FloatArray, path: Sequence[int], leading: Leading | None, *, at: int) -> int:
-        """Draw from the head's row after `path`; where that is its arg-max, which is known already, look no further."""
+        """Sample from the head's row after `path`; reuse `leading` if that is the row's arg-max."""
         ids = None if self.vocabulary is None else self.vocabulary.ids
         if leading is not None and self._sampler.takes_largest:
             return leading.index if ids is None else int(ids[leading.index])
@@ -220,11 +220,11 @@ class ModelDrafter:
         return self._sampler.draw(row, path, key=key, ids=ids)
 
     def _sampled(self, row: FloatArray, limit: int, rng: UniformSource) -> Draft:
-        """Draw each token, and tell from what: no look at the token may decide whether it is kept (2607.05147)."""
+        """Sample tokens with their distributions. Whether a token is kept must not depend on its id (2607.05147)."""
         tokens: list[int] = []
         probs: list[Probs] = []
         while True:
-            probs.append(self._sampler.probs(self._whole(row), tokens))
+            probs.append(self._sampler.probs(self._full_rows(row), tokens))
             tokens.append(probs[-1].draw(rng.random()))
             if len(tokens) == limit or tokens[-1] in self._setting.ends:
                 break
@@ -236,11 +236,11 @@ class ModelDrafter:
 
 
 def distributions_nbytes(vocabulary_size: int, draft_max: int) -> int:
-    """Return the memory of the distributions that a draft's tokens are drawn from, which are kept for verification."""
+    """Return the memory of the distributions that a draft's tokens are sampled from, kept for verification."""
     return PROBABILITY_NBYTES * vocabulary_size * draft_max
 
 
 def vocabulary_of(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:
-    """Return what the rows of the model's own head are; None: all ids."""
+    """Return the ids of the rows of the model's own head; None: all ids."""
     token_ids = model.card.token_ids
     return None if token_ids is None else TrimmedVocabulary(token_ids, vocabulary_size)

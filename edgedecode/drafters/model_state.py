@@ -1,4 +1,4 @@
-"""A draft model's state in one session, shared by the drafters that use the model: a token is read once for all."""
+"""A draft model's KV cache in one session, shared by the drafters that use the model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .ranking import TreeGuesses
 __all__ = ["TREE_ROWS", "ModelState", "ModelStates", "shorter_windows"]
 
 TREE_ROWS = MOST_NODES // 2 + 1
-"""Rows of a pass over a tree's level: nodes with children, and the least branches a state must be able to hold."""
+"""Rows of a pass over a tree's level: nodes with children, and the least branches a state must support."""
 LEAST_WINDOW = 512
-"""Positions below which a draft model's guesses are not worth its memory."""
+"""Shortest window, in positions: with fewer, a draft model's guesses do not justify its memory."""
 
 
 def shorter_windows(capacity: int) -> tuple[int, ...]:
-    """Return the capacities, the longest first, that a state is given where one of `capacity` positions does not fit.
+    """Return the capacities to try, longest first, if a state of `capacity` positions does not fit the budget.
 
-    A draft model that reads less of a long context guesses nearly as well, and what it guesses is verified.
+    A draft model that sees less of a long context guesses nearly as well, and its guesses are verified.
     """
     windows: list[int] = []
     window = LEAST_WINDOW
@@ -35,26 +35,26 @@ def shorter_windows(capacity: int) -> tuple[int, ...]:
 
 
 class ModelState:
-    """A cache of the context: the tokens in the state, `_read`, are the context's from `_start` on as far as `_agreed`.
+    """Holds the tokens `_read`, of which the first `_agreed` are known to equal the context's from `_start` on.
 
-    One that is shorter than the context holds a window of it: where that is full, the newest half of it is read again,
-    which costs about a token of reading for each that is decoded.
+    If its capacity is less than the context it holds a window: when that is full, its most recent half is prefilled
+    again, which costs about one token of prefill per decoded token.
 
-    It is cropped to what the context confirms, and catches up in chunks when a row is asked for (lazy prompt reading;
-    Cascade 2312.11462 reads eagerly and delays the first token). guesses: the rows are to hold trees, and this counts
-    which of the model's guesses were right; None: chains are all it must hold.
+    It is cropped where it differs from the context, and catches up in chunks when a row is requested (lazy prefill;
+    Cascade 2312.11462 prefills eagerly, which delays the first token). guesses: support trees, and count in `guesses`
+    which of the model's guesses were right; None: support chains only.
     """
 
     def __init__(self, model: LanguageModel, *, capacity: int, guesses: TreeGuesses | None = None) -> None:
         self.model = model
         self.guesses = guesses
-        """None also where trees do not fit the budget."""
+        """None also if trees do not fit the budget."""
         self.refused_trees: BudgetExceeded | None = None
-        """Why they do not."""
+        """The refusal in that case."""
         self._users: dict[str, None] = {}
         self._state = self._new_state(min(capacity, model.card.context))
         self._window = self._state.capacity if self._state.capacity < capacity else 0
-        """Its capacity where the context may outgrow it, else 0."""
+        """Its capacity if the context may outgrow it, else 0."""
         self._read: list[int] = []
         self._start = 0
         self._agreed = 0
@@ -74,15 +74,15 @@ class ModelState:
         return self.model.new_state(last)
 
     def nbytes_of(self, user: str) -> int:
-        """Return what a drafter is charged for it: the first of its users for all of it, the others for nothing."""
+        """Return the bytes that count for a drafter: all for the first of its users, 0 for the others."""
         return self._state.nbytes if user == next(iter(self._users), None) else 0
 
     def join(self, user: str) -> None:
-        """Count a drafter, by its name, among those that use it."""
+        """Add a drafter, by its name, to the users."""
         self._users[user] = None
 
     def leave(self, user: str) -> None:
-        """Close it where this was the last drafter that used it. Idempotent."""
+        """Remove a user; close the state after the last one. Idempotent."""
         if [*self._users] == [user]:
             self._state.close()
         self._users.pop(user, None)
@@ -92,21 +92,21 @@ class ModelState:
         return bool(self._users)
 
     def begin(self, context: Sequence[int]) -> None:
-        """Compare all of what was read with a context that may be another one."""
+        """Compare everything read with a context that may be a different one."""
         self._agreed = 0
         self.agree(context)
         if self.guesses is not None:
             self.guesses.begin(context)
 
     def agree(self, context: Sequence[int]) -> None:
-        """Drop what was read beyond the first token that differs from the context."""
+        """Drop everything from the first token that differs from the context."""
         agreed = self._matching(context)
-        if self._start and agreed == 0:  # nothing of the window is left
+        if self._start and agreed == 0:  # the window does not match at all
             self._start = 0
         self._crop(agreed)
 
     def unread(self, context: Sequence[int]) -> int:
-        """Return how many tokens of the context are still to be read. Changes nothing."""
+        """Return how many tokens of the context must still be prefilled, without changing anything."""
         agreed = self._matching(context)
         if agreed < self._state.oldest_crop:
             agreed = 0
@@ -114,7 +114,7 @@ class ModelState:
         return self._window // 2 if self._is_full(length) else length - agreed
 
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
-        """Return how many tokens may be drafted, at most `limit`; where the plan wants a window, begin it."""
+        """Return how many tokens may be drafted, at most `limit`; start a new window if needed."""
         self.agree(context)
         unread = len(context) - self._start - len(self._read)
         if 0 < plan.read_max < unread:
@@ -145,19 +145,19 @@ class ModelState:
         return head.forward(tokens, self._state, parents=parents, rows="all").logits
 
     def keep(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Settle these pending rows, root first, which hold these tokens; drop the others."""
+        """Keep these pending rows, root first, which hold these tokens; drop the others."""
         self._state.keep(path)
         self._read += tokens
 
     def _matching(self, context: Sequence[int]) -> int:
-        """Return how many of the tokens in the state the context confirms."""
+        """Return how many of the tokens in the state match the context."""
         agreed, end = self._agreed, min(len(self._read), len(context) - self._start)
         while agreed < end and self._read[agreed] == context[self._start + agreed]:
             agreed += 1
         return agreed
 
     def _is_full(self, length: int) -> bool:
-        """Tell whether a window has no room for the longest draft after so many positions."""
+        """Return whether a window with this many positions has no room for the longest draft."""
         return self._window > 0 and length + min(MAX_DRAFT, self._window // 4) > self._window
 
     def _restart(self, start: int) -> None:
@@ -175,7 +175,7 @@ class ModelState:
 
 
 class ModelStates:
-    """The states that a session's drafters share: one for each draft model that any of them uses."""
+    """The states that a session's drafters share: one per draft model in use."""
 
     def __init__(self) -> None:
         self._states: list[ModelState] = []

@@ -1,7 +1,7 @@
-"""A store of past outputs that sessions share: what was said once is often said again (SuffixDecoding, 2411.04975).
+"""A store of past outputs that sessions share: generated text often repeats earlier text (SuffixDecoding, 2411.04975).
 
-Two automata of equal size: when the newer one is full, the older one is forgotten and a new one begun (first in, first
-out, by halves).
+It has two automata of equal size. When the newer one is full, the older one is dropped and a new one started (first in,
+first out, by halves).
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ __all__ = ["PastOutputs", "PastReader", "following"]
 
 STORE_TOKENS = 16384
 _BOUNDARY = -1
-"""Stands after every output: no id, so that nothing matches across it."""
+"""Ends every output. It is not an id, so that no match extends across it."""
 _SHORTEST = 8
-"""Shorter outputs are not worth a place."""
+"""Outputs of fewer tokens are not stored."""
 _SUFFIX = 32
-"""So many tokens of a context are read again when the store changed: longer matches are not needed."""
+"""Last tokens of the context that are matched again when the store has changed: longer matches are not needed."""
 
 
 class PastOutputs:
     """Outputs of this process and, with a file, of earlier ones.
 
-    lease: grows before an output is kept, and one that does not fit is not kept. None: nothing limits them.
+    lease: grows before an output is stored; an output that does not fit is not stored. None: no limit.
     """
 
     def __init__(self, *, capacity: int = STORE_TOKENS, lease: Lease | None = None) -> None:
         self._lease = lease
         self._adding = Lock()
-        """Held while an output is added and leased. `close`, which a full budget calls, waits for `_writing` only."""
+        """Held while an output is leased and added. `close`, which a full budget calls, waits for `_writing` only."""
         self._half = capacity // 2
         self._closed = False
         self._writing = Lock()
         self._file: OutputFile | None = None
         self.version = 0
-        """Grows with every change."""
+        """Incremented by every change."""
         self.automata = [SuffixAutomaton()]
-        """The newest first."""
+        """The most recent first."""
 
     def remember(self, file: OutputFile, *, vocabulary_size: int) -> None:
-        """Take in what a file holds, and write to it what may be remembered. Once; later calls do nothing."""
+        """Load a file's outputs, and append later ones that may be stored on disk. Calls after the first do nothing."""
         if self._file is None:
             self._file = file
             for output in file.load(2 * self._half, vocabulary_size=vocabulary_size):
-                self._take(output)
+                self._store(output)
 
     def add(self, tokens: Sequence[int], *, remember: bool = False) -> None:
-        """Keep an output, its newest part where it is longer than half the store; in the file too if it may be."""
+        """Store an output, or its last part if it exceeds half the store. remember: append it to the file too."""
         if len(tokens) < _SHORTEST or self._closed:
             return
         output = array("i", tokens[-(self._half - 1) :])
-        self._take(output)
+        self._store(output)
         if remember and self._file is not None:
             self._file.append(output)
 
     def close(self) -> None:
-        """Forget everything, for good; what the file holds stays there."""
+        """Drop everything and store no more; the file stays."""
         with self._writing:
             self._closed = True
             self.automata = [SuffixAutomaton()]
             self.version += 1
 
-    def _take(self, output: array[int]) -> None:
+    def _store(self, output: array[int]) -> None:
         with self._adding:
             with self._writing:
-                if len(self.automata[0]) + len(output) + 1 > self._half or not self.automata[0].whole:
+                if len(self.automata[0]) + len(output) + 1 > self._half or not self.automata[0].valid:
                     self.automata = [SuffixAutomaton(), self.automata[0]]
                     self.version += 1
             if not self._leased(len(output) + 1):
@@ -83,18 +83,18 @@ class PastOutputs:
                     self.version += 1
 
     def _leased(self, more: int) -> bool:
-        """Lease what is kept and this many tokens more; tell whether there is room."""
+        """Lease memory for the stored tokens and `more`; return whether there is room."""
         if self._lease is None:
             return True
         try:
             self._lease.resize(TOKEN_NBYTES * (more + sum(len(automaton) for automaton in self.automata)))
-        except (BudgetExceeded, ValueError):  # no room, or given back meanwhile
+        except (BudgetExceeded, ValueError):  # no room, or the lease was released by another thread
             return False
         return True
 
 
 class PastReader:
-    """One session's place in the store."""
+    """One session's position in the store."""
 
     def __init__(self, past: PastOutputs) -> None:
         self._past = past
@@ -102,7 +102,7 @@ class PastReader:
         self._restart()
 
     def forget(self) -> None:
-        """The context is another one."""
+        """Start over with a different context."""
         self._restart()
 
     def read(self, context: Sequence[int]) -> None:
@@ -115,9 +115,9 @@ class PastReader:
         self._read = len(context)
 
     def best(self) -> Cursor | None:
-        """Return the cursor with the longest match, the newest among equals; None where nothing matches."""
+        """Return the cursor with the longest match, the most recent of equals; None if nothing matches."""
         best = max(self._cursors, key=_matched, default=None)
-        return best if best is not None and best.length and best.automaton.whole else None
+        return best if best is not None and best.length and best.automaton.valid else None
 
     def _restart(self) -> None:
         self._version = self._past.version
@@ -130,7 +130,7 @@ def _matched(cursor: Cursor) -> int:
 
 
 def following(cursor: Cursor, limit: int) -> list[int]:
-    """Return how the output at the cursor went on, to its end at most."""
+    """Return how the output at the cursor continued, up to its end."""
     start = cursor.match.place + 1
     tokens = cursor.automaton.tokens[start : start + limit].tolist()
     return tokens[: tokens.index(_BOUNDARY)] if _BOUNDARY in tokens else tokens

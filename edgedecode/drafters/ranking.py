@@ -1,4 +1,4 @@
-"""Several guesses from one row of a draft model's logits, likeliest first, and how often which of them was right."""
+"""Ranks guesses from one row of a draft model's logits, and estimates how often the guess of each rank is right."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from .rank_rates import RANKS, RankSurvival
 __all__ = ["RANKED", "Ranking", "TreeGuesses"]
 
 RANKED = 4
-"""The rows of one chain in this many are ranked, to learn the value of trees before one is tried. More: less work."""
+"""One chain in this many has its rows ranked, to learn the value of trees before trying one. Higher: less overhead."""
 
 
 class Ranking:
-    """Ranks ids for one sequence: by their processed logits where the target is greedy, else by the target's noise.
+    """Ranks ids for one sequence: by their processed logits if the target is greedy, else by the target's noise.
 
-    Of two near distributions the same noise mostly draws the same id; the next ids are what it would draw without it.
+    The same noise mostly samples the same id from two similar distributions. The following ids are those that it would
+    sample if the earlier ones were excluded.
     """
 
     def __init__(
@@ -38,13 +39,13 @@ class Ranking:
     ) -> None:
         self._noise = None if options.greedy else noise
         self._breadth = breadth
-        if self._noise is None:  # one id would be left of a greedy row
+        if self._noise is None:  # a greedy row would have one id only
             options = options.ranking(breadth)
         self._sampler = Sampler(options, vocabulary_size=vocabulary_size, row_draw=row_draw)
         self._length = 0
 
     def follow(self, context: Sequence[int], *, restart: bool = False) -> None:
-        """Take note of the sequence, which only grew since the last call; `restart`: it may be another one."""
+        """Update the sequence, which has only grown since the last call; `restart`: it may be a different one."""
         if restart:
             self._sampler.begin(context)
         else:
@@ -52,7 +53,7 @@ class Ranking:
         self._length = len(context)
 
     def ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
-        """Return at most `breadth` ids for the place after the sequence and `path`, from the row [vocabulary] there."""
+        """Return at most `breadth` ids to follow the sequence and `path`, from the row of logits [vocabulary] there."""
         if self._noise is None and not self._sampler.options.penalises:
             ids: list[int] = self._sampler.top(row, self._breadth).tolist()
             return [id for id in ids if row[id] > -np.inf]
@@ -64,16 +65,16 @@ class Ranking:
 
 
 class TreeGuesses:
-    """What a draft model thinks likeliest at the places of its last draft, and how often which guess was right.
+    """A draft model's ranked guesses at the positions of its last draft, and how often those of each rank are right.
 
-    The target judges the guesses of chains too, so that it is known what a tree would be worth before one is tried.
+    Guesses of chains are scored too, so that the value of trees is known before one is tried.
     """
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
         self._survival = RankSurvival()
         self._guesses: dict[tuple[int, ...], list[int]] = {}
-        """Path of drafted tokens → ids, likeliest first, from the place `_at` on."""
+        """Path of drafted tokens from position `_at` on → ids, likeliest first."""
         self._at = -1
         self._chains = 0
 
@@ -81,17 +82,17 @@ class TreeGuesses:
         return self._survival.rates()
 
     def begin(self, context: Sequence[int]) -> None:
-        """A generation starts, of a sequence that may be another one."""
+        """Start a generation, whose sequence may be a different one."""
         self._ranking.follow(context, restart=True)
         self._at = -1
 
     def start(self, context: Sequence[int]) -> None:
-        """A draft after `context` starts."""
+        """Start a draft after `context`."""
         self._ranking.follow(context)
         self._guesses, self._at = {}, len(context)
 
     def start_chain(self, context: Sequence[int]) -> bool:
-        """A chain starts; tell whether its rows are to be ranked, as those of one chain in `RANKED` are."""
+        """Start a chain; return whether to rank its rows, which is done for one chain in `RANKED`."""
         self._chains += 1
         self._at = -1
         if self._chains % RANKED:
@@ -100,17 +101,17 @@ class TreeGuesses:
         return True
 
     def rank(self, row: FloatArray, path: Sequence[int]) -> None:
-        """Rank what follows the draft's tokens `path`, from the row of logits [vocabulary] there."""
+        """Rank the ids that may follow the draft's tokens `path`, from the row of logits [vocabulary] there."""
         self._guesses[tuple(path)] = self._ranking.ranked(row, path)
 
     def after(self, path: tuple[int, ...]) -> list[int]:
-        """Return the ids ranked there, none where no row was."""
+        """Return the ranked ids after `path`; empty if its row was not ranked."""
         return self._guesses.get(path, [])
 
     def score(self, context: Sequence[int], emitted: tuple[int, ...]) -> None:
-        """Count the guesses of the last draft that the emitted tokens, with which the context ends, confirm or refute.
+        """Score the guesses of the last draft by the emitted tokens, which are the end of the context.
 
-        A draft is scored once, and not where tokens that came after it were never shown.
+        A draft is scored once, and only if the emitted tokens directly follow its start.
         """
         if self._at == len(context) - len(emitted):
             for depth, token in enumerate(emitted):

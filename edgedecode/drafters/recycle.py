@@ -1,6 +1,6 @@
-"""Drafts from recycled logits: after every token, the ids that once were likeliest there (2408.08696).
+"""Drafts from recycled logits: after each token, the ids that the target earlier found likeliest there (2408.08696).
 
-A table of the vocabulary's size learns from rows that the target computed anyway, rejected ones too.
+A table with a row per id learns from rows that the target computes anyway, including rejected ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
 
-from .rank_rates import RATES_AFTER, kept_rates
+from .rank_rates import RATES_AFTER, stable_rates
 from .source import DraftSetting
 
 __all__ = ["BREADTH", "RecycleDrafter", "RecycleSource", "RecycledLogits"]
@@ -28,14 +28,15 @@ __all__ = ["BREADTH", "RecycleDrafter", "RecycleSource", "RecycledLogits"]
 BREADTH = 8
 """Followers kept per id."""
 ROW_BUDGET = 16384
-"""Logits looked at per round, at least one row: one of 8,000 takes some 25 µs, one of 152,000 some 60."""
+"""Logits processed per round, but at least one row: a row of 8,000 takes some 25 µs, one of 152,000 some 60 µs."""
 DEEPEST = 3
-"""The last of these depths' hit rates are also those of all deeper ones."""
+"""Depths with separate hit rates; deeper ones share the last."""
 LEAST = 0.1
-"""A chain ends where the chance of all of it is below this."""
+"""A chain ends when the chance that all of it is right falls below this."""
 USEFUL = 0.2
-"""Rarer hits do not pay for a row of the target's pass anywhere."""
+"""Hit rate below which drafts do not make up for their row in the target's pass on any machine."""
 SELDOM = 8
+"""With a lower hit rate the table learns from one round in this many. Higher: less overhead, slower to recover."""
 _PRIOR = 0.5
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.98
@@ -46,7 +47,7 @@ def _table_holder(vocabulary_size: int) -> Holder:
 
 
 class RecycleSource:
-    """Opens recycling drafters, which share one table: it is about the target, whoever asked; needs no model."""
+    """Opens recycling drafters, which share one table, because it depends on the target only; needs no model."""
 
     name = "recycle"
     needs_model = False
@@ -72,7 +73,7 @@ class RecycleSource:
 
 
 class RecycledLogits:
-    """What the target once found likeliest after each id, and how often which rank of it was the next token."""
+    """The ids that the target earlier found likeliest after each id, and how often the one of each rank came next."""
 
     def __init__(self, vocabulary_size: int) -> None:
         self.followers: npt.NDArray[np.int32] = np.full((vocabulary_size, BREADTH), -1, dtype=np.int32)
@@ -83,30 +84,30 @@ class RecycledLogits:
         self._scored = RATES_AFTER
 
     def rates(self) -> RankRates:
-        """Return `rate` by depth and rank; the same object until one of them moved."""
+        """Return `rate` by depth and rank; the same object until one of them changes."""
         if self._rates is not None and self._scored < min(RATES_AFTER, 1 + self._tried[0] / 4):
             return self._rates
         self._scored = 0
         rates = tuple(tuple(self.rate(depth, rank) for rank in range(BREADTH)) for depth in range(DEEPEST))
-        self._rates = kept_rates(self._rates, rates)
+        self._rates = stable_rates(self._rates, rates)
         return self._rates
 
     def rate(self, depth: int, rank: int) -> float:
-        """Return how often the follower of this rank was the next token, this deep after a round's beginning."""
-        if depth:  # where nothing is known, as at a round's beginning
+        """Return how often the follower of this rank was the next token, at this depth from the start of a round."""
+        if depth:  # the prior is the rate at the start of a round
             depth, prior = min(depth, DEEPEST - 1), self.rate(0, rank)
         else:
             prior = _PRIOR if rank == 0 else 0.0
         return (self._hits[depth][rank] + _PRIOR_WEIGHT * prior) / (self._tried[depth] + _PRIOR_WEIGHT)
 
     def best_rank(self, depth: int) -> int:
-        """Return the rank that is most often right, this deep."""
+        """Return the rank that is most often right at this depth."""
         hits = self._hits[min(depth, DEEPEST - 1)]
         best = hits.index(max(hits))
         return best if hits[best] > hits[0] + _PRIOR_WEIGHT * _PRIOR else 0
 
     def score(self, depth: int, token: int, follower: int) -> None:
-        """Count which rank told the truth; what was unknown tells nothing."""
+        """Count which rank was right. Tokens without known followers are skipped."""
         ranked: list[int] = self.followers[token].tolist()
         if ranked[0] < 0:
             return
@@ -118,22 +119,21 @@ class RecycledLogits:
             hits[ranked.index(follower)] += 1
 
     def learn(self, tokens: Sequence[int], ranked: IntArray) -> None:
-        """Take over the likeliest ids after each token, [tokens, ranks]; of equal tokens the last one counts."""
+        """Store the likeliest ids after each token, [tokens, ranks]; of equal tokens the last row is stored."""
         self.followers[tokens, : ranked.shape[1]] = ranked
 
 
 class RecycleDrafter:
-    """Chains the likeliest follower of each id; which rank that is, at which depth, is learnt from what was emitted.
+    """Chains likely followers of ids. The best rank at each depth is learnt from the emitted tokens.
 
-    What it knows holds for every context, so another conversation changes nothing. While its guesses are rarely right
-    it looks at one round in `SELDOM` only: that is what it costs to notice a better text.
-    tree: it tells what its followers of lower ranks are worth, so that plans may want trees of it.
+    The table is valid for every context, so that another conversation resets nothing. While hits are rare it learns
+    from one round in `SELDOM`, which is enough to notice a better text.
+    tree: report the hit rates of all ranks, so that plans can request trees.
     """
 
     name = "recycle"
     free = True
-
-    nbytes = 0  # the table is the source's
+    nbytes = 0  # the source owns the table
 
     def __init__(self, table: RecycledLogits, *, ends: frozenset[int] = frozenset(), tree: bool = False) -> None:
         self._table = table
@@ -143,7 +143,7 @@ class RecycleDrafter:
         self._rounds = 0
 
     def begin(self, context: Sequence[int]) -> None:
-        """Nothing contradicts it."""
+        """Nothing to reset: the table is valid for every context."""
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -178,10 +178,10 @@ class RecycleDrafter:
         self._learn(verdict, before)
 
     def close(self) -> None:
-        """The table is the source's."""
+        """Nothing to release: the source owns the table."""
 
     def _grown(self, last: int, shape: TreeShape) -> Draft:
-        """Give every node of the shape its token; unknown followers are left out with what hangs from them."""
+        """Return the draft of this shape. Nodes with unknown followers are omitted, with their descendants."""
         tokens, parents = list[int](), list[int]()
         place = {-1: -1}
         for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
@@ -198,12 +198,12 @@ class RecycleDrafter:
         return Draft(tuple(tokens), parents=None if is_chain(parents) else tuple(parents), source=self.name)
 
     def _learn(self, verdict: Verdict, before: Sequence[int]) -> None:
-        """Take over as many rows as the budget has: along the emitted path, its last row first, then the others.
+        """Store as many rows as the budget allows: along the emitted path, its last row first, then the others.
 
-        The last row is where the target said something else than was drafted, or where nothing was known.
+        The last row is the most useful one, because its token was not drafted.
         """
         inputs = [before[0], *verdict.draft.tokens]
         path = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
         others = [row for row in range(1, len(inputs)) if row not in path]
-        rows = [*reversed(path), *others][: self._rows][::-1]  # of one id's rows the first choice is written last
+        rows = [*reversed(path), *others][: self._rows][::-1]  # the preferred of one id's rows is written last
         self._table.learn([inputs[row] for row in rows], verdict.top(BREADTH, rows))

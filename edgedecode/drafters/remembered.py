@@ -1,6 +1,6 @@
-"""Past outputs on disk: records that are appended, each with a checksum.
+"""Stores past outputs on disk, as appended records with checksums.
 
-A file that is torn, foreign or unreadable costs what it held, with a notice, and never the decoding.
+If a file is damaged, of another format or unreadable, its outputs are lost with a notice, and decoding continues.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["STORE_FOLDER", "OutputFile"]
 
 STORE_FOLDER = "store"
 FILE_NBYTES = 1 << 20
-"""A longer file is cut to its newest half: some eight times what is held in memory."""
+"""Size at which a file is cut to its most recent half, which is some eight times what is held in memory."""
 _MAGIC = b"edgedecode past outputs 1\n"
 _RECORD = struct.Struct("<II")
-"""Length in bytes and CRC-32 of what follows: ids, 32 bits each, little-endian."""
+"""Length in bytes and CRC-32 of the payload: little-endian 32-bit ids."""
 _log = logging.getLogger("edgedecode")
 
 
 class OutputFile:
-    """One file per tokenizer: ids of another one would mean something else."""
+    """One file per tokenizer, because ids mean something else to another tokenizer."""
 
     def __init__(self, path: Path, *, limit_nbytes: int = FILE_NBYTES) -> None:
         self._path = path
@@ -36,17 +36,17 @@ class OutputFile:
 
     @classmethod
     def of_tokenizer(cls, digest: str) -> OutputFile | None:
-        """Return the file in the user's cache; None, with a notice, where that cannot be written."""
+        """Return the file in the user's cache; None, with a notice, if that cannot be written."""
         folder = cache_folder(STORE_FOLDER, private=True)
         if folder is None:
-            _log.warning("the cache %s cannot be written: outputs are remembered until the end only", user_cache())
+            _log.warning("the cache %s cannot be written: past outputs are kept in memory only", user_cache())
             return None
         return cls(folder / f"{sha256(digest.encode()).hexdigest()[:32]}.outputs")
 
     def load(self, tokens: int, *, vocabulary_size: int) -> list[array[int]]:
-        """Return the newest outputs, oldest first, of at most `tokens` ids together; a damaged file is rewritten.
+        """Return the most recent outputs, oldest first, of at most `tokens` ids in total; rewrite a damaged file.
 
-        Outputs with ids that this vocabulary does not have are left out.
+        Outputs with ids outside the vocabulary are skipped.
         """
         try:
             data = self._path.read_bytes()
@@ -55,11 +55,11 @@ class OutputFile:
         except OSError as error:
             self._give_up(error)
             return []
-        records, sound = _records(data)
-        if not sound:
-            _log.warning("%s is damaged or of another version: %d outputs of it are kept", self._path, len(records))
+        records, valid = _records(data)
+        if not valid:
+            _log.warning("%s is damaged or of another version: %d of its outputs are kept", self._path, len(records))
             self._write(records)
-        newest: list[array[int]] = []
+        latest: list[array[int]] = []
         for record in reversed(records):
             ids = _ids(record)
             if not ids or min(ids) < 0 or max(ids) >= vocabulary_size:
@@ -67,11 +67,11 @@ class OutputFile:
             tokens -= len(ids) + 1
             if tokens < 0:
                 break
-            newest.append(ids)
-        return newest[::-1]
+            latest.append(ids)
+        return latest[::-1]
 
     def append(self, output: array[int]) -> None:
-        """Add one output. Where the disk refuses, say so once and go on without."""
+        """Append one output. If that fails, warn once and stop using the file."""
         if not self._usable:
             return
         payload = output.tobytes() if sys.byteorder == "little" else _swapped(output).tobytes()
@@ -99,7 +99,7 @@ class OutputFile:
         self._write(records[kept:])
 
     def _write(self, records: list[bytes]) -> None:
-        """Replace the file, built aside."""
+        """Replace the file atomically."""
         try:
             with aside(self._path) as fresh, open(fresh, "wb", opener=open_private) as file:
                 file.write(_MAGIC)
@@ -110,11 +110,11 @@ class OutputFile:
 
     def _give_up(self, error: OSError) -> None:
         self._usable = False
-        _log.warning("%s: %s: outputs are remembered until the end only", self._path, error.strerror or error)
+        _log.warning("%s: %s: past outputs are kept in memory only", self._path, error.strerror or error)
 
 
 def _records(data: bytes) -> tuple[list[bytes], bool]:
-    """Return the records up to the first broken one, and whether none is."""
+    """Return the records up to the first invalid one, and whether all are valid."""
     if not data.startswith(_MAGIC):
         return [], not data
     records: list[bytes] = []

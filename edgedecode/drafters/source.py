@@ -1,4 +1,4 @@
-"""What opens drafters for a session, and what a drafter may use of that session."""
+"""The interfaces of drafter sources, and the parts of a session that a drafter may use."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ __all__ = ["DraftSetting", "DrafterSource", "PlannedSource"]
 
 @dataclass(frozen=True, slots=True)
 class DraftSetting:
-    """What a drafter may use when a session opens it."""
+    """The parts of a session that a drafter may use."""
 
     budget: Budget
     sampling: SamplingOptions
     vocabulary_size: int
     capacity: int
-    """Positions the session's target state holds."""
+    """Positions of the session's target state."""
     draft_model: LanguageModel | None
     ends: frozenset[int] = frozenset()
     """End-of-sequence ids; no draft runs past one."""
     sampled: bool = False
-    """True: the verifier applies the ratio rule, so a model drafter must draw from its own distribution."""
+    """Whether the verifier applies the ratio rule, so that a model drafter must sample from its own distribution."""
     noise: SharedNoise | None = None
-    """The noise that the target's tokens are drawn with; None: not known, or nothing is drawn."""
+    """The noise that the target's tokens are sampled with; None: unknown, or the target is not sampled."""
     tokenizer_digest: str = ""
-    """What ids that are kept on disk belong to."""
+    """The tokenizer that ids stored on disk are of."""
     remember: bool = False
-    """Whether outputs may be kept on disk, in the user's cache."""
+    """Whether outputs may be stored on disk, in the user's cache."""
     tree: bool = False
-    """Whether trees are wanted, and the target reads them."""
+    """Whether trees are wanted and the target supports them."""
     draft_max: int = 0
     """The most tokens a draft may have."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
-    """What draws a token from a row of logits."""
+    """Samples a token from a row of logits."""
     states: ModelStates = field(default_factory=ModelStates)
-    """The session's states of draft models, which drafters share."""
+    """The session's draft model states, which its drafters share."""
 
 
 class DrafterSource(Protocol):
-    """Opens drafters; entry points of group `edgedecode.drafters` name callables that return one.
+    """Opens drafters; entry points of the group `edgedecode.drafters` name callables that return a source.
 
-    One source lives as long as its pair: stores that sessions share belong to it and are leased once.
+    A source lives as long as its pair. It owns the stores that sessions share, and leases their memory once.
     """
 
     @property
@@ -65,22 +65,22 @@ class DrafterSource(Protocol):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What that model must offer beside its own head, as `Runtime.open` takes it: "trim"."""
+        """Parts that the draft model must have besides its own head, as for `Runtime.open`: "trim"."""
         ...
 
     def open(self, setting: DraftSetting) -> Drafter:
-        """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
+        """Open a drafter for one session. Raises CapabilityError if the pair lacks what it needs."""
         ...
 
     def close(self) -> None:
-        """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
+        """Release what sessions share. Idempotent; a drafter opened afterwards starts empty."""
         ...
 
 
 @runtime_checkable
 class PlannedSource(Protocol):
-    """A source of drafters that lease memory of their own, beside the draft model's."""
+    """A source of drafters that lease memory in addition to the draft model's."""
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
-        """Return what a session's drafter takes, known before it is opened."""
+        """Return the memory that a session's drafter will take."""
         ...

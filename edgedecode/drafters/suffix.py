@@ -1,4 +1,4 @@
-"""Drafts by the longest suffix that occurred before, here or in past outputs (SAM-Decoding, 2411.10666)."""
+"""Drafts what followed the last occurrence of the longest suffix, here or in past outputs (SAM-Decoding 2411.10666)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["TOKEN_NBYTES", "SuffixDrafter", "SuffixSource", "longest_earlier"]
 
 SHORTEST_MATCH, LONGEST_MATCH = 2, 64
 GROWTH = 4
-"""Drafted tokens per matched one, beyond the first: a long match is a copy."""
+"""Drafted tokens per matched token, beyond the first: a long match is probably a copy."""
 TOKEN_NBYTES = 24
-"""Memory a token of the context: a character of up to 4 bytes, and while it is appended copies of all of them."""
+"""Bytes per token of the context: a character of up to 4 bytes, and temporary copies of the text on appending."""
 _CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 
@@ -61,23 +61,23 @@ class SuffixSource:
             lease.release()
 
     def _store(self, setting: DraftSetting) -> PastOutputs:
-        """Return the store, which takes what is left of the budget, as it grows, and makes way for anything else."""
-        past = self._past  # which another thread that needs memory may take away
+        """Return the store, which grows into what is left of the budget and is released for any other request."""
+        past = self._past  # another thread that needs memory may close it
         if past is None:
             lease = setting.budget.reserve("past outputs", 0, priority=LEFTOVER)
             past = PastOutputs(lease=lease)
             self._past, self._lease = past, lease
-            lease.reclaim = self.close  # last: a thread that reclaims it finds the store
+            lease.reclaim = self.close  # last: a thread that reclaims it must find the store
         if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:
             past.remember(file, vocabulary_size=setting.vocabulary_size)
         return past
 
 
 class SuffixDrafter:
-    """Follows the most recent place of the longest suffix; past outputs where they match longer than the context.
+    """Continues from the most recent place of the longest suffix, in past outputs if they match more than the context.
 
-    The context is kept as text, a character an id, and searched: nothing is built before the first draft of an answer,
-    and an answer in which nobody is asked is not even read.
+    The context is kept as text, one character per id, and searched. So nothing is built before the first draft of an
+    answer, and an answer for which no draft is requested is not read at all.
     """
 
     name = "suffix"
@@ -93,21 +93,21 @@ class SuffixDrafter:
     ) -> None:
         self._lease = lease
         self._remember = remember
-        finalize(self, lease.release)  # a drafter that is dropped, not closed
+        finalize(self, lease.release)  # for a drafter that is dropped without being closed
         self._ends = ends
         self._text = ""
         self._past = past
         self._reader = None if past is None else PastReader(past)
         self._context: Sequence[int] = ()
         self._prompt = 0
-        """How many tokens of the context this generation did not emit."""
+        """Number of tokens of the context before this generation."""
 
     @property
     def nbytes(self) -> int:
         return self._lease.nbytes
 
     def begin(self, context: Sequence[int]) -> None:
-        self._store_said()
+        self._store_output()
         self._context, self._prompt, self._text = context, len(context), ""
         if self._reader is not None:
             self._reader.forget()
@@ -118,10 +118,10 @@ class SuffixDrafter:
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._read(context)
         place, matched = longest_earlier(self._text, len(self._text) - 1)
-        there = None if self._reader is None else self._reader.best()
-        if there is not None and min(there.length, LONGEST_MATCH) > matched:
-            matched = there.length
-            tokens = following(there, _length(matched, limit))
+        past = None if self._reader is None else self._reader.best()
+        if past is not None and min(past.length, LONGEST_MATCH) > matched:
+            matched = past.length
+            tokens = following(past, _length(matched, limit))
         else:
             most = _length(matched, limit)
             tokens = _repeated(context[place + 1 : place + 1 + most], most) if matched else []
@@ -130,10 +130,10 @@ class SuffixDrafter:
         return Draft(self._ended(tokens), source=self.name, match=matched)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """What was said is taken from the context, once, when the generation is over."""
+        """The output is stored when the generation is over."""
 
     def close(self) -> None:
-        self._store_said()
+        self._store_output()
         self._lease.release()
 
     def _read(self, context: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class SuffixDrafter:
         end = next((index + 1 for index, token in enumerate(tokens) if token in self._ends), len(tokens))
         return tuple(tokens[:end])
 
-    def _store_said(self) -> None:
+    def _store_output(self) -> None:
         context, self._context = self._context, ()
         if self._past is not None:
             self._past.add(context[self._prompt :], remember=self._remember)
@@ -159,9 +159,10 @@ def _length(matched: int, limit: int) -> int:
 
 
 def longest_earlier(text: str, end: int) -> Match:
-    """Return the most recent place of the longest suffix of `text` that occurs before `end`, within the two limits.
+    """Return the most recent place before `end` of the longest suffix of `text`, within the two limits of length.
 
-    Every search begins where the last one found something, and looks for more: all of them together read `text` once.
+    Each search starts where the previous one matched and looks for a longer match, so that together they scan `text`
+    once.
     """
     place, matched, length = -1, 0, len(text)
     while matched < LONGEST_MATCH:
@@ -177,12 +178,12 @@ def longest_earlier(text: str, end: int) -> Match:
 
 
 def _characters(tokens: Sequence[int]) -> str:
-    """Return a character for each id, which are below 1,114,112."""
+    """Return one character per id; ids must be below 1,114,112."""
     return array("I", tokens).tobytes().decode(_CODEC, "surrogatepass")
 
 
 def _repeated(tokens: Sequence[int], limit: int) -> list[int]:
-    """Return `limit` of these tokens; where they end before it, they go on with themselves: short pieces repeat."""
+    """Return `limit` of these tokens, repeating them if there are fewer: short pieces tend to repeat."""
     found = list(tokens[:limit])
     while 0 < len(found) < limit:
         found += found[: limit - len(found)]

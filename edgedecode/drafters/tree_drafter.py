@@ -1,4 +1,4 @@
-"""Drafts trees with the pack's draft model: one of its passes a level, in the shape that a plan gives."""
+"""Drafts trees with the pack's draft model, in the shape of the plan, with one forward pass per level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import UniformSource
 
-from .model_drafter import WholeRows, join_state, usable_model, vocabulary_of
+from .model_drafter import FullRows, join_state, usable_model, vocabulary_of
 from .model_state import ModelState
 from .ranking import TreeGuesses
 from .source import DraftSetting
@@ -22,10 +22,10 @@ __all__ = ["TreeDrafter", "TreeSource"]
 
 
 class TreeSource:
-    """Opens tree drafters, on the session's model drafter or on one of their own.
+    """Opens tree drafters, which share the session's state of the draft model.
 
-    Raises CapabilityError when the pack has no draft model, or one of its models reads chains only, and BudgetExceeded
-    when the draft model's trees do not fit.
+    Raises CapabilityError if the pack has no draft model or one of its models reads chains only, and BudgetExceeded if
+    the draft model's trees do not fit.
     """
 
     name = "tree"
@@ -46,13 +46,13 @@ class TreeSource:
         return TreeDrafter(state, state.guesses, setting)
 
     def close(self) -> None:
-        """The model belongs to the pair."""
+        """Nothing to release: the pair owns the model."""
 
 
 class TreeDrafter:
-    """Fills a shape with the draft model's guesses, and learns how often which of them was right.
+    """Fills a shape with the draft model's guesses, and learns how often those of each rank are right.
 
-    Nodes without children are never read, and what was read stays pending until the verdict says which path is kept.
+    The model does not read leaves. The rows that it reads stay pending until the verdict gives the path to keep.
     """
 
     name = "tree"
@@ -61,7 +61,7 @@ class TreeDrafter:
     def __init__(self, state: ModelState, guesses: TreeGuesses, setting: DraftSetting) -> None:
         self._state = state
         self._guesses = guesses
-        self._whole = WholeRows(vocabulary_of(state.model, setting.vocabulary_size))
+        self._full_rows = FullRows(vocabulary_of(state.model, setting.vocabulary_size))
         self._ends = setting.ends
         self._draft = EMPTY_DRAFT
         self._rows: dict[int, int] = {}
@@ -92,7 +92,7 @@ class TreeDrafter:
         return self._draft
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Score the model's last guesses, of a tree or of another drafter's chain, and keep what was accepted."""
+        """Score the model's last guesses, of a tree or of another drafter's chain, and keep the accepted rows."""
         if verdict.draft is self._draft and len(self._draft):
             self._keep(verdict)
         self._guesses.score(context, verdict.tokens)
@@ -101,11 +101,11 @@ class TreeDrafter:
         self._state.leave(self.name)
 
     def _grown(self, row: FloatArray, shape: TreeShape) -> Draft:
-        """Give every node of the shape its token, level by level; nodes without a guess are left out with what follows.
+        """Return the draft of this shape, filled level by level.
 
-        Nothing follows an end token.
+        Nodes without a guess are omitted, with their descendants. An end token has no children.
         """
-        self._guesses.rank(self._whole(row), ())
+        self._guesses.rank(self._full_rows(row), ())
         paths: list[tuple[int, ...] | None] = [None] * len(shape)
         rows: dict[int, int] = {-1: -1}
         inner = frozenset(shape.parents)
@@ -135,33 +135,33 @@ class TreeDrafter:
         paths: Sequence[tuple[int, ...] | None],
         rows: dict[int, int],
     ) -> None:
-        """Read these nodes of one level with the model, and rank what may follow each of them."""
+        """Read these nodes of one level with the model, and rank the ids that may follow each."""
         read = [path for node in nodes if (path := paths[node]) is not None]
         tokens, parents = [path[-1] for path in read], [rows[shape.parents[node]] for node in nodes]
         logits = self._state.grow(tokens, parents=parents, head=self._state.model)
         for node, path, row in zip(nodes, read, logits, strict=True):
             rows[node] = len(rows) - 1
-            self._guesses.rank(self._whole(row), path)
+            self._guesses.rank(self._full_rows(row), path)
 
     def _drafted(self, shape: TreeShape, paths: Sequence[tuple[int, ...] | None], rows: dict[int, int]) -> Draft:
-        """Return the nodes that have a token, in the shape's order, which is best first."""
-        there = [node for node, path in enumerate(paths) if path is not None]
-        place = {node: index for index, node in enumerate(there)} | {-1: -1}
+        """Return a draft of the nodes that have a token, in the shape's order, which is best first."""
+        filled = [node for node, path in enumerate(paths) if path is not None]
+        place = {node: index for index, node in enumerate(filled)} | {-1: -1}
         self._rows = {place[node]: row for node, row in rows.items() if node >= 0}
-        parents = tuple(place[shape.parents[node]] for node in there)
+        parents = tuple(place[shape.parents[node]] for node in filled)
         tokens = tuple(path[-1] for path in paths if path is not None)
         return (
             Draft(tokens, parents=None if is_chain(parents) else parents, source=self.name) if tokens else EMPTY_DRAFT
         )
 
     def _keep(self, verdict: Verdict) -> None:
-        """Settle the accepted nodes that the model has read."""
+        """Keep the rows of accepted nodes that the model has read."""
         read = [node for node in verdict.path if node in self._rows]
         self._state.keep([self._rows[node] for node in read], [verdict.draft.tokens[node] for node in read])
 
 
 def _levels(shape: TreeShape) -> list[list[int]]:
-    """Return the nodes by depth."""
+    """Return the nodes of each depth."""
     levels: list[list[int]] = []
     for node, depth in enumerate(depths(shape.parents)):
         if depth == len(levels):

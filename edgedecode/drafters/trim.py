@@ -1,4 +1,4 @@
-"""Drafts with the draft model's trimmed head (VocabTrim 2506.22694): less work a token, and some ids it cannot say."""
+"""Drafts with the draft model's trimmed head (VocabTrim 2506.22694): less work per token, but some ids are missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["TrimSource"]
 
 
 class TrimSource:
-    """Opens model drafters on the trimmed head, or on a draft model that has no other.
+    """Opens model drafters with the trimmed head, or with a draft model that has only a trimmed head.
 
-    Raises CapabilityError when the pack has no draft model, or an untrimmed one.
+    Raises CapabilityError if the pack has no draft model, or an untrimmed one.
     """
 
     name = "trim"
@@ -32,7 +32,7 @@ class TrimSource:
             return ModelDrafter(model, setting, name=self.name, head=head, vocabulary=vocabulary)
         if model.card.token_ids is not None:
             return ModelDrafter(model, setting, name=self.name)
-        raise CapabilityError("this pack's draft model has no trimmed vocabulary: `edgedecode trim PACK` gives it one")
+        raise CapabilityError("this pack's draft model has no trimmed vocabulary: `edgedecode trim PACK` adds one")
 
     def close(self) -> None:
-        """The model belongs to the pair."""
+        """Nothing to release: the pair owns the model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.drafters.rank_rates import RankSurvival, kept_rates
+from edgedecode.drafters.rank_rates import RankSurvival, stable_rates
 
 
 def test_rates_follow_what_was_right_at_each_depth() -> None:
@@ -42,5 +42,5 @@ def test_they_are_the_same_object_until_one_moved() -> None:
         kept.append(survival.rates())
         seen.add(id(kept[-1]))
     assert 3 < len(seen) < 40
-    assert kept_rates(((0.5,),), ((0.52,),)) == ((0.5,),)
-    assert kept_rates(((0.5,),), ((0.54,),)) == ((0.54,),)
+    assert stable_rates(((0.5,),), ((0.52,),)) == ((0.5,),)
+    assert stable_rates(((0.5,),), ((0.54,),)) == ((0.54,),)

@@ -99,7 +99,7 @@ def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path, caplog: pytest.LogC
     past.add(OUTPUTS[0], remember=True)
     past.add(OUTPUTS[1], remember=True)
     assert past.version == 2
-    assert caplog.text.count("until the end only") == 1
+    assert caplog.text.count("in memory only") == 1
 
 
 def test_a_file_that_cannot_be_replaced_is_told_of(
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_replaced_is_told_of(
     monkeypatch.setattr(os, "replace", full)
     for output in OUTPUTS * 3:
         file.append(output)
-    assert caplog.text.count("No space left on device: outputs are remembered until the end only") == 1
+    assert caplog.text.count("No space left on device: past outputs are kept in memory only") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
     assert load(tmp_path / "a") == OUTPUTS[:2]
 
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_replaced_is_told_of(
 def test_a_folder_where_the_file_should_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
     assert load(tmp_path / "a") == []
-    assert "until the end only" in caplog.text
+    assert "in memory only" in caplog.text
 
 
 def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
