@@ -84,7 +84,7 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
     as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
     itself where a budget asks for it, the second is slower.
-    adapters: the target is opened so that sessions may use the pack's adapters (`SessionOptions.adapter`).
+    adapters: the models are opened so that sessions may use the pack's adapters (`SessionOptions.adapter`).
     wrap: what is made of the engine before models are opened on it, a stopwatch for example.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime, role_needs
+from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, role_needs
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -72,8 +72,10 @@ class Pair:
         except BaseException:
             self._process.release()
             raise
+        footprint, turn = self._footprint(process), FairLock()
         heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
-        turn = FairLock()
+        heads = heads if footprint is None else footprint.heads
+        adapters = PackAdapters(manifest, root, model=target, runtime=runtime.name, budget=budget, turn=turn)
         self.shared = Resources(
             manifest=manifest,
             tokenizer=tokenizer,
@@ -81,10 +83,12 @@ class Pair:
             engine=runtime,
             provider=provider,
             target=target,
-            drafts=DraftModels(self._load_draft if "draft" in manifest.models else None, likely=heads),
-            footprint=self._footprint(process),
+            drafts=DraftModels(
+                self._load_draft if "draft" in manifest.models else None, likely=heads, adapters=adapters.of_draft
+            ),
+            footprint=footprint,
             heads=heads,
-            adapters=PackAdapters(manifest, root, target=target, runtime=runtime.name, budget=budget, turn=turn),
+            adapters=adapters,
             turn=turn,
         )
         """What its sessions decode with."""
@@ -235,6 +239,9 @@ class Pair:
         names = {entry.weights, entry.gguf, *(graph.file for graph in graphs)}
         with opening(self.root):
             check_unchanged(self.manifest, self.root, names)
+            if ADAPTERS in self._loading and self.manifest.has_draft_adapters:
+                with suppress(BudgetExceeded, CapabilityError):  # then it drafts without them
+                    return self._open("draft", needs=(*needs, ADAPTERS))
             return self._open("draft", needs=needs)
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:

@@ -6,10 +6,11 @@ int8. They are only precise enough to tell minutes from hours, so durations are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgedecode.adapters.adapter_change import adapter_role
 from edgedecode.pack.new_folder import check_place
 
 from .base_model import Texts, open_texts
@@ -127,14 +128,21 @@ def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
     notes: tuple[str, ...] = ()
     if all((model.folder / "tokenizer.json").is_file() for model in texts.values()):
         notes = plan_pair(request).notes
-    requests = {"draft": request, "target": request}
-    if request.adapters:
-        requests["target"] = replace(request, graphs=request.graphs.with_adapters(rank=1))
-    models = [_model(role, found, requests[role], notes if role == "target" else ()) for role, found in texts.items()]
+    models = [
+        _model(role, found, _of_role(request, role, texts), notes if role == "target" else ())
+        for role, found in texts.items()
+    ]
     forecast = PairForecast(tuple(models))
     if out is not None:
         check_place(out, nbytes=forecast.nbytes + forecast.temporary_nbytes)
     return forecast
+
+
+def _of_role(request: PairRequest, role: str, roles: Collection[str]) -> PairRequest:
+    """Return what is requested of one model: its own adapters, and a lora graph for them."""
+    adapters = {name: path for name, path in request.adapters.items() if adapter_role(name, roles) == role}
+    graphs = request.graphs.with_adapters(rank=1) if adapters else request.graphs
+    return replace(request, adapters=adapters, graphs=graphs)
 
 
 def time_class(seconds: float) -> str:
@@ -148,7 +156,7 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
     tokenizer = model.folder / "tokenizer.json"
     graph = _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers
     texts = tokenizer.stat().st_size if role == "target" and tokenizer.is_file() else 0
-    adapters = adapters_nbytes(request.adapters) if role == "target" else 0
+    adapters = adapters_nbytes(request.adapters)
     return ModelForecast(
         role=role,
         source=model.origin,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import check_adapter_name, check_fits, copy_adapter
+from edgedecode.adapters.adapter_change import adapter_role, check_adapter_name, check_fits, copy_adapter
 from edgedecode.adapters.adapter_parts import Projections
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.engines.kernel_noise import POSITIONS
@@ -83,7 +83,7 @@ class PairRequest:
     imatrix: Path | None = None
     """An importance matrix in GGUF, measured by llama.cpp's own tool."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Name → folder of PEFT adapters for the target, which then gets a lora graph."""
+    """Name → folder of PEFT adapters; the models that they are for then get a lora graph."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is complete."""
 
@@ -133,16 +133,19 @@ def plan_pair(request: PairRequest) -> PairPlan:
     """Run all checks that need neither the weights nor the output folder. Raises EdgeDecodeError."""
     adapters = {name: read_peft_adapter(path / CONFIG, path / WEIGHTS) for name, path in request.adapters.items()}
     target = open_source(request.target)
-    graphs = _graphs_for(adapters, request.graphs, target)
     draft = open_source(request.draft) if request.draft is not None else None
     if draft is not None:
         check_tokenizers(target, draft)
     generation = read_generation(target)
     template = open_template(target.folder, generation, name=target.name)
     sources = {"target": target} | ({"draft": draft} if draft is not None else {})
-    requests = {"target": replace(request, graphs=graphs), "draft": request}
+    roles = {name: adapter_role(name, sources) for name in adapters}
+    graphs = {
+        role: _graphs_for({name: adapters[name] for name in adapters if roles[name] == role}, request.graphs, source)
+        for role, source in sources.items()
+    }
     jobs = [
-        model_job(role, source, request=requests[role], template=template, generation=generation)
+        model_job(role, source, request=replace(request, graphs=graphs[role]), template=template, generation=generation)
         for role, source in sources.items()
     ]
     return PairPlan(tuple(jobs), generation, template, adapters)
@@ -154,20 +157,20 @@ def adapters_nbytes(folders: Mapping[str, Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, target: Source) -> GraphRequest:
-    """Add the lora graph if there are adapters. Raises InputError or CapabilityError if one does not fit the target."""
+def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, base: Source) -> GraphRequest:
+    """Add the lora graph if there are adapters. Raises InputError or CapabilityError if one does not fit its base."""
     for name, adapter in adapters.items():
         check_adapter_name(name)
         graphs = graphs.with_adapters(rank=adapter.rank)
         projections = Projections(
-            list(adapted_products(target.shape)),
-            name=target.name,
+            list(adapted_products(base.shape)),
+            name=base.name,
             rank=graphs.lora_rank,
-            modules=graphs.lora_modules or adaptable_modules(target.shape.architecture),
-            kv_width=target.shape.kv_heads * target.shape.head_size,
+            modules=graphs.lora_modules or adaptable_modules(base.shape.architecture),
+            kv_width=base.shape.kv_heads * base.shape.head_size,
             hint="the adapter is of another model, or --lora-modules leaves the projection out",
         )
-        check_fits(adapter, projections, vocabulary_size=target.tokenizer.size)
+        check_fits(adapter, projections, vocabulary_size=base.tokenizer.size)
     return graphs
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.adapters.adapter_change import adapter_folder, adapter_role
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import AdapterEntry
@@ -41,10 +42,11 @@ def write_peft(
     size: float = 0.2,
     invocation: Sequence[int] = (),
     pack: Path = BUNDLED_PACK,
+    role: str = "target",
 ) -> Path:
-    """Write an adapter of every projection that the target of a pack takes."""
+    """Write an adapter of every projection that a pack's model takes."""
     rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
-    for layer, module, inputs, outputs in projections(pack):
+    for layer, module, inputs, outputs in projections(pack, role):
         place = f"{PARENTS.get(module, 'mlp')}.{module}"
         tensors[LAYER.format(layer, place, "A")] = size * rng.standard_normal((rank, inputs))
         tensors[LAYER.format(layer, place, "B")] = size * rng.standard_normal((outputs, rank))
@@ -57,11 +59,11 @@ def write_peft(
     return folder
 
 
-def projections(pack: Path) -> Iterator[tuple[int, str, int, int]]:
-    """Yield the layer, name, inputs and outputs of each projection of a pack's target, as PEFT knows them."""
-    target = Manifest.load(pack).models["target"]
-    tensors = GraphFile.parse((pack / target.graphs["lora"].file).read_bytes()).initializers
-    kv = target.kv_heads * target.head_size
+def projections(pack: Path, role: str) -> Iterator[tuple[int, str, int, int]]:
+    """Yield the layer, name, inputs and outputs of each projection of a pack's model, as PEFT knows them."""
+    model = Manifest.load(pack).models[role]
+    tensors = GraphFile.parse((pack / model.graphs["lora"].file).read_bytes()).initializers
+    kv = model.kv_heads * model.head_size
     for name, value in tensors.items():
         if not (name.startswith("lora.") and name.endswith(".a")):
             continue
@@ -75,13 +77,13 @@ def projections(pack: Path) -> Iterator[tuple[int, str, int, int]]:
 def list_adapter(pack: Path, name: str, folder: Path) -> None:
     """Let a pack of one's own list the adapter in a folder."""
     manifest = Manifest.load(pack)
-    place = pack / "adapters" / name
+    place = pack / adapter_folder(name)
     shutil.copytree(folder, place)
     found = read_peft_adapter(place / CONFIG, place / WEIGHTS)
-    named = [f"adapters/{name}/{file}" for file in (CONFIG, WEIGHTS)]
+    named = [f"{adapter_folder(name)}/{file}" for file in (CONFIG, WEIGHTS)]
     entry = AdapterEntry(
         named[1],
-        role="target",
+        role=adapter_role(name, ("target", "draft")),
         rank=found.rank,
         alpha=found.alpha,
         modules=found.modules,

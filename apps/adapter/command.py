@@ -10,6 +10,7 @@ from pathlib import Path
 from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
 from edgedecode.commands import Command
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 
@@ -28,12 +29,13 @@ class AdapterCommand:
         listing.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         listing.add_argument("--json", action="store_true", help="end with one JSON line")
         add = actions.add_parser("add", help="copy an adapter into a pack", allow_abbrev=False)
-        add.add_argument("pack", metavar="PACK", help="folder of the pack; the adapter is for its target model")
+        add.add_argument("pack", metavar="PACK", help="folder of the pack")
         add.add_argument(
             "source",
             metavar="NAME=SOURCE",
             type=_named_source,
-            help="the adapter's name in the pack, and the folder that PEFT saved, or a GGUF file (for llama.cpp only)",
+            help="the adapter's name in the pack, and the folder that PEFT saved, or a GGUF file (for llama.cpp only); "
+            "draft:NAME: an adapter of the draft model, which drafts with it where --adapter NAME is used",
         )
         remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
         remove.add_argument("pack", metavar="PACK", help="folder of the pack")
@@ -48,7 +50,7 @@ class AdapterCommand:
             entry = add_adapter(root, name, source)
             activated = ", active from its invocation tokens on" if entry.invocation else ""
             print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
-            print(f"edgedecode generate -m {arguments.pack} --adapter {name} PROMPT")
+            print(f"edgedecode generate -m {arguments.pack} --adapter {name.removeprefix(DRAFT_ADAPTER)} PROMPT")
         else:
             remove_adapter(root, arguments.adapter_name)
             print(f"removed {arguments.adapter_name} from {root}")
@@ -61,14 +63,13 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
     from ..terminal import table_console
 
     table = Table(*("adapter", "for", "rank", "alpha", "projections", "active from", "size", "engines"))
-    graphs = manifest.models["target"].graphs.values()
-    both = "onnx, llama" if any("lora" in graph.capabilities for graph in graphs) else "llama"
     for name, each in manifest.adapters.items():
         listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
-        engines = both if each.config else "llama"
+        graphs = manifest.models[each.role].graphs.values()
+        both = each.config and any("lora" in graph.capabilities for graph in graphs)
         start = "its invocation tokens" if each.invocation else "the first token"
         facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
-        table.add_row(*facts, format_nbytes(sum(listed)), engines)
+        table.add_row(*facts, format_nbytes(sum(listed)), "onnx, llama" if both else "llama")
     console = table_console()
     if manifest.adapters:
         console.print(table)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from edgedecode.errors import CapabilityError, InputError, ManifestError
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.entries import ADAPTERS, AdapterEntry
+from edgedecode.pack.entries import ADAPTERS, DRAFT_ADAPTER, AdapterEntry
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.integrity import file_entry
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.new_folder import flush_folder
 from edgedecode.pack.pack_lock import changing, replace_manifest
 
@@ -32,6 +32,8 @@ from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 __all__ = [
     "NO_ADAPTER",
+    "adapter_folder",
+    "adapter_role",
     "add_adapter",
     "check_adapter_name",
     "check_fits",
@@ -43,17 +45,16 @@ __all__ = [
 NO_ADAPTER = "off"
 """What a chat calls none."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ROLE = "target"
 _GGUF = "adapter.gguf"
 
 
 def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
-    """Copy an adapter into the pack, for its target, under this name.
+    """Copy an adapter into the pack under this name, which says for which of its models it is.
 
     source: a folder that PEFT saved, for both engines, or a GGUF file, for llama.cpp. Raises InputError for a name that
-    cannot be used or is taken, ManifestError for files that cannot be used or a pack that is not the user's own,
-    CapabilityError for an adapter of another model or one that the pack's target cannot take; OSError. Then the pack is
-    as it was.
+    cannot be used or is taken, or one of a draft model that the pack lacks, ManifestError for files that cannot be used
+    or a pack that is not the user's own, CapabilityError for an adapter of another model or one that the pack's model
+    cannot take; OSError. Then the pack is as it was.
     """
     check_adapter_name(name)
     found = None if source.is_file() else read_peft_adapter(source / CONFIG, source / WEIGHTS)
@@ -61,16 +62,16 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
         manifest = _own_manifest(root)
         if name in manifest.adapters:
             raise InputError(f"the pack has an adapter {name!r} already: remove it first, or give another name")
+        role = adapter_role(name, manifest.models)
         if found is None:
-            entry = _fitting_file(source, manifest, root)
+            entry = _fitting_file(source, manifest, root, role=role)
         else:
-            target = manifest.located(_ROLE)
-            check_fits(found, _projections(target, root), vocabulary_size=manifest.vocabulary_size)
-        place = root / ADAPTERS / name
+            check_fits(found, _projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
+        place = root / adapter_folder(name)
         shutil.rmtree(place, ignore_errors=True)  # what a killed process left
         try:
             if found is None:
-                entry = replace(entry, file=f"{ADAPTERS}/{name}/{_GGUF}")
+                entry = replace(entry, file=f"{adapter_folder(name)}/{_GGUF}")
                 place.mkdir(parents=True)
                 shutil.copyfile(source, root / entry.file)
             else:
@@ -89,19 +90,33 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
 
 def check_adapter_name(name: str) -> None:
     """Raise InputError for a name that no adapter may have."""
-    if not _NAME.fullmatch(name) or name == NO_ADAPTER:
+    given = name.removeprefix(DRAFT_ADAPTER)
+    if not _NAME.fullmatch(given) or given == NO_ADAPTER:
         raise InputError(f"{name!r} cannot name an adapter: use letters, digits, dots, dashes, and not {NO_ADAPTER!r}")
+
+
+def adapter_role(name: str, roles: Collection[str]) -> str:
+    """Return which of a pack's models an adapter of this name is for. Raises InputError if the pack lacks it."""
+    role = "draft" if name.startswith(DRAFT_ADAPTER) else "target"
+    if role not in roles:
+        raise InputError(f"the adapter {name!r} is for a draft model, and the pack has none: leave it out")
+    return role
+
+
+def adapter_folder(name: str) -> str:
+    """Return the folder of an adapter in a pack; only those of draft models begin with an underscore."""
+    return f"{ADAPTERS}/{name.replace(DRAFT_ADAPTER, '_draft-')}"
 
 
 def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> AdapterEntry:
     """Copy what PEFT saved in `folder`, and was read from there, into the pack at `root`; return its entry."""
-    names = {kind: f"{ADAPTERS}/{name}/{kind}" for kind in (CONFIG, WEIGHTS)}
-    (root / ADAPTERS / name).mkdir(parents=True)
+    names = {kind: f"{adapter_folder(name)}/{kind}" for kind in (CONFIG, WEIGHTS)}
+    (root / adapter_folder(name)).mkdir(parents=True)
     for kind, listed in names.items():
         shutil.copyfile(folder / kind, root / listed)
     return AdapterEntry(
         names[WEIGHTS],
-        role=_ROLE,
+        role=adapter_role(name, ("target", "draft")),
         rank=found.rank,
         alpha=found.alpha,
         modules=found.modules,
@@ -124,7 +139,7 @@ def remove_adapter(root: Path, name: str) -> AdapterEntry:
             if each in manifest.files:  # else it stays where it was imported from
                 with suppress(OSError):
                     (root / each).unlink()
-        for folder in (root / ADAPTERS / name, root / ADAPTERS):
+        for folder in (root / adapter_folder(name), root / ADAPTERS):
             with suppress(OSError):  # it holds others
                 folder.rmdir()
     return entry
@@ -164,22 +179,22 @@ def gguf_projections(header: Header, *, name: str) -> Projections:
     )
 
 
-def _fitting_file(path: Path, manifest: Manifest, root: Path) -> AdapterEntry:
-    """Return the entry of a GGUF adapter that the pack's target takes."""
-    target = manifest.located(_ROLE)
-    if not target.gguf:
+def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> AdapterEntry:
+    """Return the entry of a GGUF adapter that the pack's model takes."""
+    model = manifest.located(role)
+    if not model.gguf:
         raise CapabilityError(
-            f"{path} is a GGUF adapter, and the pack has no GGUF file of its target: give the folder that PEFT saved, "
+            f"{path} is a GGUF adapter, and the pack has no GGUF file of its {role}: give the folder that PEFT saved, "
             f"or export the pack again with --formats onnx,gguf"
         )
-    header = read_header(root / target.gguf)
-    return read_gguf_adapter(read_contents(path, arrays=True), path, header, name="target", role=_ROLE)
+    header = read_header(root / model.gguf)
+    return read_gguf_adapter(read_contents(path, arrays=True), path, header, name=role, role=role)
 
 
-def _projections(target: ModelEntry, root: Path) -> Projections:
-    """Return the products of the pack's target that take an adapter."""
-    name = f"the pack's {_ROLE}"
-    for graph in target.graphs.values():
+def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
+    """Return the products of the pack's model that take an adapter."""
+    model, name = manifest.located(role), f"the pack's {role}"
+    for graph in model.graphs.values():
         if "lora" in graph.capabilities:
             tensors = GraphFile.parse((root / graph.file).read_bytes()).initializers
             return Projections(
@@ -187,12 +202,12 @@ def _projections(target: ModelEntry, root: Path) -> Projections:
                 name=name,
                 rank=graph.lora_rank,
                 modules=graph.lora_modules,
-                kv_width=target.kv_heads * target.head_size,
+                kv_width=model.kv_heads * model.head_size,
                 hint="the adapter is of another model, or the pack must be exported with --lora-modules",
             )
-    if target.gguf:
-        return gguf_projections(read_header(root / target.gguf), name=name)
-    raise CapabilityError("the pack's target takes no adapters: export it again with --graphs base,lora")
+    if model.gguf:
+        return gguf_projections(read_header(root / model.gguf), name=name)
+    raise CapabilityError(f"{name} takes no adapters: export it again with --graphs base,lora")
 
 
 def _replace(

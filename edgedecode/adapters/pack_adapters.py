@@ -1,4 +1,4 @@
-"""The adapters that a pack lists, given to its target when they are first asked for."""
+"""The adapters that a pack lists, given to its models when they are first asked for."""
 
 from __future__ import annotations
 
@@ -83,21 +83,41 @@ class AdapterChoice:
 
 
 class PackAdapters:
-    """A pack's adapters by name, given to the target when they are first asked for.
+    """A pack's adapters for one of its models, by name, given to the model when they are first asked for.
 
-    An adapter that no conversation has chosen stays with the target until its memory is needed for something else; the
+    An adapter that no conversation has chosen stays with the model until its memory is needed for something else; the
     least recently used one goes first. Asked for again, it is loaded again. Call everything in the pair's turn.
     """
 
     def __init__(
-        self, manifest: Manifest, root: Path, *, target: LanguageModel, runtime: str, budget: Budget, turn: FairLock
+        self,
+        manifest: Manifest,
+        root: Path,
+        *,
+        model: LanguageModel,
+        runtime: str,
+        budget: Budget,
+        turn: FairLock,
+        role: str = "target",
     ) -> None:
         self._manifest, self._root = manifest, root
-        self._target, self._runtime = target, runtime
+        self._model, self._role, self._runtime = model, role, runtime
         self._budget, self._turn = budget, turn
         self._loaded: dict[str, _Loaded] = {}
         self._users = Counter[str]()
         self._uses = 0
+
+    def of_draft(self, model: LanguageModel) -> PackAdapters:
+        """Return the pack's adapters for a copy of the draft model."""
+        return PackAdapters(
+            self._manifest,
+            self._root,
+            model=model,
+            runtime=self._runtime,
+            budget=self._budget,
+            turn=self._turn,
+            role="draft",
+        )
 
     def choice(self) -> AdapterChoice:
         """Return a conversation's choice, of no adapter yet."""
@@ -108,7 +128,7 @@ class PackAdapters:
     @overload
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None: ...
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None:
-        """Return what passes of the target name to be read with the adapter, which is loaded unless it is there.
+        """Return what passes of the model name to be read with the adapter, which is loaded unless it is there.
 
         Choose it in the same turn, or it may be evicted. None: none. Raises ManifestError for a name that the pack has
         not or a damaged file, CapabilityError where the engine or the graph that is open takes no such adapter,
@@ -143,31 +163,33 @@ class PackAdapters:
             lease.priority = lease.priority if priority is None else priority
 
     def _evict(self, name: str) -> None:
-        """Take an unused adapter from the target, unless a pass of another thread may be running."""
+        """Take an unused adapter from the model, unless a pass of another thread may be running."""
         if self._turn.held and not self._users[name] and name in self._loaded:
-            assert isinstance(self._target, AdapterModel)
-            self._target.remove_adapter(self._loaded.pop(name).adapter.use.digest)
+            assert isinstance(self._model, AdapterModel)
+            self._model.remove_adapter(self._loaded.pop(name).adapter.use.digest)
 
     def _load(self, name: str) -> ActiveAdapter:
         entry = self._manifest.located_adapter(name)
-        if entry.role != "target":
-            raise CapabilityError(f"the adapter {name!r} is for the {entry.role}: only those of the target are applied")
+        if entry.role != self._role:
+            raise CapabilityError(f"the adapter {name!r} is for the {entry.role} and cannot be the {self._role}'s")
         file, config = self._manifest.adapters[name].file, self._manifest.adapters[name].config
         digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
 
     def _add_file(self, name: str, file: str) -> str:
-        if not isinstance(self._target, AdapterFileModel):
+        if not isinstance(self._model, AdapterFileModel):
             raise CapabilityError(
                 f"the adapter {name!r} is a GGUF file, which the engine {self._runtime} does not take: "
                 f"use --runtime llama"
             )
         digest = _digest_of(name, self._digest(file))
-        self._target.add_adapter_file(digest, self._root / self._manifest.located_adapter(name).file)
+        self._model.add_adapter_file(digest, self._root / self._manifest.located_adapter(name).file)
         return digest
 
     def _add_matrices(self, name: str, *, file: str, config: str) -> str:
-        if not isinstance(self._target, AdapterModel) or not self._target.card.lora_rank:
+        if not isinstance(self._model, AdapterModel) or not self._model.card.lora_rank:
+            if self._role == "draft":
+                raise CapabilityError("its graph takes no adapters (`export --graphs base,lora` makes one that does)")
             raise CapabilityError(
                 f"the model is open without adapters, so {name!r} cannot be applied: begin with --adapter {name}, in "
                 f"Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
@@ -176,7 +198,7 @@ class PackAdapters:
         if found.invocation != self._manifest.adapters[name].invocation:
             raise ManifestError(f"the manifest and {config} differ in the tokens that activate {name!r}: add it again")
         digest = _digest_of(name, self._digest(config), self._digest(file))
-        self._target.add_adapter(digest, found.matrices())
+        self._model.add_adapter(digest, found.matrices())
         return digest
 
     def _digest(self, listed: str) -> str:

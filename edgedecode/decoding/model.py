@@ -14,6 +14,7 @@ from edgedecode.arrays import FloatArray, IntArray
 __all__ = [
     "AdapterFileModel",
     "AdapterModel",
+    "AdapterSpan",
     "AdapterUse",
     "Head",
     "HeadedModel",
@@ -38,6 +39,24 @@ class AdapterUse:
     name: str
     digest: str
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpan:
+    """The adapter of each position: none before `start`, `use` from there on."""
+
+    use: AdapterUse | None = None
+    start: int = 0
+
+    def at(self, position: int) -> AdapterUse | None:
+        """Return the adapter of a position."""
+        return self.use if position >= self.start else None
+
+    def shared_with(self, other: AdapterSpan) -> int | None:
+        """Return how many leading positions have the same adapter in both spans; None: all of them."""
+        if self == other or self.use is other.use is None:
+            return None
+        return min(span.start for span in (self, other) if span.use is not None)
 
 
 @dataclass(frozen=True, slots=True)

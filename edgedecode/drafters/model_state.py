@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.decoding.model import Head, LanguageModel, State
+from edgedecode.decoding.model import AdapterSpan, Head, LanguageModel, State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
@@ -58,6 +58,8 @@ class ModelState:
         self._read: list[int] = []
         self._start = 0
         self._agreed = 0
+        self._span = AdapterSpan()
+        self._refused: Callable[[BudgetExceeded], None] | None = None
 
     def _new_state(self, capacity: int) -> State:
         if self.guesses is not None:
@@ -98,6 +100,16 @@ class ModelState:
         if self.guesses is not None:
             self.guesses.begin(context)
 
+    def read_with(self, span: AdapterSpan, *, refused: Callable[[BudgetExceeded], None] | None = None) -> None:
+        """Read the next context with this adapter; drop what was read with another.
+
+        refused: called if the adapter takes more memory than there is when it is first used; then there is none.
+        """
+        alike = self._span.shared_with(span)
+        if alike is not None:
+            self._crop(min(len(self._read), max(0, alike - self._start)))
+        self._span, self._refused = span, refused  # last: after an interrupt, what is left is valid under both
+
     def agree(self, context: Sequence[int]) -> None:
         """Drop everything from the first token that differs from the context."""
         agreed = self._matching(context)
@@ -125,24 +137,38 @@ class ModelState:
 
     def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
         """Read what is missing of a context agreed upon, and return the head's logits after its last token, a view."""
+        try:
+            return self._caught_up(context, head)
+        except BudgetExceeded as error:  # of the adapter: the state's own memory is planned
+            if self._refused is None:
+                raise
+            self._refused(error)
+            self.read_with(AdapterSpan())
+            return self._caught_up(context, head)
+
+    def _caught_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
         if self._start + len(self._read) == len(context):
             self._crop(len(self._read) - 1)
-        while len(context) - self._start - len(self._read) > PREFILL_CHUNK:
+        while True:
             read = self._start + len(self._read)
-            chunk = context[read : read + PREFILL_CHUNK]
-            self.model.forward(chunk, self._state, rows="none")
+            plain = self._span.start - read if self._span.use is not None else 0
+            if plain <= 0 and len(context) - read <= PREFILL_CHUNK:
+                return self.follow(context[read:], head)
+            count = min(PREFILL_CHUNK, plain) if plain > 0 else PREFILL_CHUNK
+            chunk = context[read : read + count]
+            self.model.forward(chunk, self._state, rows="none", adapter=self._span.at(read))
             self._settle(chunk)
-        return self.follow(context[self._start + len(self._read) :], head)
 
     def follow(self, tokens: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Read these tokens and return the head's logits after the last one, a view."""
-        row: FloatArray = head.forward(tokens, self._state, rows="last").logits[0]
+        """Read these tokens, which have one adapter, and return the head's logits after the last one, a view."""
+        adapter = self._span.at(self._start + len(self._read))
+        row: FloatArray = head.forward(tokens, self._state, rows="last", adapter=adapter).logits[0]
         self._settle(tokens)
         return row
 
     def grow(self, tokens: Sequence[int], *, parents: Sequence[int], head: Head | LanguageModel) -> FloatArray:
         """Append rows of a tree, pending until `keep`, and return their logits [tokens, rows of the head], a view."""
-        return head.forward(tokens, self._state, parents=parents, rows="all").logits
+        return head.forward(tokens, self._state, parents=parents, rows="all", adapter=self._span.use).logits
 
     def keep(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep these pending rows, root first, which hold these tokens; drop the others."""
@@ -180,9 +206,14 @@ class ModelStates:
     def __init__(self) -> None:
         self._states: list[ModelState] = []
 
+    @property
+    def used(self) -> Sequence[ModelState]:
+        """The states that drafters use."""
+        return [state for state in self._states if state.used]
+
     def join(self, model: LanguageModel, user: str, make: Callable[[], ModelState]) -> ModelState:
         """Return the model's state, made by its first user, with one user more; who joins it leaves it."""
-        state = next((state for state in self._states if state.model is model and state.used), None)
+        state = next((state for state in self.used if state.model is model), None)
         if state is None:
             state = make()
             self._states.append(state)

@@ -28,11 +28,11 @@ __all__ = [
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
 """Needs of `Runtime.open`: read the weights instead of mapping them; keep them in the file's layout."""
 ADAPTERS = "lora"
-"""The need of a target that takes adapters. Some engines open another graph for it."""
+"""The need of a model that takes adapters. Some engines open another graph for it."""
 
 
 def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:
-    """Return the needs that apply to a model of this role: only the target takes adapters."""
+    """Return the needs that apply to a model of this role: only the target must take adapters."""
     return tuple(need for need in needs if role == "target" or need != ADAPTERS)
 
 

@@ -44,6 +44,8 @@ class Choice:
     """Name of the adapter that answers; empty: none."""
     sampled: bool = False
     """The drafts' distributions are kept, as the ratio rule needs."""
+    draft_adapter: str = ""
+    """Name of the adapter that the draft model drafts with; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
     if bounds.may_skip_mmap and not choice.no_mmap:
         choice = replace(choice, no_mmap=True)
         yield choice
+    if choice.draft_adapter:  # loaded last, and only if there is memory for it
+        choice = replace(choice, draft_adapter="")
+        yield choice
     may_drop = bool(choice.drafters) and not bounds.keeps_drafters
     if may_drop and choice.tree:
         choice = replace(choice, tree=False)
@@ -180,6 +185,7 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
     without = "baseline speed" if not chosen.drafters else "less speed on new text"
     texts = {
         "no_mmap": ("memory-mapped weights in addition to their copy", "they are read, which is as fast"),
+        "draft_adapter": ("the draft model's adapter", "drafts are accepted less often"),
         "tree": ("trees", "drafts are chains"),
         "draft_context": (
             f"the draft model's context beyond {chosen.draft_context} tokens",

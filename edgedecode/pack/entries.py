@@ -11,6 +11,7 @@ from edgedecode.typed_json import Amount, Count, Finite, Positive, Share
 
 __all__ = [
     "ADAPTERS",
+    "DRAFT_ADAPTER",
     "TRIM_NAMES",
     "ActivationsEntry",
     "ActivationsWay",
@@ -66,6 +67,8 @@ def plain_path(name: str) -> str:
 
 ADAPTERS = "adapters"
 """The folder of a pack that holds its adapters."""
+DRAFT_ADAPTER = "draft:"
+"""Begins the name of an adapter of the draft model, which drafts with it where the target uses the rest of the name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .engine_equality import Equality
-from .entries import ActivationsEntry, AdapterEntry, FileEntry, OutsideFile, TrimEntry, plain_path
+from .entries import DRAFT_ADAPTER, ActivationsEntry, AdapterEntry, FileEntry, OutsideFile, TrimEntry, plain_path
 
 __all__ = [
     "FORMAT",
@@ -226,6 +226,11 @@ class Manifest:
             raise ManifestError(f"the pack has no adapter {name!r}; it has: {', '.join(self.adapters)}")
         entry = self.adapters[name]
         return replace(entry, file=self._place(entry.file))
+
+    @property
+    def has_draft_adapters(self) -> bool:
+        """Whether the draft model has an adapter of its own for one of the target's."""
+        return any(f"{DRAFT_ADAPTER}{name}" in self.adapters for name in self.adapters)
 
     def weights_nbytes(self, role: str) -> int:
         """Return the size of a role's weights file, in or outside the pack."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.pack.manifest import ModelEntry
@@ -15,13 +16,23 @@ class DraftModels:
     """Loads draft models on demand through `load`, which takes the needs of `Runtime.open`.
 
     load: None if the pack has no draft model. likely: the heads that sessions will probably ask for. If the engine can
-    offer them next to the full head, the first model is loaded with both, so that no second copy is needed.
+    offer them next to the full head, the first model is loaded with both, so that no second copy is needed. adapters:
+    returns the pack's adapters for a loaded model.
     """
 
-    def __init__(self, load: Callable[[Sequence[str]], LanguageModel] | None, *, likely: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        load: Callable[[Sequence[str]], LanguageModel] | None,
+        *,
+        likely: Sequence[str] = (),
+        adapters: Callable[[LanguageModel], PackAdapters] | None = None,
+    ) -> None:
         self._load = load
         self._likely = tuple(likely)
+        self._make_adapters = adapters
         self._loaded: list[LanguageModel] = []
+        self._adapters: dict[int, PackAdapters] = {}
+        """By id of the loaded model."""
 
     @property
     def loaded(self) -> tuple[LanguageModel, ...]:
@@ -40,6 +51,14 @@ class DraftModels:
         self._loaded.append((None if needs else self._load_likely()) or self._load(needs))
         return self._loaded[-1]
 
+    def adapters(self, model: LanguageModel) -> PackAdapters:
+        """Return the pack's adapters for one of the loaded models."""
+        if id(model) not in self._adapters:
+            assert self._make_adapters is not None
+            assert any(model is loaded for loaded in self._loaded)
+            self._adapters[id(model)] = self._make_adapters(model)
+        return self._adapters[id(model)]
+
     def needs_another(self, needs: Sequence[str]) -> bool:
         """Return whether `offering` would load a second copy."""
         return bool(self._loaded) and self._known(needs) is None
@@ -54,7 +73,9 @@ class DraftModels:
     def keep(self, count: int) -> None:
         """Close all but the first `count` models."""
         while len(self._loaded) > count:
-            self._loaded.pop().close()
+            model = self._loaded.pop()
+            self._adapters.pop(id(model), None)
+            model.close()
 
     def close(self) -> None:
         for model in self._loaded:

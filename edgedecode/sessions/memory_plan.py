@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +14,14 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import distributions_nbytes
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
-from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime, role_needs
+from edgedecode.engines.interface import ADAPTERS, NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime, role_needs
 from edgedecode.engines.registry import find_drafter, lookup_names
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
 from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
 from edgedecode.options import TREE, SessionOptions, planned_context, wants_trees
+from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import default_heads
@@ -98,7 +100,7 @@ class PackFootprint:
         adapter = f"adapter:{wanted.adapter}"
         kept = [lease for lease in budget.leases if lease.reclaim is None or lease.name == adapter]
         if drafts_given_back:
-            kept = [lease for lease in kept if not lease.name.endswith(":draft")]
+            kept = [lease for lease in kept if not _is_drafts(lease.name)]
         shared = {adapter, *(holder.name for holder in self._shared(wanted))} & {lease.name for lease in kept}
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
@@ -117,7 +119,7 @@ class PackFootprint:
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
+        facts = DraftingFacts(card, "draft" in self._manifest.models, self.heads, lookup_names())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(
@@ -130,6 +132,9 @@ class PackFootprint:
             sampled=options.rule is Rule.RATIO,
         )
         models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
+        own = f"{DRAFT_ADAPTER}{wanted.adapter}"
+        if models and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
+            wanted = replace(wanted, draft_adapter=own)
         bounds = Bounds(
             models=models,
             draft_contexts=self._draft_contexts(wanted) if models and options.drafter != TREE else (),
@@ -177,16 +182,29 @@ class PackFootprint:
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
-        loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes))
+        own = self._adapter(choice.draft_adapter)
+        loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes), *own)
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     @cached_property
     def _row_draw(self) -> RowDraw:
         return row_draw_of(self._engine)
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The draft model's smaller heads that sessions draft with by default."""
+        return tuple(need for need in self._draft_needs if need != ADAPTERS)
+
     @cached_property
-    def _heads(self) -> tuple[str, ...]:
-        return default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
+    def _draft_needs(self) -> tuple[str, ...]:
+        """How the draft model is loaded: with its adapters if it can take them, and then with heads if it has both."""
+        heads = default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
+        if ADAPTERS in self._loading and self._manifest.has_draft_adapters:
+            for needs in ((*heads, ADAPTERS), (ADAPTERS,)):
+                with suppress(EdgeDecodeError):
+                    self._model_with("draft", self._kv_type, needs)
+                    return needs
+        return heads
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
         draft = self._model("draft", wanted.kv_type)
@@ -202,8 +220,11 @@ class PackFootprint:
 
     def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
         """Return a role's footprint with this KV type; a draft that does not support it uses its default."""
-        needs = (*(self._heads if role == "draft" else ()), *role_needs(role, self._loading))
+        needs = (*(self._draft_needs if role == "draft" else ()), *role_needs(role, self._loading))
         needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
+        return self._model_with(role, kv_type, needs)
+
+    def _model_with(self, role: str, kv_type: str, needs: tuple[str, ...]) -> ModelFootprint:
         key = role, kv_type, needs
         if key not in self._models:
             try:
@@ -227,6 +248,12 @@ class PackFootprint:
                 needs=needs,
             )
         )
+
+
+def _is_drafts(lease_name: str) -> bool:
+    """Return whether a lease is of the draft model, its states or its adapters."""
+    kind, _, rest = lease_name.partition(":")
+    return rest.startswith(DRAFT_ADAPTER) if kind == "adapter" else rest == "draft"
 
 
 def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:

@@ -139,8 +139,7 @@ class Session:
     def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Answer a user message, yielding text as it is decoded.
 
-        Closing the iterator stops the answer; leaving it does at the next call of the session. The transcript keeps
-        the text generated so far.
+        Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
 
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
         or in the middle of it; a chunk's `event` reports that. Except with `WhenFull.SHIFT`, the text that follows is
@@ -255,7 +254,9 @@ class Session:
         if self._widths:
             raise CapabilityError("a reproducible session keeps its adapter: open another session for another adapter")
         answering = self._running is not None and not self._running.ended
-        self._reading.adapter = self._shared.turn.run(lambda: self._adapters.choose(name, scale=scale, more=answering))
+        self._reading.adapter = self._shared.turn.run(
+            lambda: self._drafts.load_adapter(self._adapters.choose(name, scale=scale, more=answering))
+        )
         if answering:
             notice("the adapter changes with the next message: this answer continues with its own")
 
@@ -316,33 +317,32 @@ class Session:
         """Decode after the transcript's tokens until the reply ends by itself (True), or a limit is reached (False)."""
         stats, tokens = self.stats, self._transcript.tokens
         self._shared.mind_memory()
-        drafting = self._drafts.begin()
-        stats.mode = self._drafts.mode
-        stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
-        size = self._shared.target.card.vocabulary_size
-        setting = DecodeSetting(
-            adapter=self._reading.span.use,
-            adapter_from=self._reading.span.start,
-            sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
-            noise=self._noise,
-            drafting=drafting,
-            rule=self.options.rule,
-            ends=self._ends,
-            widths=self._widths,
-            pause=pause,
-        )
-        rounds = decode(self._shared.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
-        for verdict in rounds:
-            started = perf_counter()
-            chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
-            surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
-            del tokens[len(tokens) - surplus :]
-            stats.verified_tokens -= surplus
-            stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
-            yield from chunks
-            self._shared.mind_memory()
-            if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
-                return True
+        target, span = self._shared.target, self._reading.span
+        with self._drafts.answering(span.use, self._reading.prompt) as drafting:
+            stats.mode = self._drafts.mode
+            stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
+            setting = DecodeSetting(
+                adapter=span.use,
+                adapter_from=span.start,
+                sampler=Sampler(self.sampling, vocabulary_size=target.card.vocabulary_size, row_draw=self._row_draw),
+                noise=self._noise,
+                drafting=drafting,
+                rule=self.options.rule,
+                ends=self._ends,
+                widths=self._widths,
+                pause=pause,
+            )
+            for verdict in decode(target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):
+                started = perf_counter()
+                chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
+                surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
+                del tokens[len(tokens) - surplus :]
+                stats.verified_tokens -= surplus
+                stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
+                yield from chunks
+                self._shared.mind_memory()
+                if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
+                    return True
         return False
 
     def _last(self, reply: Reply, *, ended: bool) -> Chunk:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.model import State
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, State
 from edgedecode.decoding.policy import NO_DRAFTER, Policy
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
+from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.sampling.sampler import Noise
 from edgedecode.schedule.experience import Experience
@@ -22,6 +25,7 @@ from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.user_notices import notice
 
 __all__ = ["SessionDrafting", "open_drafting", "plan_state"]
@@ -36,7 +40,14 @@ class SessionDrafting:
     def __init__(self, shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> None:
         self._shared, self._options, self._setting, self._noise = shared, options, setting, noise
         self._released = False
+        self._unused_adapters: set[str] = set()
+        """Adapters of the draft model that it could not take, of which the user was told."""
         self.drafting = self._open(options)
+        try:
+            self._load_adapter(options.adapter)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def name(self) -> str:
@@ -57,6 +68,37 @@ class SessionDrafting:
         self._released = True
         self._drop()
         return True
+
+    @contextmanager
+    def answering(self, adapter: AdapterUse | None, prompt: Sequence[int]) -> Iterator[Drafting | None]:
+        """Yield the drafters of the next answer, whose adapter the draft model keeps until the answer ends.
+
+        adapter: what the target reads the prompt with. Raises ManifestError if the draft's adapter is damaged.
+        """
+        drafting = self.begin()
+        name = self._draft_adapter(None if adapter is None else adapter.name)
+        with ExitStack() as held:
+            for state in self._setting.states.used:
+                if adapter is None or name is None:
+                    state.read_with(AdapterSpan())
+                    continue
+                chosen: ActiveAdapter | None = None
+                try:
+                    choice = self._shared.drafts.adapters(state.model).choice()
+                    held.callback(choice.release)
+                    chosen = choice.choose(name, scale=adapter.scale)
+                except (BudgetExceeded, CapabilityError) as error:
+                    self._drafts_plainly(name, error)
+                state.read_with(adapter_span(chosen, prompt), refused=partial(self._drafts_plainly, name))
+            yield drafting
+
+    def load_adapter(self, adapter: ActiveAdapter | None) -> ActiveAdapter | None:
+        """Load the draft model's own adapter for the target's, which is returned, so that no answer waits for it.
+
+        Raises ManifestError if the draft's adapter is damaged.
+        """
+        self._load_adapter(None if adapter is None else adapter.use.name)
+        return adapter
 
     def begin(self) -> Drafting | None:
         """Return the drafters of the next answer; released ones are opened again as far as memory allows.
@@ -86,6 +128,23 @@ class SessionDrafting:
         """Close the drafters. Idempotent; a drafter that failed to close is closed again."""
         if self.drafting is not None:
             self.drafting.close()
+
+    def _load_adapter(self, target_name: str | None) -> None:
+        if (name := self._draft_adapter(target_name)) is not None:
+            for state in self._setting.states.used:
+                with suppress(BudgetExceeded, CapabilityError):  # the next answer reports them
+                    self._shared.drafts.adapters(state.model).use(name)
+
+    def _draft_adapter(self, name: str | None) -> str | None:
+        """Return the draft model's adapter for the target's adapter of this name; None: it has none."""
+        own = f"{DRAFT_ADAPTER}{name}"
+        return own if name is not None and own in self._shared.manifest.adapters else None
+
+    def _drafts_plainly(self, name: str, error: EdgeDecodeError) -> None:
+        """Tell the user once that an adapter of the draft model is not used."""
+        if name not in self._unused_adapters:
+            self._unused_adapters.add(name)
+            notice(f"the draft model drafts without its adapter {name!r}: {error.reason}")
 
     def _drop(self) -> None:
         self.close()

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterUse, LanguageModel, ShiftableState, State
+from edgedecode.decoding.model import AdapterSpan, LanguageModel, ShiftableState, State
 from edgedecode.errors import CapabilityError
 from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 
-__all__ = ["AdapterSpan", "TargetReading", "adapter_span"]
+__all__ = ["TargetReading", "adapter_span"]
 
 _CHUNK = 32
 """Tokens per forward pass in idle time; a new message waits for at most one pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSpan:
-    """The adapter of each position: none before `start`, `use` from there on."""
-
-    use: AdapterUse | None = None
-    start: int = 0
-
-    def shared_with(self, other: AdapterSpan) -> int | None:
-        """Return how many leading positions have the same adapter in both spans; None: all of them."""
-        if self == other or self.use is other.use is None:
-            return None
-        return min(span.start for span in (self, other) if span.use is not None)
 
 
 def adapter_span(adapter: ActiveAdapter | None, prompt: Sequence[int]) -> AdapterSpan:
@@ -62,6 +47,8 @@ class TargetReading:
         self.adapter = adapter
         self.span = AdapterSpan()
         """The adapter of the state's positions."""
+        self.prompt: Sequence[int] = ()
+        """Where an adapter's invocation tokens are looked for."""
 
     def begin(
         self,
@@ -77,7 +64,8 @@ class TargetReading:
         prompt: the part of `new` that is searched for an adapter's invocation tokens; None: all of it. dropped: how
         many turns of `old` are missing in `new`; the turns after them may be shifted.
         """
-        span = adapter_span(adapter, new if prompt is None else prompt)
+        self.prompt = new if prompt is None else prompt
+        span = adapter_span(adapter, self.prompt)
         alike, length = self.span.shared_with(span), self._state.length
         shift = self._shifts and dropped > 0 and self.span.use is span.use is None
         moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)

@@ -34,7 +34,7 @@ __all__ = [
     "refuse_others",
 ]
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+_NAMED = re.compile(r"(?P<name>(draft:)?[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _RESEND_SECONDS = 0.05
 _ENGINE = "onnx"
 """The engine whose kernels use a separate weight layout."""
@@ -49,7 +49,7 @@ class NamedPath:
 
 
 def named_path(text: str) -> NamedPath:
-    """Parse NAME=PATH, where the name is valid as a file name."""
+    """Parse NAME=PATH or draft:NAME=PATH, where NAME is valid as a file name."""
     found = _NAMED.fullmatch(text)
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not NAME=PATH, with a name of letters, digits, dots and dashes")

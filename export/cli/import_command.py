@@ -36,7 +36,8 @@ class ImportCommand:
             action="append",
             default=[],
             metavar="NAME=SOURCE",
-            help="LoRA adapter for the large model: a GGUF file, or the folder that PEFT saved; may be given again",
+            help="LoRA adapter for the large model: a GGUF file, or the folder that PEFT saved; draft:NAME=SOURCE: one "
+            "for the small model, which drafts with it where NAME is used; may be given again",
         )
         parser.add_argument(
             "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"

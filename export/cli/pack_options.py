@@ -112,7 +112,7 @@ def add_graphs(parser: ArgumentParser) -> None:
         default=[],
         metavar="NAME=FOLDER",
         help="LoRA adapter of the large model, as PEFT saved it, for `generate --adapter NAME`; the large model gets "
-        "the lora graph; may be given again",
+        "the lora graph; draft:NAME=FOLDER: one of the small model, which drafts with it then; may be given again",
     )
     group.add_argument(
         "--context",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import copy_adapter
+from edgedecode.adapters.adapter_change import adapter_folder, adapter_role, copy_adapter
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.pack.entries import AdapterEntry, OutsideFile
@@ -88,7 +88,10 @@ def _check(request: ImportRequest) -> _Checked:
             f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's "
             f"family"
         )
-    adapters = {name: open_adapter(path, base=target, role="target") for name, path in request.adapters.items()}
+    roles = {name: adapter_role(name, sources) for name in request.adapters}
+    adapters = {
+        name: open_adapter(path, base=sources[roles[name]], role=roles[name]) for name, path in request.adapters.items()
+    }
     tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
     generation = read_gguf_generation(target)
     return _Checked(
@@ -165,7 +168,8 @@ def _place_adapters(
             assert adapter.peft is not None
             entries[name] = copy_adapter(adapter.peft, adapter.path, folder, name)
             continue
-        file = f"adapters/{name}.gguf" if copy else f"adapters/{name}/{adapter.path.name}"
+        place = adapter_folder(name)
+        file = f"{place}.gguf" if copy else f"{place}/{adapter.path.name}"
         entries[name] = replace(adapter.entry, file=file)
         if (left := place_file(adapter.path, folder / file, copy=copy)) is not None:
             outside[file] = left

@@ -23,7 +23,7 @@ class ImportRequest:
     draft: Path | None
     out: Path
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """GGUF adapters for a GGUF target, by name."""
+    """GGUF adapters for GGUF models, by name."""
     copy: bool = False
     """Copy the weights into the pack instead of referencing them."""
     name: str | None = None

@@ -96,7 +96,9 @@ def test_adapter_add_refuses_a_rank_above_the_packs(
     assert "export the pack again with --lora-rank 17" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["off", "a/b", "..", ".x", "ü", "x" * 65])
+@pytest.mark.parametrize(
+    "name", ["off", "a/b", "..", ".x", "ü", "x" * 65, "target:a", "draft:off", "draft:a:b", "draft:"]
+)
 def test_adapter_add_refuses_an_invalid_name(
     name: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +114,68 @@ def test_adapter_name_that_is_taken_or_unknown(pack: Path, tmp_path: Path, capsy
     assert "has an adapter 'odd' already" in capsys.readouterr().err
     assert main(["adapter", "remove", str(pack), "even"]) == 1
     assert "the pack has no adapter 'even'; it has: odd" in capsys.readouterr().err
+
+
+def test_adapter_of_the_draft_model_is_added_listed_and_removed(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the target's adapter of that name, and beside one whose name is that of no other's folder."""
+    before = contents(pack)
+    own = write_peft(tmp_path / "own", seed=1, role="draft")
+    odd = write_peft(tmp_path / "odd", seed=2)
+    assert main(["adapter", "add", str(pack), f"draft:odd={own}"]) == 0
+    assert f"generate -m {pack} --adapter odd PROMPT" in capsys.readouterr().out
+    for name in ("odd", "draft-odd", "draft"):
+        assert main(["adapter", "add", str(pack), f"{name}={odd}"]) == 0
+    capsys.readouterr()
+    assert main(["adapter", "list", str(pack), "--json"]) == 0
+    out = capsys.readouterr().out
+    listed = json.loads(out.splitlines()[-1])
+    assert {name: entry["role"] for name, entry in listed.items()} == {
+        "draft:odd": "draft",
+        "odd": "target",
+        "draft-odd": "target",
+        "draft": "target",
+    }
+    assert len({entry["file"] for entry in listed.values()}) == 4
+    assert not any(":" in entry["file"] for entry in listed.values())
+    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+        with pytest.raises(edgedecode.CapabilityError, match="is for the draft"):
+            pair.adapter("draft:odd")
+        assert pair.adapter("odd").name == "odd"
+    assert main(["adapter", "add", str(pack), f"draft:odd={own}"]) == 1
+    assert "has an adapter 'draft:odd' already" in capsys.readouterr().err
+    for name in listed:
+        assert main(["adapter", "remove", str(pack), name]) == 0
+    after = contents(pack)
+    assert json.loads(after.pop(MANIFEST_NAME)) == {**json.loads(before.pop(MANIFEST_NAME)), "adapters": {}}
+    assert after == before
+    assert not (pack / "adapters").exists()
+
+
+@pytest.mark.parametrize("fault", ["the target's", "rank", "no draft model", "no lora graph"])
+def test_adapter_that_the_draft_model_cannot_take_changes_nothing(
+    fault: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = 17 if fault == "rank" else 4
+    own = write_peft(tmp_path / "own", seed=1, rank=rank, role="target" if fault == "the target's" else "draft")
+    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
+    if fault == "no draft model":
+        del value["models"]["draft"]
+    elif fault == "no lora graph":
+        del value["models"]["draft"]["graphs"]["lora"]
+    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    before = contents(pack)
+    assert main(["adapter", "add", str(pack), f"draft:odd={own}"]) == 1
+    err = capsys.readouterr().err
+    assert {
+        "the target's": "the adapter is of another model",
+        "rank": "export the pack again with --lora-rank 17",
+        "no draft model": "the adapter 'draft:odd' is for a draft model, and the pack has none",
+        "no lora graph": "the pack's draft takes no adapters: export it again with --graphs base,lora",
+    }[fault] in err
+    assert err.count("\n") == 1
+    assert contents(pack) == before
 
 
 @pytest.mark.parametrize(

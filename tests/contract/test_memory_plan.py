@@ -337,6 +337,27 @@ def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path
     assert held <= planned["adapter:odd"] < held + 2_500_000
 
 
+@pytest.mark.parametrize("drafter", [None, "tree"])
+def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, tmp_path: Path) -> None:
+    """Lease by lease, and as the first thing that drafts go without."""
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+    list_adapter(pack, "draft:odd", write_peft(tmp_path / "own", seed=1, rank=16, role="draft"))
+    options = SessionOptions(adapter="odd", drafter=drafter)
+    planned = edgedecode.plan(pack, options, runtime=engine).memory
+    with edgedecode.load(pack, runtime=engine, adapters=True) as pair, pair.session(options) as session:
+        assert session.drafter_name == (drafter or "model+suffix")
+        held = leased(pair)
+    assert held.keys() == dict(planned.holders).keys() >= {"adapter:odd", "adapter:draft:odd"}
+    assert held <= Counter(dict(planned.holders))
+    less = edgedecode.plan(pack, options, runtime=engine, memory=planned.nbytes - 1).memory
+    assert "adapter:draft:odd" not in dict(less.holders)
+    assert "the draft model's adapter" in [cut.what for cut in less.cuts]
+    alone = edgedecode.plan(pack, replace(options, drafter="none"), runtime=engine).memory
+    assert "adapter:draft:odd" not in dict(alone.holders)
+
+
 @pytest.mark.parametrize("spare_nbytes", [1_000_000, 4_000_000, 9_000_000])
 def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
     engine: str, spare_nbytes: int, tmp_path: Path

@@ -182,6 +182,44 @@ def test_exported_adapter_changes_the_answer(tmp_path: Path) -> None:
         assert answers[0] != answers[1]
 
 
+def test_an_exported_draft_model_drafts_with_its_own(tmp_path: Path) -> None:
+    """It is the target again: with the adapter that the target has, every draft is right."""
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = random_adapter(tmp_path / "peft", model)
+    words = ["--draft", str(model), "--adapter", f"formal={folder}", "--adapter", f"draft:formal={folder}"]
+    assert exported(model, tmp_path / "pack", *words, "--adapter", f"alone={folder}") == 0
+    manifest = Manifest.load(tmp_path / "pack")
+    assert manifest.adapters["draft:formal"].role == "draft"
+    assert all("lora" in manifest.models[role].graphs for role in ("target", "draft"))
+    shares = []
+    with edgedecode.load(tmp_path / "pack", runtime="onnx", adapters=True) as pair:
+        for adapter in ("formal", "alone"):
+            options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, drafter="model", ignore_eos=True)
+            with pair.session(replace(options, draft_max=4)) as session:
+                stats = session.generate("the fox", max_tokens=24).stats
+                shares.append(stats.accepted / stats.proposed)
+    assert shares[0] == 1.0 > shares[1]
+
+
+@pytest.mark.parametrize(
+    ("other", "more", "message"),
+    [
+        (None, [], "the adapter 'draft:formal' is for a draft model, and the pack has none"),
+        (TinyModel(layers=3), ["--draft"], "takes no adapter for layer 2"),
+    ],
+    ids=["no draft model", "layers"],
+)
+def test_an_adapter_that_does_not_fit_the_draft_model_leaves_nothing(
+    other: TinyModel | None, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = random_adapter(tmp_path / "peft", model if other is None else write_model(tmp_path / "other", other))
+    words = [*more, str(model)] if more else []
+    assert exported(model, tmp_path / "pack", *words, "--adapter", f"draft:formal={folder}") == 1
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "pack").exists()
+
+
 @pytest.mark.parametrize(
     ("other", "more", "message"),
     [
@@ -240,3 +278,9 @@ def test_dry_run_counts_the_graph_and_files_of_an_adapter(tmp_path: Path) -> Non
     assert [title for title in titles[1] if title not in titles[0]] == ["target: lora graph"]
     files = sum(path.stat().st_size for path in folder.iterdir())
     assert forecasts[1].nbytes - forecasts[0].nbytes > files
+    pair = replace(plain, draft=str(model))
+    forecasts = [forecast_pair(replace(pair, adapters=each), out=None) for each in ({}, {"draft:a": folder})]
+    titles = [[stage.title for model in forecast.models for stage in model.stages] for forecast in forecasts]
+    assert [title for title in titles[1] if title not in titles[0]] == ["draft: lora graph"]
+    assert forecasts[1].models[0].nbytes == forecasts[0].models[0].nbytes
+    assert forecasts[1].models[1].nbytes - forecasts[0].models[1].nbytes > files

@@ -81,6 +81,48 @@ def test_imported_adapter_is_not_used_in_the_draft(pack: Path) -> None:
     assert without_adapter.accepted == without_adapter.proposed > 0
 
 
+@pytest.mark.parametrize("more", [[], ["--copy"]], ids=["in place", "copied"])
+def test_imported_adapter_of_the_draft_model_is_used_in_the_draft(tmp_path: Path, more: list[str]) -> None:
+    target, draft = (write_file(tmp_path / name, byte_level()) for name in ("a.gguf", "b.gguf"))
+    formal = write_adapter(tmp_path / "formal.gguf", modules=(), more=lora_matrices(), invocation=())
+    words = ["--draft", str(draft), *more]
+    for name in ("formal", "draft:formal"):
+        words += ["--adapter", f"{name}={formal}"]
+    pack = imported(tmp_path / "pack", target, *words)
+    assert Manifest.load(pack).adapters["draft:formal"].role == "draft"
+    assert complete(pack, adapter=None).tokens != complete(pack, adapter="formal").tokens
+    stats = complete(pack, adapter="formal", draft_max=4).stats
+    assert stats.accepted == stats.proposed > 0
+
+
+def test_an_adapter_of_the_draft_model_is_refused_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_file(tmp_path / "a.gguf", byte_level())
+    file = write_adapter(tmp_path / "ones.gguf", invocation=())
+    pack = imported(tmp_path / "pack", target)
+    capsys.readouterr()
+    assert main(["adapter", "add", str(pack), f"draft:ones={file}"]) == 1
+    words = ["--adapter", f"draft:ones={file}", "--out", str(tmp_path / "other")]
+    assert main(["import", "--target", str(target), *words]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "the adapter 'draft:ones' is for a draft model, and the pack has none" in first
+    assert first == second
+    assert not (tmp_path / "other").exists()
+
+
+def test_adapter_add_takes_a_gguf_file_for_the_draft_model(pack: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(pack, own)
+    formal = write_adapter(tmp_path / "formal.gguf", modules=(), more=lora_matrices(), invocation=())
+    before = complete(own, adapter="formal", draft_max=4)
+    assert main(["adapter", "add", str(own), f"draft:formal={formal}"]) == 0
+    after = complete(own, adapter="formal", draft_max=4)
+    assert after.tokens == before.tokens
+    assert after.stats.accepted == after.stats.proposed
+    assert before.stats.accepted < before.stats.proposed
+
+
 def test_imported_adapter_is_chosen_per_session(pack: Path) -> None:
     """The adapter is loaded and leased once for all sessions."""
     plain, formal = complete(pack, adapter=None).tokens, complete(pack, adapter="formal").tokens

@@ -8,7 +8,7 @@ import pytest
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft, DraftMode
 from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.decoding.model import ModelCard, Output, State
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, ModelCard, Output, State
 from edgedecode.decoding.policy import Plan
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
@@ -281,6 +281,101 @@ def test_a_window_lets_a_small_model_draft_in_a_long_context() -> None:
     made.begin(context)
     assert made.propose(context, 4, Noise(0)).tokens == greedy_chain(model, context[-8:], 4)
     assert made.propose(context, 4, Noise(0), Plan(4, read_max=6)).tokens == greedy_chain(model, context[-8:], 4)
+
+
+# -- the draft model's own adapter -------------------------------------------------------------------------------------
+
+A, B, HALF_A = AdapterUse("a", "a"), AdapterUse("b", "b"), AdapterUse("a", "a", scale=0.5)
+
+
+class AdaptedModel(TableModel):
+    """Keeps what each position of its one state was read with, and each pass's width and adapter."""
+
+    def __init__(self, *, context: int = 512) -> None:
+        super().__init__(toy_tables(VOCABULARY, seed=12), context=context)
+        self.reads: list[tuple[int, AdapterUse | None]] = []
+        self.read_with: list[AdapterUse | None] = []
+        self.refuses = False
+
+    def forward(self, tokens, state: State, *, adapter: AdapterUse | None = None, **asked) -> Output:  # type: ignore[no-untyped-def, override]
+        if adapter is not None and self.refuses:
+            raise BudgetExceeded("too little", table="")
+        del self.read_with[state.length :]
+        self.read_with += [adapter] * len(tokens)
+        self.reads.append((len(tokens), adapter))
+        return super().forward(tokens, state, **asked)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "read"),
+    [
+        (AdapterSpan(), AdapterSpan(), [(1, None)]),
+        (AdapterSpan(A), AdapterSpan(A), [(1, A)]),
+        (AdapterSpan(), AdapterSpan(A), [(20, A)]),
+        (AdapterSpan(A), AdapterSpan(), [(20, None)]),
+        (AdapterSpan(A), AdapterSpan(B), [(20, B)]),
+        (AdapterSpan(A), AdapterSpan(HALF_A), [(20, HALF_A)]),
+        (AdapterSpan(), AdapterSpan(A, 15), [(5, A)]),
+        (AdapterSpan(A, 15), AdapterSpan(B, 17), [(2, None), (3, B)]),
+        (AdapterSpan(A, 15), AdapterSpan(A, 12), [(8, A)]),
+        (AdapterSpan(A), AdapterSpan(A, 15), [(15, None), (5, A)]),
+        (AdapterSpan(A, 15), AdapterSpan(), [(5, None)]),
+    ],
+)
+def test_a_swap_reads_from_the_first_position_of_another_adapter(
+    before: AdapterSpan, after: AdapterSpan, read: list[tuple[int, AdapterUse | None]]
+) -> None:
+    model = AdaptedModel()
+    made = drafter(model)
+    context = [index * 7 % VOCABULARY for index in range(20)]
+    for span in (before, after):
+        model.reads.clear()
+        made.state.read_with(span)
+        made.begin(context)
+        unread = made.unread(context)
+        assert made.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
+        assert model.reads[-2:] == [(1, span.use)] * 2
+        assert model.read_with == [span.at(position) for position in range(22)]
+    assert model.reads[:-2] == read
+    assert max(1, unread) == sum(width for width, _ in read)
+
+
+def test_an_adapter_begins_within_a_long_prompt() -> None:
+    model = AdaptedModel(context=2000)
+    made = drafter(model, capacity=2000)
+    context = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 100)]
+    start = PREFILL_CHUNK + 88
+    made.state.read_with(AdapterSpan(A, start))
+    made.begin(context)
+    made.propose(context, 1, Noise(0))
+    assert model.reads == [(PREFILL_CHUNK, None), (88, None), (PREFILL_CHUNK, A), (12, A)]
+
+
+def test_a_window_is_read_with_the_adapter_of_its_positions() -> None:
+    model = AdaptedModel()
+    made = drafter(model)
+    context = [index * 7 % VOCABULARY for index in range(90)]
+    for span in (AdapterSpan(A, 85), AdapterSpan(B, 30), AdapterSpan()):
+        made.state.read_with(span)
+        made.begin(context)
+        made.propose(context, 4, Noise(0), Plan(4, read_max=10))
+        assert model.read_with == [span.at(80 + position) for position in range(13)]
+
+
+@pytest.mark.parametrize("start", [0, 15])
+def test_an_adapter_that_takes_too_much_memory_in_a_pass_is_left_out(start: int) -> None:
+    """Until the next one is chosen; the draft is that of the model without it."""
+    model = AdaptedModel()
+    model.refuses = True
+    made = drafter(model)
+    context = [index * 7 % VOCABULARY for index in range(20)]
+    refused: list[BudgetExceeded] = []
+    made.state.read_with(AdapterSpan(A, start), refused=refused.append)
+    made.begin(context)
+    for _ in range(2):
+        assert made.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
+        assert model.read_with == [None] * 22
+    assert len(refused) == 1
 
 
 # -- how sure to be ----------------------------------------------------------------------------------------------------

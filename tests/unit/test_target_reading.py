@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterUse
+from edgedecode.decoding.model import AdapterSpan, AdapterUse
 from edgedecode.memory.budget import Budget
-from edgedecode.sessions.target_reading import AdapterSpan, TargetReading, adapter_span
+from edgedecode.sessions.target_reading import TargetReading, adapter_span
 from edgedecode.testing import TableState
 from edgedecode.user_notices import NOTICES
 

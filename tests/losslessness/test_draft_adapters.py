@@ -1,0 +1,302 @@
+"""Adapters of the draft model: drafts are accepted more often, change no token, and are never read under another."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode import Pair, SamplingOptions, SessionOptions, Stats
+from edgedecode.adapters.adapter_change import adapter_folder
+from edgedecode.adapters.peft_folder import WEIGHTS
+from edgedecode.decoding.model import AdapterModel
+from edgedecode.decoding.verify import Rule
+from edgedecode.errors import EdgeDecodeError, ManifestError
+from edgedecode.memory.limit import Limit
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.user_notices import NOTICES
+from tests.peft_folders import list_adapter, write_peft
+from tests.toys import why_refused
+
+ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
+GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.95)
+HEADER = (1, 307, 201)
+"""The bundled template's header of the assistant's turn."""
+PROMPTS = ("Tell me about a boat.", "Who is its captain?", "Tell me more.", "And the harbor?")
+SWAPS = (None, "ordinary", "activated", "alone", None, "activated")
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft model is the target again, with the same adapters but for `alone`, which only the target has."""
+    made = tmp_path_factory.mktemp("adapters") / "pack"
+    shutil.copytree(BUNDLED_PACK, made)
+    manifest = Manifest.load(made)
+    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("draft/")}
+    shutil.rmtree(made / "draft")
+    twins = replace(manifest, models=dict.fromkeys(("target", "draft"), manifest.models["target"]), files=files)
+    (made / MANIFEST_NAME).write_text(twins.to_json(), encoding="utf-8")
+    for seed, name in enumerate(("ordinary", "activated", "alone")):
+        folder = write_peft(made.parent / name, seed=seed, invocation=HEADER if name == "activated" else ())
+        list_adapter(made, name, folder)
+        if name != "alone":
+            list_adapter(made, f"draft:{name}", folder)
+    return made
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def pair(request: pytest.FixtureRequest, pack: Path) -> Iterator[Pair]:
+    pytest.importorskip(ENGINES[request.param])
+    with edgedecode.load(pack, runtime=request.param, adapters=True) as made:
+        yield made
+
+
+@pytest.fixture
+def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    caplog.set_level("INFO", logger=NOTICES)
+    return caplog
+
+
+def options(adapter: str | None = None, *, draft_max: int = 4, sampling: SamplingOptions = GREEDY) -> SessionOptions:
+    """Return options to draft always with the draft model, or never."""
+    drafter = "model" if draft_max else "none"
+    return SessionOptions(
+        adapter=adapter,
+        drafter=drafter,
+        draft_max=draft_max or None,
+        sampling=sampling,
+        seed=5,
+        ignore_eos=True,
+        context=1024,
+    )
+
+
+def draft_adapters(pair: Pair) -> set[str]:
+    names = [lease.name for lease in pair.budget.leases]
+    return {name.removeprefix("adapter:draft:") for name in names if name.startswith("adapter:draft:")}
+
+
+def alike(pair: Pair, *answers: Stats) -> bool:
+    """Return whether the drafts were the target's text; there is nothing in between.
+
+    They all are where rows do not depend on a pass's width, elsewhere but for near ties.
+    """
+    accepted, proposed = sum(each.accepted for each in answers), sum(each.proposed for each in answers)
+    assert proposed > 0
+    if accepted <= 0.5 * proposed:
+        return False
+    assert accepted == proposed or not pair.target.card.row_invariant
+    return True
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("adapter", ["ordinary", "activated", "alone"])
+def test_the_draft_model_drafts_with_its_own_adapter(
+    pair: Pair, adapter: str, sampling: SamplingOptions, scale: float
+) -> None:
+    """A copy of the target drafts the target's text with the same adapter at the same scale, and only then."""
+    with pair.session(replace(options(adapter, sampling=sampling), adapter_scale=scale)) as session:
+        done = [session.generate(prompt, max_tokens=30).stats for prompt in PROMPTS[:2]]
+    assert alike(pair, *done) == (adapter != "alone")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["model", "tree", None])
+def test_texts_over_swaps_are_those_of_plain_decoding(
+    pair: Pair, sampling: SamplingOptions, drafter: str | None
+) -> None:
+    """Bit for bit where rows do not depend on a pass's width, elsewhere by widths whose rows round alike."""
+    plain, drafted = options(draft_max=0, sampling=sampling), replace(options(sampling=sampling), drafter=drafter)
+    drafted = replace(drafted, draft_max=None) if drafter is None else drafted
+    if not pair.target.card.row_invariant:
+        pytest.skip("the engine's rows depend on a pass's width")
+    texts, proposed = [], 0
+    for each in (plain, drafted):
+        with pair.session(each) as session:
+            texts.append([])
+            for adapter, prompt in zip(SWAPS, PROMPTS * 2, strict=False):
+                session.use_adapter(adapter)
+                done = session.generate(prompt, max_tokens=24)
+                texts[-1].append(done.tokens)
+                proposed += done.stats.proposed
+    assert texts[0] == texts[1]
+    assert proposed > 0
+
+
+def test_reproducible_text_under_a_draft_adapter_is_that_of_plain_decoding(pair: Pair) -> None:
+    if why_refused(pair, 3) is not None:
+        pytest.skip("no widths round alike here")
+    said = []
+    for draft_max in (3, 0):
+        with pair.session(replace(options("ordinary", draft_max=draft_max), reproducible=True)) as session:
+            said.append(session.generate(PROMPTS[0], max_tokens=30).tokens)
+    assert said[0] == said[1]
+
+
+def test_the_ratio_rule_accepts_everything_of_a_copy_with_the_same_adapter(pair: Pair) -> None:
+    """The draft's probabilities are those that it drew from: equal distributions reject nothing."""
+    for adapter in ("ordinary", "activated", "alone"):
+        with pair.session(replace(options(adapter, sampling=WARM), rule=Rule.RATIO)) as session:
+            assert alike(pair, session.generate(PROMPTS[0], max_tokens=40).stats) == (adapter != "alone")
+
+
+def test_a_swap_reads_again_what_another_adapter_read(pair: Pair) -> None:
+    """The draft model's state keeps the positions before the first that differs, in its token or its adapter."""
+    compared = set()
+    with pair.session(options()) as session:
+        (state,) = session._drafts._setting.states.used
+        for adapter, prompt in zip(SWAPS, PROMPTS * 2, strict=False):
+            read, span = [*state._read], state._span
+            session.use_adapter(adapter)
+            answer = session.stream(prompt, max_tokens=12)
+            next(answer)  # the target's: the draft model has read nothing for it yet
+            tokens, kept = session._transcript.tokens, len(state._read)
+            shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(read, tokens, strict=False)))
+            alike = state._span.shared_with(span)
+            assert kept == (shared if alike is None else min(shared, alike))
+            compared.add((shared == 0, alike))
+            assert (state._span.use is None) == (adapter in (None, "alone"))
+            if adapter == "activated":
+                start = state._span.start
+                assert tuple(tokens[start : start + len(HEADER)]) == HEADER
+                assert start > len(tokens) - len(HEADER) - 4
+            assert session.collect(answer).stats.proposed > 0
+    assert {(False, None), (False, 0)} < compared
+
+
+def test_trees_are_drafted_with_the_adapter(pair: Pair) -> None:
+    accepted = {}
+    for adapter in ("ordinary", "alone"):
+        with pair.session(replace(options(adapter), drafter="tree")) as session:
+            accepted[adapter] = session.generate(PROMPTS[0], max_tokens=40).stats.accepted
+    assert accepted["ordinary"] > accepted["alone"]
+
+
+def test_an_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pair) -> None:
+    with pair.session(options("ordinary")) as session:
+        assert "ordinary" in draft_adapters(pair)  # loaded before the first answer waits for it
+        answer = session.stream(PROMPTS[0], max_tokens=16)
+        next(answer)
+        pair.turn.run(pair.budget.give_back)
+        assert "ordinary" in draft_adapters(pair)
+        said = session.collect(answer).stats
+        pair.turn.run(pair.budget.give_back)
+        assert draft_adapters(pair) == set()
+        again = session.generate(PROMPTS[1], max_tokens=16).stats
+        assert draft_adapters(pair) == {"ordinary"}
+        assert alike(pair, said, again)
+
+
+def test_two_sessions_hold_one_copy_at_two_scales(pair: Pair) -> None:
+    halved = replace(options("ordinary"), adapter_scale=0.5)
+    with pair.session(options("ordinary")) as first, pair.session(halved) as second:
+        for session in (first, second, first):
+            assert alike(pair, session.generate(PROMPTS[0], max_tokens=16).stats)
+        assert draft_adapters(pair) == {"ordinary"}
+
+
+def test_too_small_a_budget_drafts_without_the_adapter(pair: Pair, notices: pytest.LogCaptureFixture) -> None:
+    """With one notice, until there is memory again."""
+    with pair.session(options(draft_max=0)) as session:
+        session.use_adapter("ordinary")
+        wanted = [session.generate(prompt, max_tokens=16).tokens for prompt in PROMPTS[:2]]
+    with pair.session(options()) as session:
+        session.generate(PROMPTS[0], max_tokens=4)
+        session.reset()
+        session.use_adapter("ordinary")
+        try:
+            pair.turn.run(pair.budget.give_back)
+            pair.budget.limit = Limit(pair.budget.used_nbytes + 100_000)
+            done = [session.generate(prompt, max_tokens=16) for prompt in PROMPTS[:2]]
+        finally:
+            pair.budget.limit = None
+        assert draft_adapters(pair) == set()
+        if pair.target.card.row_invariant:
+            assert [each.tokens for each in done] == wanted
+        assert not alike(pair, *(each.stats for each in done))
+        assert notices.text.count("drafts without its adapter 'draft:ordinary'") == 1
+        assert alike(pair, session.generate(PROMPTS[2], max_tokens=16).stats)
+
+
+def test_a_scale_that_does_not_fit_drafts_without_the_adapter(pack: Path, notices: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime holds a second copy of matrices for another scale than 1, made in the first pass with it."""
+    with (
+        edgedecode.load(pack, runtime="onnx", adapters=True) as pair,
+        pair.session(replace(options("ordinary"), adapter_scale=0.5)) as session,
+    ):
+        answer = session.stream(PROMPTS[0], max_tokens=16)
+        next(answer)
+        pair.budget.limit = Limit(pair.budget.used_nbytes)
+        stats = session.collect(answer).stats
+        assert notices.text.count("drafts without its adapter 'draft:ordinary'") == 1
+        assert not alike(pair, stats)
+
+
+def test_a_damaged_file_of_the_drafts_adapter_is_an_error(pack: Path, tmp_path: Path) -> None:
+    made = tmp_path / "pack"
+    shutil.copytree(pack, made)
+    with edgedecode.load(made, runtime="onnx", adapters=True) as pair:
+        file = made / adapter_folder("draft:ordinary") / WEIGHTS
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(ManifestError, match="is not a usable safetensors file"):
+            pair.session(options("ordinary"))
+        with pair.session(options()) as session:
+            plain = session.generate(PROMPTS[0], max_tokens=8).tokens
+            with pytest.raises(ManifestError, match="is not a usable safetensors file"):
+                session.use_adapter("ordinary")
+            session.reset()
+            assert session.generate(PROMPTS[0], max_tokens=8).tokens == plain
+        with pair.session(options("ordinary", draft_max=0)) as session:
+            session.generate(PROMPTS[0], max_tokens=8)
+
+
+def test_a_draft_model_whose_graph_takes_no_adapters_drafts_plainly(
+    pack: Path, tmp_path: Path, notices: pytest.LogCaptureFixture
+) -> None:
+    made = tmp_path / "pack"
+    shutil.copytree(pack, made)
+    manifest = Manifest.load(made)
+    draft = manifest.models["draft"]
+    graphs = {name: graph for name, graph in draft.graphs.items() if name != "lora"}
+    changed = replace(manifest, models={**manifest.models, "draft": replace(draft, graphs=graphs)})
+    (made / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
+    with (
+        edgedecode.load(made, runtime="onnx", adapters=True) as pair,
+        pair.session(options("ordinary")) as session,
+    ):
+        done = [session.generate(prompt, max_tokens=16).stats for prompt in PROMPTS[:2]]
+        assert not alike(pair, *done)
+        assert notices.text.count("its graph takes no adapters") == 1
+        assert not isinstance(pair.draft, AdapterModel) or not pair.draft.card.lora_rank
+
+
+def test_the_bundled_draft_takes_its_adapter_in_place_of_its_trimmed_head(
+    tmp_path: Path, notices: pytest.LogCaptureFixture
+) -> None:
+    """No graph has both. Asked for by name, the trimmed head drafts without the adapter."""
+    made = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, made)
+    list_adapter(made, "odd", write_peft(tmp_path / "odd", seed=1))
+    list_adapter(made, "draft:odd", write_peft(tmp_path / "own", seed=1, role="draft"))
+    with edgedecode.load(made, runtime="onnx", adapters=True) as pair:
+        with pair.session(SessionOptions(adapter="odd", sampling=GREEDY)) as session:
+            assert session.drafter_name == "model+suffix"
+            session.generate(PROMPTS[0], max_tokens=8)
+            assert "drafts without" not in notices.text
+            assert draft_adapters(pair) == {"odd"}
+        with pair.session(replace(options("odd"), drafter="trim")) as session:
+            assert session.generate(PROMPTS[0], max_tokens=8).stats.proposed > 0
+            assert "drafts without its adapter 'draft:odd'" in notices.text
+    with edgedecode.load(made, runtime="onnx") as pair, pair.session() as session:
+        assert session.drafter_name == "trim+model+suffix"
+    with pytest.raises(EdgeDecodeError), edgedecode.load(made, adapters=True) as pair:
+        pair.session(SessionOptions(adapter="draft:odd"))
