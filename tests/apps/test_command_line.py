@@ -39,7 +39,7 @@ def slowly(self, *words, **options):
     return forward(self, *words, **options)
 
 TableModel.forward = slowly
-chat.open_pair = generate.open_pair = lambda arguments: toy_pair(generation=Generation(end_token_ids=()))
+chat.open_pair = generate.open_pair = lambda arguments, **more: toy_pair(generation=Generation(end_token_ids=()))
 words = [word for word in sys.argv[1:] if word != "--debug-started"]
 sys.exit(cli.main([*words, "--drafter", "none", "--temp", "0"]))
 """
