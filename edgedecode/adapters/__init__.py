@@ -1,1 +1,1 @@
-"""LoRA adapters of a pack: files, the products they change, adding and removing them, giving them to a model."""
+"""LoRA adapters: their files, the products they change, adding them to a pack, and loading them into a model."""

@@ -1,6 +1,6 @@
-"""Where an adapter's matrices go: which of a model's products each of them changes, and at which of its outputs.
+"""Maps an adapter's matrices to the products of a model that they change, and to the outputs of each product.
 
-Knows shapes and names, no engine. A product may be one projection of PEFT's, or a stack of several.
+A product may be one of PEFT's projections, or a stack of several.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What of an adapter changes one projection."""
+    """The parts of an adapter that change one projection."""
 
     projection: Projection
     parts: Sequence[LowRank]
@@ -53,19 +53,19 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """What the joined matrices take."""
+        """Bytes of the joined matrices."""
         return FLOAT_NBYTES * self.rank * (self.projection.inputs + self.projection.outputs)
 
 
 def part_starts(module: str, *, outputs: int, kv_width: int) -> list[int]:
-    """Return the first output of each projection that a product holds: query, key and value, or gate and up."""
+    """Return the first output of each projection in a product: of query, key and value, or of gate and up."""
     if module == "qkv_proj":
         return [0, outputs - 2 * kv_width, outputs - kv_width]
     return [0, outputs // 2] if module in STACKS else [0]
 
 
 class Projections:
-    """The projections of one model. rank: the largest it takes; hint: what to do where it lacks a projection."""
+    """The projections of one model that take an adapter. rank: the largest allowed; hint: advice if one is missing."""
 
     def __init__(
         self,
@@ -83,28 +83,28 @@ class Projections:
         self._hint = hint
 
     def sort(self, matrices: Sequence[LowRank]) -> list[Parts]:
-        """Sort an adapter's parts to the projections they change, of which every one is returned.
+        """Assign an adapter's parts to the projections they change; return all projections of the model.
 
-        Raises CapabilityError for a projection or rank the model does not take, InputError for other sizes.
+        Raises CapabilityError for a projection or rank that the model does not take, InputError for wrong sizes.
         """
         found: dict[Projection, list[LowRank]] = {projection: [] for projection in self._projections}
-        for whole in matrices:
-            if whole.rank > self._rank and self._projections:
+        for change in matrices:
+            if change.rank > self._rank and self._projections:
                 raise CapabilityError(
-                    f"an adapter of rank {whole.rank} does not fit {self._name}, which takes rank "
-                    f"{self._rank}: export the pack again with --lora-rank {whole.rank}"
+                    f"an adapter of rank {change.rank} does not fit {self._name}, which takes ranks up to "
+                    f"{self._rank}: export the pack again with --lora-rank {change.rank}"
                 )
-            for projection in self._of(whole):
-                part = self._piece(projection, whole)
+            for projection in self._changed(change):
+                part = self._piece(projection, change)
                 self._check_sizes(projection, part)
                 found[projection].append(part)
         return [Parts(projection, parts) for projection, parts in found.items()]
 
     def stack(self, given: Parts, *, scale: float) -> LowRank:
-        """Put an adapter's parts of one projection below each other, times `scale`, without `join`'s zeros.
+        """Stack an adapter's parts of one product, times `scale`, without the zeros of `join`.
 
-        For a product of P projections, R the largest rank of one: down [P * R, inputs], up [outputs, R], where the
-        outputs of projection p go with rows p * R to p * R + R - 1 of `down`.
+        For a product of P projections, with R the largest rank of one: down [P * R, inputs], up [outputs, R]. The
+        outputs of projection p use rows p * R to p * R + R - 1 of `down`.
         """
         product = given.projection
         starts = part_starts(product.module, outputs=product.outputs, kv_width=self._kv_width)
@@ -130,7 +130,7 @@ class Projections:
         return LowRank(product.layer, product.module, down.reshape(-1, product.inputs), up)
 
     def join(self, given: Parts, *, scale: float) -> LowRank:
-        """Put the parts of one projection side by side, each one's outputs in its own place, times `scale`."""
+        """Join the parts of one product along the rank, times `scale`; `up` is zero outside each part's outputs."""
         projection = given.projection
         down = np.empty((given.rank, projection.inputs), np.float32)
         up = np.zeros((projection.outputs, given.rank), np.float32)
@@ -142,8 +142,8 @@ class Projections:
             start += part.rank
         return LowRank(projection.layer, projection.module, down, up)
 
-    def _of(self, part: LowRank) -> Sequence[Projection]:
-        """Return the projection that is the part's or holds it, or those that the part's is made of."""
+    def _changed(self, part: LowRank) -> Sequence[Projection]:
+        """Return the projection that is or contains the part's, or those that the part's consists of."""
         here = {projection.module: projection for projection in self._projections if projection.layer == part.layer}
         if part.module in self._modules:
             for name in (part.module, *(stack for stack, parts in STACKS.items() if part.module in parts)):
@@ -158,13 +158,13 @@ class Projections:
         )
 
     def _piece(self, projection: Projection, part: LowRank) -> LowRank:
-        """Return what of the part is the projection's: all of it, unless the part's is made of several."""
+        """Return the piece of the part for this projection: all of it, unless the part's consists of several."""
         names = STACKS.get(part.module, ())
         if projection.module not in names:
             return part
         widths = {other.module: other.outputs for other in self._projections if other.layer == part.layer}
         start = sum(widths[name] for name in names[: names.index(projection.module)])
-        # The last takes what is left, so that matrices of a wrong size are noticed.
+        # The last one takes the rest, so that matrices of a wrong size are detected.
         stop = len(part.up) if projection.module == names[-1] else start + projection.outputs
         return LowRank(part.layer, projection.module, part.down, part.up[start:stop])
 
@@ -174,11 +174,11 @@ class Projections:
         if (part.down.shape[1], len(part.up)) != wanted or part.up.shape[1] != part.rank:
             raise InputError(
                 f"layer {part.layer} {part.module}: matrices {part.down.shape} and {part.up.shape} do not fit a "
-                f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is of another model"
+                f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is for another model"
             )
 
     def _place(self, projection: Projection, part: LowRank) -> slice:
-        """Return which outputs of the projection are the part's."""
+        """Return the outputs of the projection that the part changes."""
         if projection.module == part.module:
             return slice(0, projection.outputs)
         starts = part_starts(projection.module, outputs=projection.outputs, kv_width=self._kv_width)
@@ -187,7 +187,7 @@ class Projections:
 
 
 def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projection]:
-    """Yield the products of a graph that take a delta, by its optional inputs: `lora.L.M.a` and `lora.L.M.b`."""
+    """Yield the products of a graph that take a delta, from its optional inputs `lora.L.M.a` and `lora.L.M.b`."""
     for name, shape in shapes.items():
         if name.startswith("lora.") and name.endswith(".a"):
             _, layer, module, _ = name.split(".")
@@ -195,7 +195,7 @@ def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projectio
 
 
 def lora_projections(header: Header) -> Iterator[Projection]:
-    """Yield the projections of a GGUF file that an adapter of PEFT may change; none where their order is not known."""
+    """Yield the projections of a GGUF file that a PEFT adapter can change; none if their order is not known."""
     if header.architecture not in CLASSES.values():
         return
     for name, tensor in header.tensors.items():

@@ -1,4 +1,4 @@
-"""A LoRA adapter in a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it."""
+"""Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _INVOCATION = "adapter.alora.invocation_tokens"
 
 
 def read_gguf_adapter(contents: Contents, path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
-    """Check an adapter against the header of the model `name`; return its entry without a file.
+    """Check an adapter against the header of the model `name`; return its entry, with an empty `file`.
 
-    contents: of the file at `path`, arrays included. Raises as `check_adapter`.
+    contents: those of the file at `path`, including arrays. Raises as `check_adapter` does.
     """
     adapter = check_adapter(contents, path, header, name=name)
     return AdapterEntry(

@@ -1,8 +1,8 @@
-"""A LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads a LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
 
-Each projection's weight gains up · down · scale, where the scale is alpha / rank, or alpha / √rank (rsLoRA); patterns
-give single projections a rank or an alpha of their own. Activated LoRA (aLoRA) is on from the newest occurrence of its
-invocation tokens.
+It adds up · down · scale to each projection's weight, where the scale is alpha / rank, or alpha / √rank (rsLoRA).
+Patterns override the rank or alpha of single projections. Activated LoRA (aLoRA) applies from the last occurrence of
+its invocation tokens on.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAME = re.compile(
 )
 _PLAIN = re.compile(r"[\w.]+")
 _REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias", "use_qalora")
-"""Kinds of LoRA that change more than a product of two matrices."""
+"""Options of LoRA that do more than add a product of two matrices."""
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 _Token = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Config(msgspec.Struct):
-    """What is read of the configuration."""
+    """The fields of the configuration that are used."""
 
     peft_type: str
     r: _Positive
@@ -49,7 +49,7 @@ class _Config(msgspec.Struct):
     alora_invocation_tokens: list[_Token] | None = None
 
     def scale(self, module: str) -> float:
-        """Return what a module's product is multiplied by."""
+        """Return the factor of a module's product."""
         rank = _matching(self.rank_pattern, module, usual=self.r)
         alpha = _matching(self.alpha_pattern, module, usual=8.0 if self.lora_alpha is None else self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
@@ -57,10 +57,10 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """One adapter, whose matrices are read when they are asked for.
+    """One adapter, whose matrices are read on demand.
 
-    rank: the largest. modules: the projections it changes, by their names in PEFT's `target_modules`. invocation: the
-    tokens from which on it is on; empty: everywhere.
+    rank: the largest of its projections. modules: the projections it changes, by their names in PEFT's
+    `target_modules`. invocation: the tokens that activate it; empty: it is always active.
     """
 
     rank: int
@@ -73,7 +73,7 @@ class PeftAdapter:
 
     @property
     def values(self) -> int:
-        """How many numbers its matrices have."""
+        """Number of values in its matrices."""
         return sum(math.prod(self._file.shape(name)) for both in self._scales.values() for name in both[:2])
 
     @property
@@ -81,7 +81,7 @@ class PeftAdapter:
         return 2 * len(self._scales)
 
     def matrices(self) -> list[LowRank]:
-        """Return each projection's change, the scale in its second matrix."""
+        """Return each projection's change, with the scale in its second matrix."""
         return [
             LowRank(layer, module, self._file.array(down), self._file.array(up) * np.float32(scale))
             for (layer, module), (down, up, scale) in self._scales.items()
@@ -89,7 +89,7 @@ class PeftAdapter:
 
 
 def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:
-    """Read what PEFT saved. Raises ManifestError for another kind of adapter, or a file that cannot be used."""
+    """Read an adapter saved by PEFT. Raises ManifestError for another kind of adapter or a file that cannot be used."""
     settings = _read_config(config)
     file = SafetensorsFile.open(weights)
     sides: dict[tuple[int, str], dict[str, str]] = {}
@@ -105,16 +105,18 @@ def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:
             raise ManifestError(f"the adapter {weights.parent.name} changes two modules {place[1]} of layer {place[0]}")
         sides.setdefault(place, {})[found["side"]] = name
     if not sides:
-        raise ManifestError(f"{weights} holds no matrices: save the adapter again")
+        raise ManifestError(f"{weights} contains no LoRA matrices: save the adapter again")
     scales, rank = {}, 0
     for place, both in sorted(sides.items()):
         shapes = [file.shape(both[side]) if side in both else () for side in "AB"]
         if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1] or shapes[0][0] < 1:
-            raise ManifestError(f"{weights} holds no pair of matrices for layer {place[0]} {place[1]}: save it again")
+            raise ManifestError(f"{weights} has no matching matrices for layer {place[0]} {place[1]}: save it again")
         rank = max(rank, shapes[0][0])
         scales[place] = both["A"], both["B"], settings.scale(modules[place])
     if bad := [place for place, (_, _, scale) in scales.items() if not math.isfinite(scale)]:
-        raise ManifestError(f"{config} gives layer {bad[0][0]} {bad[0][1]} no scale that is a number: save it again")
+        raise ManifestError(
+            f"the scale of layer {bad[0][0]} {bad[0][1]} in {config} is not a number: save the adapter again"
+        )
     return PeftAdapter(
         rank=rank,
         alpha=8.0 if settings.lora_alpha is None else settings.lora_alpha,
@@ -141,10 +143,10 @@ def _read_config(path: Path) -> _Config:
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): give the folder that PEFT saved") from None
     except (ValueError, AttributeError, RecursionError, msgspec.ValidationError) as error:
-        raise ManifestError(f"{path} is not a usable configuration of PEFT ({error}): save the adapter again") from None
+        raise ManifestError(f"{path} is not a usable PEFT configuration ({error}): save the adapter again") from None
     for key in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
-        if not _PLAIN.fullmatch(key):  # an expression may take for ever
-            raise ManifestError(f"{path} gives ranks or alphas by the expression {key!r}: only names are supported")
+        if not _PLAIN.fullmatch(key):  # matching an expression may never end
+            raise ManifestError(f"{path} sets ranks or alphas by the expression {key!r}: only names are supported")
     return config
 
 

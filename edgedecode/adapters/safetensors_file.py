@@ -1,6 +1,6 @@
-"""Reads safetensors files: a header of JSON, and behind it each tensor's values. Nothing is read outside the file.
+"""Reads safetensors files: a JSON header followed by the values of each tensor.
 
-The format: https://huggingface.co/docs/safetensors. Its own library brings no numpy type for bfloat16.
+The format: https://huggingface.co/docs/safetensors. Its own library has no numpy type for bfloat16.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["SafetensorsFile"]
 
 _LENGTH_NBYTES = 8
 _MOST_HEADER_NBYTES = 100_000_000
-"""What the format's own library allows."""
+"""The limit of the format's own library."""
 _TYPES: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Stored(msgspec.Struct):
-    """One tensor of the header. data_offsets: where it begins and ends behind the header."""
+    """One tensor of the header. data_offsets: its start and end, relative to the end of the header."""
 
     dtype: str
     shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=8)]
@@ -36,29 +36,29 @@ class _Stored(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """The tensors of one file, by name; values are read when they are asked for."""
+    """The tensors of one file, by name; values are read on demand."""
 
     path: Path
     start: int
-    """Where values begin."""
+    """Offset of the first value."""
     tensors: Mapping[str, _Stored]
 
     @classmethod
     def open(cls, path: Path) -> SafetensorsFile:
-        """Read the header. Raises ManifestError: one line that says what is wrong with the file."""
+        """Read the header. Raises ManifestError, with one line about the fault, for a file that cannot be used."""
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(_LENGTH_NBYTES), "little")
-                behind = path.stat().st_size - _LENGTH_NBYTES - length
-                if not 0 < length <= _MOST_HEADER_NBYTES or behind < 0:
+                values_nbytes = path.stat().st_size - _LENGTH_NBYTES - length
+                if not 0 < length <= _MOST_HEADER_NBYTES or values_nbytes < 0:
                     raise ValueError(f"its header would have {length} bytes")
                 fields = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
             fields.pop("__metadata__", None)
             tensors = {name: msgspec.json.decode(field, type=_Stored) for name, field in fields.items()}
             for name, stored in tensors.items():
-                _check(name, stored, behind=behind)
+                _check(name, stored, values_nbytes=values_nbytes)
         except OSError as error:
-            raise ManifestError(f"{path} cannot be read ({error.strerror}): give it again") from None
+            raise ManifestError(f"{path} cannot be read ({error.strerror}): check the file") from None
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ManifestError(f"{path} is not a usable safetensors file ({error}): download it again") from None
         return cls(path, _LENGTH_NBYTES + length, tensors)
@@ -68,7 +68,7 @@ class SafetensorsFile:
         return self.tensors[name].shape
 
     def array(self, name: str) -> FloatArray:
-        """Return a tensor as float32. Raises ManifestError where the file ends too early."""
+        """Return a tensor as float32. Raises ManifestError if the file ends too early."""
         stored = self.tensors[name]
         first, last = stored.data_offsets
         with self.path.open("rb") as file:
@@ -82,10 +82,10 @@ class SafetensorsFile:
         return np.ascontiguousarray(values, np.float32)
 
 
-def _check(name: str, stored: _Stored, *, behind: int) -> None:
-    """Raise ValueError for a tensor that does not lie in the file, or of a type that is not read here."""
+def _check(name: str, stored: _Stored, *, values_nbytes: int) -> None:
+    """Raise ValueError for a tensor that exceeds the file or has an unsupported type."""
     first, last = stored.data_offsets
     if stored.dtype not in _TYPES:
         raise ValueError(f"{name} is of type {stored.dtype}, not {', '.join(_TYPES)}")
-    if not first <= last <= behind or last - first != prod(stored.shape) * _TYPES[stored.dtype].itemsize:
+    if not first <= last <= values_nbytes or last - first != prod(stored.shape) * _TYPES[stored.dtype].itemsize:
         raise ValueError(f"{name} has {last - first} bytes at {first}, its shape is {list(stored.shape)}")

@@ -87,7 +87,7 @@ def test_peft_invocation_tokens_are_kept(tmp_path: Path) -> None:
         ({"lora_bias": True, "modules_to_save": ["head"]}, "uses modules_to_save, lora_bias"),
         ({"r": 0}, "r"),
         ({"r": "two"}, "r"),
-        ({"lora_alpha": float("nan")}, "no scale that is a number"),
+        ({"lora_alpha": float("nan")}, "the scale of .* is not a number"),
         ({"alpha_pattern": {"(a+)+$": 2}}, "only names are supported"),
         ({"alora_invocation_tokens": [-1]}, "alora_invocation_tokens"),
     ],
