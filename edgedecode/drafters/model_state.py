@@ -101,14 +101,14 @@ class ModelState:
             self.guesses.begin(context)
 
     def read_with(self, span: AdapterSpan, *, refused: Callable[[BudgetExceeded], None] | None = None) -> None:
-        """Read the next context with this adapter; drop what was read with another.
+        """Read the next context with this adapter; drop positions that were read with another one.
 
-        refused: called if the adapter takes more memory than there is when it is first used; then there is none.
+        refused: called if the adapter does not fit the budget at its first use; the context is then read without.
         """
         alike = self._span.shared_with(span)
         if alike is not None:
             self._crop(min(len(self._read), max(0, alike - self._start)))
-        self._span, self._refused = span, refused  # last: after an interrupt, what is left is valid under both
+        self._span, self._refused = span, refused  # last: after an interrupt, the rest is valid for both
 
     def agree(self, context: Sequence[int]) -> None:
         """Drop everything from the first token that differs from the context."""
@@ -136,10 +136,10 @@ class ModelState:
         return min(limit, self._state.capacity - (len(context) - self._start))
 
     def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Read what is missing of a context agreed upon, and return the head's logits after its last token, a view."""
+        """Prefill the rest of a context passed to `agree`; return the head's logits after its last token, a view."""
         try:
             return self._caught_up(context, head)
-        except BudgetExceeded as error:  # of the adapter: the state's own memory is planned
+        except BudgetExceeded as error:  # from the adapter, since the state's own memory is leased
             if self._refused is None:
                 raise
             self._refused(error)
@@ -160,7 +160,7 @@ class ModelState:
             self._settle(chunk)
 
     def follow(self, tokens: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Read these tokens, which have one adapter, and return the head's logits after the last one, a view."""
+        """Read these tokens, all with one adapter; return the head's logits after the last one, a view."""
         adapter = self._span.at(self._start + len(self._read))
         row: FloatArray = head.forward(tokens, self._state, rows="last", adapter=adapter).logits[0]
         self._settle(tokens)
@@ -208,11 +208,11 @@ class ModelStates:
 
     @property
     def used(self) -> Sequence[ModelState]:
-        """The states that drafters use."""
+        """The states that have users."""
         return [state for state in self._states if state.used]
 
     def join(self, model: LanguageModel, user: str, make: Callable[[], ModelState]) -> ModelState:
-        """Return the model's state, made by its first user, with one user more; who joins it leaves it."""
+        """Add a user to the model's state, made for the first one, and return it. Each user must `leave` it."""
         state = next((state for state in self.used if state.model is model), None)
         if state is None:
             state = make()
