@@ -168,7 +168,7 @@ def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, base:
             rank=graphs.lora_rank,
             modules=graphs.lora_modules or adaptable_modules(base.shape.architecture),
             kv_width=base.shape.kv_heads * base.shape.head_size,
-            hint="the adapter is of another model, or --lora-modules leaves the projection out",
+            hint="the adapter is for another model, or --lora-modules leaves the projection out",
         )
         check_fits(adapter, projections, vocabulary_size=base.tokenizer.size)
     return graphs

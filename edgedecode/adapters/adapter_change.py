@@ -1,7 +1,8 @@
-"""Adds an adapter to a pack and removes one: files first, then the manifest by one rename, then files that went.
+"""Adds adapters to a pack and removes them.
 
-Whatever interrupts it, the pack is the old one or the new one: a folder of adapters that no manifest lists is passed
-over by the pack's check, and removed by the next change.
+New files are written first, then one rename replaces the manifest, then old files are removed. So an interruption
+leaves the old or the new pack. The pack's check ignores adapter folders that the manifest does not list, and adding an
+adapter of the same name replaces them.
 """
 
 from __future__ import annotations
@@ -43,32 +44,32 @@ __all__ = [
 ]
 
 NO_ADAPTER = "off"
-"""What a chat calls none."""
+"""The name that selects no adapter in a chat."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GGUF = "adapter.gguf"
 
 
 def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
-    """Copy an adapter into the pack under this name, which says for which of its models it is.
+    """Copy an adapter into the pack under this name, which also determines the model it is for (`adapter_role`).
 
-    source: a folder that PEFT saved, for both engines, or a GGUF file, for llama.cpp. Raises InputError for a name that
-    cannot be used or is taken, or one of a draft model that the pack lacks, ManifestError for files that cannot be used
-    or a pack that is not the user's own, CapabilityError for an adapter of another model or one that the pack's model
-    cannot take; OSError. Then the pack is as it was.
+    source: a folder saved by PEFT, for both engines, or a GGUF file, for llama.cpp. Raises InputError for a name that
+    is invalid, taken, or for a draft model that the pack lacks, ManifestError for invalid files or a pack that cannot
+    be changed, CapabilityError for an adapter that the pack's model cannot take, and OSError. The pack is then
+    unchanged.
     """
     check_adapter_name(name)
     found = None if source.is_file() else read_peft_adapter(source / CONFIG, source / WEIGHTS)
     with changing(root):
         manifest = _own_manifest(root)
         if name in manifest.adapters:
-            raise InputError(f"the pack has an adapter {name!r} already: remove it first, or give another name")
+            raise InputError(f"the pack has an adapter {name!r} already: remove it first, or use another name")
         role = adapter_role(name, manifest.models)
         if found is None:
             entry = _fitting_file(source, manifest, root, role=role)
         else:
             check_fits(found, _projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
         place = root / adapter_folder(name)
-        shutil.rmtree(place, ignore_errors=True)  # what a killed process left
+        shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         try:
             if found is None:
                 entry = replace(entry, file=f"{adapter_folder(name)}/{_GGUF}")
@@ -89,27 +90,29 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
 
 
 def check_adapter_name(name: str) -> None:
-    """Raise InputError for a name that no adapter may have."""
+    """Raise InputError for an invalid name of an adapter."""
     given = name.removeprefix(DRAFT_ADAPTER)
     if not _NAME.fullmatch(given) or given == NO_ADAPTER:
-        raise InputError(f"{name!r} cannot name an adapter: use letters, digits, dots, dashes, and not {NO_ADAPTER!r}")
+        raise InputError(
+            f"{name!r} is not a valid adapter name: use letters, digits, dots and dashes, but not {NO_ADAPTER!r}"
+        )
 
 
 def adapter_role(name: str, roles: Collection[str]) -> str:
-    """Return which of a pack's models an adapter of this name is for. Raises InputError if the pack lacks it."""
+    """Return the role of the model that an adapter of this name is for. Raises InputError if it is not in `roles`."""
     role = "draft" if name.startswith(DRAFT_ADAPTER) else "target"
     if role not in roles:
-        raise InputError(f"the adapter {name!r} is for a draft model, and the pack has none: leave it out")
+        raise InputError(f"the adapter {name!r} is for a draft model, which the pack does not have: omit it")
     return role
 
 
 def adapter_folder(name: str) -> str:
-    """Return the folder of an adapter in a pack; only those of draft models begin with an underscore."""
+    """Return the folder of an adapter in a pack. Only those for draft models begin with an underscore."""
     return f"{ADAPTERS}/{name.replace(DRAFT_ADAPTER, '_draft-')}"
 
 
 def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> AdapterEntry:
-    """Copy what PEFT saved in `folder`, and was read from there, into the pack at `root`; return its entry."""
+    """Copy the adapter `found`, which PEFT saved in `folder`, into the pack at `root`; return its entry."""
     names = {kind: f"{adapter_folder(name)}/{kind}" for kind in (CONFIG, WEIGHTS)}
     (root / adapter_folder(name)).mkdir(parents=True)
     for kind, listed in names.items():
@@ -126,7 +129,7 @@ def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> Ada
 
 
 def remove_adapter(root: Path, name: str) -> AdapterEntry:
-    """Take an adapter out of a pack. Raises InputError where it has none of this name, else as `add_adapter`."""
+    """Remove an adapter from a pack. Raises InputError if there is none of this name, else as `add_adapter`."""
     with changing(root):
         manifest = _own_manifest(root)
         entry = manifest.adapters.get(name)
@@ -136,11 +139,11 @@ def remove_adapter(root: Path, name: str) -> AdapterEntry:
         gone = tuple(each for each in (entry.file, entry.config) if each)
         _replace(root, name, None, listed={}, gone=gone)
         for each in gone:
-            if each in manifest.files:  # else it stays where it was imported from
+            if each in manifest.files:  # else it is outside the pack, where it was imported from
                 with suppress(OSError):
                     (root / each).unlink()
         for folder in (root / adapter_folder(name), root / ADAPTERS):
-            with suppress(OSError):  # it holds others
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
     return entry
 
@@ -160,14 +163,14 @@ def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size:
     """Raise CapabilityError or InputError for an adapter of another model or tokenizer."""
     if beyond := [token for token in found.invocation if token >= vocabulary_size]:
         raise InputError(
-            f"the adapter is activated by the token {beyond[0]}, the model's tokenizer has {vocabulary_size}: it is "
-            f"for another model"
+            f"the adapter is activated by the token {beyond[0]}, but the model's vocabulary has {vocabulary_size} "
+            f"tokens: the adapter is for another model"
         )
     projections.sort(found.matrices())
 
 
 def gguf_projections(header: Header, *, name: str) -> Projections:
-    """Return what the model `name` of a GGUF file takes: any rank."""
+    """Return the projections of the model `name` in a GGUF file, which take any rank."""
     found = list(lora_projections(header))
     return Projections(
         found,
@@ -175,16 +178,16 @@ def gguf_projections(header: Header, *, name: str) -> Projections:
         rank=header.hidden_size,
         modules=tuple(sorted({each.module for each in found})),
         kv_width=header.kv_heads * header.head_size,
-        hint="the adapter is of another model",
+        hint="the adapter is for another model",
     )
 
 
 def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> AdapterEntry:
-    """Return the entry of a GGUF adapter that the pack's model takes."""
+    """Return the entry of a GGUF adapter, checked against the pack's model of this role."""
     model = manifest.located(role)
     if not model.gguf:
         raise CapabilityError(
-            f"{path} is a GGUF adapter, and the pack has no GGUF file of its {role}: give the folder that PEFT saved, "
+            f"{path} is a GGUF adapter, but the pack has no GGUF file of its {role}: give the folder that PEFT saved, "
             f"or export the pack again with --formats onnx,gguf"
         )
     header = read_header(root / model.gguf)
@@ -192,7 +195,7 @@ def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> A
 
 
 def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
-    """Return the products of the pack's model that take an adapter."""
+    """Return the products that take an adapter, of the pack's model of this role."""
     model, name = manifest.located(role), f"the pack's {role}"
     for graph in model.graphs.values():
         if "lora" in graph.capabilities:
@@ -203,7 +206,7 @@ def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
                 rank=graph.lora_rank,
                 modules=graph.lora_modules,
                 kv_width=model.kv_heads * model.head_size,
-                hint="the adapter is of another model, or the pack must be exported with --lora-modules",
+                hint="the adapter is for another model, or the pack must be exported with --lora-modules",
             )
     if model.gguf:
         return gguf_projections(read_header(root / model.gguf), name=name)
@@ -213,7 +216,7 @@ def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
 def _replace(
     root: Path, name: str, entry: Mapping[str, object] | None, *, listed: Mapping[str, object], gone: tuple[str, ...]
 ) -> None:
-    """Write the manifest with this entry, or without one; keys that only a newer version knows stay."""
+    """Write the manifest with this entry, or without the adapter if it is None; keep keys of newer versions."""
     value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
     adapters = {each: kept for each, kept in (value.get("adapters") or {}).items() if each != name}
     value["adapters"] = adapters if entry is None else {**adapters, name: entry}

@@ -1,4 +1,4 @@
-"""The adapters that a pack lists, given to its models when they are first asked for."""
+"""Loads a pack's adapters into its models on demand."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .peft_folder import read_peft_adapter
 __all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters", "loaded_nbytes"]
 
 _TENSOR_NBYTES = 4096
-"""An engine's overhead of a tensor."""
+"""An engine's overhead per tensor."""
 _MOST_TENSORS = 512
-"""Tensors that are planned for an adapter whose file is not read."""
+"""Tensors assumed for an adapter whose file is not read."""
 _LEAST_USED = -(1 << 29)
-"""Priority of the leases of the first adapter used; those used later have higher ones, all below 0."""
+"""Base of the leases' priorities: each use of an adapter gets a higher one, all below 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveAdapter:
-    """An adapter that a conversation uses. invocation: the tokens from which on it is on; empty: everywhere."""
+    """An adapter that a conversation uses. invocation: the tokens that activate it; empty: it is always active."""
 
     use: AdapterUse
     invocation: tuple[int, ...] = ()
@@ -44,16 +44,16 @@ class _Loaded:
 
 
 class AdapterChoice:
-    """The adapters that one conversation needs: the chosen one, and that of an answer which has not ended."""
+    """The adapters that one conversation holds: the chosen one, and that of an unfinished answer."""
 
     def __init__(self, adapters: PackAdapters) -> None:
         self._adapters = adapters
         self.names: frozenset[str] = frozenset()
 
     def choose(self, name: str | None, *, scale: float = 1.0, more: bool = False) -> ActiveAdapter | None:
-        """Load an adapter and need it; those needed before may be evicted for it, unless it is one `more`.
+        """Load and hold an adapter. The previous ones are released first, so that they can be evicted, unless `more`.
 
-        Raises as `PackAdapters.use`, and then what was needed before still is.
+        Raises as `PackAdapters.use`; the previous adapters are then held again.
         """
         before = self.names
         if not more:
@@ -61,14 +61,14 @@ class AdapterChoice:
         try:
             chosen = self._adapters.use(name, scale=scale)
         except BaseException:
-            with suppress(EdgeDecodeError):  # another thread may have taken their memory: the next answer meets it
+            with suppress(EdgeDecodeError):  # another thread may have taken their memory; the next answer tries again
                 self.keep(more=before)
             raise
         self.keep(chosen, more=before if more else ())
         return chosen
 
     def keep(self, *adapters: ActiveAdapter | None, more: Collection[str] = ()) -> None:
-        """Need these adapters and no others; one that was evicted is loaded again. Raises as `PackAdapters.use`."""
+        """Hold only these adapters, and load evicted ones again. Raises as `PackAdapters.use`."""
         names = frozenset((*more, *(adapter.use.name for adapter in adapters if adapter is not None)))
         for name in names - self.names:
             self._adapters.count(name, 1)
@@ -78,15 +78,15 @@ class AdapterChoice:
             self.names -= {name}
 
     def release(self) -> None:
-        """Need none any more. Idempotent."""
+        """Hold no adapter. Idempotent."""
         self.keep()
 
 
 class PackAdapters:
-    """A pack's adapters for one of its models, by name, given to the model when they are first asked for.
+    """A pack's adapters for one of its models, loaded on demand.
 
-    An adapter that no conversation has chosen stays with the model until its memory is needed for something else; the
-    least recently used one goes first. Asked for again, it is loaded again. Call everything in the pair's turn.
+    An adapter that no conversation holds stays loaded until its memory is needed; the least recently used one is
+    evicted first. All methods must be called in the pair's turn.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PackAdapters:
         self._uses = 0
 
     def of_draft(self, model: LanguageModel) -> PackAdapters:
-        """Return the pack's adapters for a copy of the draft model."""
+        """Return the pack's adapters for `model`, a draft model."""
         return PackAdapters(
             self._manifest,
             self._root,
@@ -120,7 +120,7 @@ class PackAdapters:
         )
 
     def choice(self) -> AdapterChoice:
-        """Return a conversation's choice, of no adapter yet."""
+        """Return a conversation's choice, at first of no adapter."""
         return AdapterChoice(self)
 
     @overload
@@ -128,11 +128,10 @@ class PackAdapters:
     @overload
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None: ...
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None:
-        """Return what passes of the model name to be read with the adapter, which is loaded unless it is there.
+        """Load an adapter if necessary, and return the form of it that the model's passes take. name: None for none.
 
-        Choose it in the same turn, or it may be evicted. None: none. Raises ManifestError for a name that the pack has
-        not or a damaged file, CapabilityError where the engine or the graph that is open takes no such adapter,
-        BudgetExceeded.
+        The caller must hold it in the same turn, or it may be evicted. Raises ManifestError for an unknown name or a
+        damaged file, CapabilityError if the engine or the open graph does not take the adapter, BudgetExceeded.
         """
         if name is None:
             return None
@@ -150,20 +149,20 @@ class PackAdapters:
         return replace(adapter, use=replace(adapter.use, scale=scale))
 
     def count(self, name: str, users: int) -> None:
-        """Count conversations that have chosen an adapter, which is loaded then; with none it may be evicted."""
+        """Add to the number of conversations that hold an adapter, and load it. At 0 it may be evicted."""
         if name not in self._loaded:
             self.use(name)
         self._users[name] += users
         self._mark(name)
 
     def _mark(self, name: str, *, priority: int | None = None) -> None:
-        """Let the budget evict an adapter, or not; a higher priority is evicted later."""
+        """Allow the budget to evict an adapter if it has no users. One of higher priority is evicted later."""
         for lease in self._loaded[name].leases:
             lease.reclaim = None if self._users[name] else lambda: self._evict(name)
             lease.priority = lease.priority if priority is None else priority
 
     def _evict(self, name: str) -> None:
-        """Take an unused adapter from the model, unless a pass of another thread may be running."""
+        """Remove an unused adapter from the model, unless a pass of another thread may be running."""
         if self._turn.held and not self._users[name] and name in self._loaded:
             assert isinstance(self._model, AdapterModel)
             self._model.remove_adapter(self._loaded.pop(name).adapter.use.digest)
@@ -171,7 +170,9 @@ class PackAdapters:
     def _load(self, name: str) -> ActiveAdapter:
         entry = self._manifest.located_adapter(name)
         if entry.role != self._role:
-            raise CapabilityError(f"the adapter {name!r} is for the {entry.role} and cannot be the {self._role}'s")
+            raise CapabilityError(
+                f"the adapter {name!r} is for the {entry.role} and cannot be used with the {self._role}"
+            )
         file, config = self._manifest.adapters[name].file, self._manifest.adapters[name].config
         digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
@@ -189,14 +190,16 @@ class PackAdapters:
     def _add_matrices(self, name: str, *, file: str, config: str) -> str:
         if not isinstance(self._model, AdapterModel) or not self._model.card.lora_rank:
             if self._role == "draft":
-                raise CapabilityError("its graph takes no adapters (`export --graphs base,lora` makes one that does)")
+                raise CapabilityError("its graph takes no adapters (`export --graphs base,lora` adds one that does)")
             raise CapabilityError(
-                f"the model is open without adapters, so {name!r} cannot be applied: begin with --adapter {name}, in "
-                f"Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
+                f"the model was opened without adapters, so {name!r} cannot be used: start with --adapter {name}, or "
+                f"in Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
             )
         found = read_peft_adapter(self._root / config, self._root / file)
         if found.invocation != self._manifest.adapters[name].invocation:
-            raise ManifestError(f"the manifest and {config} differ in the tokens that activate {name!r}: add it again")
+            raise ManifestError(
+                f"the manifest and {config} differ in the tokens that activate {name!r}: add the adapter again"
+            )
         digest = _digest_of(name, self._digest(config), self._digest(file))
         self._model.add_adapter(digest, found.matrices())
         return digest
@@ -206,9 +209,9 @@ class PackAdapters:
 
 
 def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> int:
-    """Return the most that an engine holds of a loaded adapter of the pack. Raises as `PackAdapters.use`.
+    """Return the most memory that an engine needs for a loaded adapter of the pack. Raises as `PackAdapters.use`.
 
-    As float32, with an eighth more for the zeros of products that several projections share.
+    This is its size in float32, plus an eighth for the zeros of products that several projections share.
     """
     located, listed = manifest.located_adapter(name), manifest.adapters[name]
     if not listed.config:
@@ -218,5 +221,5 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> int:
 
 
 def _digest_of(*parts: str) -> str:
-    """Return a digest of an adapter's name and files: two names of the same files are loaded and evicted apart."""
+    """Digest an adapter's name and files, so that two names of the same files are loaded and evicted separately."""
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()

@@ -67,7 +67,7 @@ def damage(folder: Path) -> None:
         (lambda folder: (folder / CONFIG).unlink(), "cannot be read"),
         (rewrite(use_dora=True), "uses use_dora"),
         (rewrite(peft_type="IA3"), "is of type IA3"),
-        (rewrite(alora_invocation_tokens=[999_999]), "it is for another model"),
+        (rewrite(alora_invocation_tokens=[999_999]), "the adapter is for another model"),
         (shutil.rmtree, "cannot be read"),
     ],
     ids=["damaged", "no config", "DoRA", "another kind", "another tokenizer", "no folder"],
@@ -104,7 +104,7 @@ def test_adapter_add_refuses_an_invalid_name(
 ) -> None:
     odd = write_peft(tmp_path / "odd", seed=1)
     assert main(["adapter", "add", str(pack), f"{name}={odd}"]) == 1
-    assert "cannot name an adapter" in capsys.readouterr().err
+    assert "is not a valid adapter name" in capsys.readouterr().err
 
 
 def test_adapter_name_that_is_taken_or_unknown(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,9 +169,9 @@ def test_adapter_that_the_draft_model_cannot_take_changes_nothing(
     assert main(["adapter", "add", str(pack), f"draft:odd={own}"]) == 1
     err = capsys.readouterr().err
     assert {
-        "the target's": "the adapter is of another model",
+        "the target's": "the adapter is for another model",
         "rank": "export the pack again with --lora-rank 17",
-        "no draft model": "the adapter 'draft:odd' is for a draft model, and the pack has none",
+        "no draft model": "the adapter 'draft:odd' is for a draft model, which the pack does not have",
         "no lora graph": "the pack's draft takes no adapters: export it again with --graphs base,lora",
     }[fault] in err
     assert err.count("\n") == 1

@@ -106,7 +106,7 @@ def test_an_adapter_of_the_draft_model_is_refused_without_one(
     words = ["--adapter", f"draft:ones={file}", "--out", str(tmp_path / "other")]
     assert main(["import", "--target", str(target), *words]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert "the adapter 'draft:ones' is for a draft model, and the pack has none" in first
+    assert "the adapter 'draft:ones' is for a draft model, which the pack does not have" in first
     assert first == second
     assert not (tmp_path / "other").exists()
 
