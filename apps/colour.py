@@ -1,4 +1,4 @@
-"""Colours for streamed text: accepted draft tokens are coloured by drafter.
+"""Colours for streamed text: accepted draft tokens are coloured by drafter, unverified ones stand out.
 
 The text between the codes is unchanged, except on a terminal, where control characters are escaped.
 """
@@ -16,7 +16,7 @@ __all__ = ["Paint", "add_colour_option", "dim"]
 
 _RESET = "\x1b[0m"
 _DIM = "\x1b[2m"
-_BY_SOURCE = {"target": "", "model": "\x1b[32m", "suffix": "\x1b[36m"}
+_BY_SOURCE = {"target": "", "model": "\x1b[32m", "suffix": "\x1b[36m", "draft": "\x1b[33m"}
 _OTHER_DRAFTER = "\x1b[35m"
 
 
@@ -53,8 +53,8 @@ def add_colour_option(parser: ArgumentParser) -> None:
         "--color",
         choices=["auto", "always", "never"],
         default="auto",
-        help="colour accepted draft tokens: green from a draft model, cyan from repeated text (default: auto, only on "
-        "a terminal)",
+        help="colour tokens by source: green for accepted ones of a draft model, cyan for repeated text, yellow for "
+        "those that no target verified (default: auto, only on a terminal)",
     )
 
 

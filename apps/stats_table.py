@@ -29,8 +29,10 @@ def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemor
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     """Return the line that chat shows below an answer."""
-    parts = [f"{stats.verified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
-    if stats.mode == "plain":
+    parts = [f"{stats.tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
+    if stats.mode == "switch":
+        parts.append(_switching(stats))
+    elif stats.mode == "plain":
         parts.append("no drafts")
     else:
         parts.append(drafts_line(stats))
@@ -74,7 +76,11 @@ def _why(stats: Stats, finish_reason: FinishReason) -> str:
 
 
 def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None) -> Iterator[tuple[str, str]]:
-    modes = {"plain": "plain (no drafts)", "scheduled": "scheduled (drafts where they are faster)"}
+    modes = {
+        "plain": "plain (no drafts)",
+        "scheduled": "scheduled (drafts where they are faster)",
+        "switch": "switching (the draft model writes what it is sure of)",
+    }
     yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
     if stats.mode != "plain":
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
@@ -86,7 +92,10 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
         again = f", {stats.reread_tokens} tokens prefilled again during the answer" if stats.reread_tokens else ""
         moved = f", {stats.shifted_tokens} tokens shifted in the KV cache" if stats.shifted_tokens else ""
         yield "oldest turns dropped", f"{stats.dropped_turns}{again}{moved}"
-    yield "tokens", f"{stats.verified_tokens}, all verified by the target"
+    if stats.mode == "switch":
+        yield "tokens", f"{stats.tokens}: {_switching(stats)}"
+    else:
+        yield "tokens", f"{stats.verified_tokens}, all verified by the target"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens per pass"
     if stats.proposed:
         yield "drafted", f"{stats.proposed}, accepted {stats.accepted} ({stats.accepted / stats.proposed:.0%})"
@@ -96,6 +105,14 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "time to first token", f"{1000 * stats.time_to_first_token:.1f} ms"
     known = peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
     yield "memory", memory_line(stats.planned_nbytes, known)
+
+
+def _switching(stats: Stats) -> str:
+    taken = f", {stats.taken_back} taken back" if stats.taken_back else ""
+    return (
+        f"{stats.unverified_tokens} by the draft model, unverified, {stats.verified_tokens} by the target "
+        f"({stats.target_share:.0%}), {stats.switches} switches{taken}"
+    )
 
 
 def _split(stats: Stats) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, WhenFull, load
+from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull, load
 from edgedecode.commands import count, positive_count, real_number, scaled_name, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.open_pack import KV_TYPES
-from edgedecode.options import sampling_defaults
+from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
@@ -117,12 +117,58 @@ def add_session_options(parser: ArgumentParser) -> None:
         type=scaled_name,
         help="LoRA adapter of the pack to answer with, and the scale of its change (default: 1)",
     )
+    _add_switching_options(parser)
     group = parser.add_argument_group("sampling (defaults: the pack's)")
     for option in sampling_table():
         flag, metavar = option.flag.split()
         kind = count if option.whole else real_number
         group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
     group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: random)")
+
+
+def _add_switching_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("switching between the models (answers may be worse)")
+    group.add_argument(
+        "--mode",
+        choices=("verify", "switch"),
+        default="verify",
+        help="verify: every token is the target's; switch: the draft model writes what it is sure of, unverified "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--quality",
+        type=real_number,
+        metavar="Q",
+        help=f"with --mode switch: share of the target's accuracy to keep, by the pack's calibrated curve (default: "
+        f"{DEFAULT_QUALITY}); see `edgedecode calibrate`",
+    )
+    group.add_argument(
+        "--switch-threshold",
+        type=real_number,
+        metavar="H",
+        help="with --mode switch: hand over to the target at this entropy in nats, without a curve",
+    )
+    group.add_argument(
+        "--switch-check",
+        action="store_true",
+        help="with --mode switch: when the target takes over, it verifies what the draft model wrote before it is shown",
+    )
+
+
+def _switch_options(arguments: Namespace) -> SwitchOptions | None:
+    """Return the options of --mode switch. Raises InputError for those that need it."""
+    if arguments.mode == "switch":
+        return SwitchOptions(
+            quality=arguments.quality, threshold=arguments.switch_threshold, check=arguments.switch_check
+        )
+    given = {
+        "--quality": arguments.quality is not None,
+        "--switch-threshold": arguments.switch_threshold is not None,
+        "--switch-check": arguments.switch_check,
+    }
+    if names := [name for name, used in given.items() if used]:
+        raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
+    return None
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, swaps: bool = False) -> Pair:
@@ -180,6 +226,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         ignore_eos=getattr(arguments, "ignore_eos", False),
         when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
         trace=None if arguments.trace is None else Path(arguments.trace),
+        switch=_switch_options(arguments),
     )
 
 
@@ -192,6 +239,7 @@ def _check_early(arguments: Namespace) -> None:
     if hasattr(arguments, "rule"):  # the verb has all session options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)
+        _switch_options(arguments)
         if arguments.drafter not in (None, NO_DRAFTER):
             find_drafter(arguments.drafter)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RuntimeUnavailable,
     )
     from edgedecode.open_pack import load, plan
-    from edgedecode.options import SessionOptions, WhenFull
+    from edgedecode.options import SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
@@ -54,6 +54,7 @@ __all__ = [
     "Session",
     "SessionOptions",
     "Stats",
+    "SwitchOptions",
     "TurnsDropped",
     "WhenFull",
     "decode",
@@ -75,7 +76,7 @@ _HOMES = {
     ),
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
-    "options": ("SessionOptions", "WhenFull"),
+    "options": ("SessionOptions", "SwitchOptions", "WhenFull"),
     "open_pack": ("load", "plan"),
     "pair": ("Pair",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),

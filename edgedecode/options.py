@@ -15,8 +15,10 @@ from edgedecode.sampling.weights import SamplingOptions
 __all__ = [
     "BRANCHING",
     "DEFAULT_CONTEXT",
+    "DEFAULT_QUALITY",
     "TREE",
     "SessionOptions",
+    "SwitchOptions",
     "WhenFull",
     "answer_limit",
     "planned_context",
@@ -26,6 +28,8 @@ __all__ = [
 
 DEFAULT_CONTEXT = 4096
 """Positions of a session that says nothing else, where the model has as many."""
+DEFAULT_QUALITY = 0.97
+"""Share of the target's accuracy that entropy switching keeps by default."""
 DEFAULT_MAX_TOKENS = 512
 """Tokens of an answer, where neither the caller nor the pack says how many."""
 TREE = "tree"
@@ -45,6 +49,28 @@ class WhenFull(StrEnum):
     SHIFT = "shift"
     """As DROP, but keys and values of what is kept move down in the cache instead of being computed again: no wait, and
     answers may differ, since they were computed with the dropped turns in sight. Only llama.cpp can."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOptions:
+    """Entropy switching: the draft model writes what it is sure of. Faster or smaller, and answers may be worse.
+
+    quality: the share of the target's accuracy to keep, by the pack's calibrated curve (`edgedecode calibrate`); None:
+    DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve. check: the target verifies
+    what the draft model wrote when it takes over, before it is shown. Raises InputError for values out of range.
+    """
+
+    quality: float | None = None
+    threshold: float | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 0 < self.quality <= 1:
+            raise InputError(f"quality {self.quality} is out of range: above 0, at most 1 (the target's accuracy)")
+        if self.threshold is not None and not self.threshold >= 0:
+            raise InputError(f"switching threshold {self.threshold} is out of range: 0 or more")
+        if self.quality is not None and self.threshold is not None:
+            raise InputError("a quality and a threshold both decide when to switch: leave one of the two out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +103,8 @@ class SessionOptions:
     remember: bool = False
     tree: bool = False
     when_full: WhenFull = WhenFull.DROP
+    switch: SwitchOptions | None = None
+    """Entropy switching; None: every token is verified by the target."""
 
     @property
     def fixed(self) -> bool:

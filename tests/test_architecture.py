@@ -42,8 +42,9 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
         *("decoding", "drafters", "pack", "sampling"),
         *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
     },
+    "switching": {"arrays", "decoding", "drafters", "errors", "sampling"},
     "sessions": {
-        *("adapters", "decoding", "drafters", "engines", "pack", "sampling", "schedule", "text"),
+        *("adapters", "decoding", "drafters", "engines", "pack", "sampling", "schedule", "switching", "text"),
         *("cache", "errors", "memory", "options", "turns", "user_notices"),
     },
 }

@@ -35,6 +35,7 @@ PUBLIC_API = [
     "Session",
     "SessionOptions",
     "Stats",
+    "SwitchOptions",
     "TurnsDropped",
     "WhenFull",
     "decode",

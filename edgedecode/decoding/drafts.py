@@ -12,7 +12,10 @@ from edgedecode.arrays import IntArray
 from edgedecode.errors import InputError
 from edgedecode.sampling.probs import Probs
 
-__all__ = ["Draft", "DraftMode", "TrimmedVocabulary"]
+__all__ = ["TARGET", "WRITER", "Draft", "DraftMode", "TrimmedVocabulary"]
+
+TARGET, WRITER = "target", "draft"
+"""Sources of tokens: those that the target added, and those that the draft model wrote and nobody verified."""
 
 
 class DraftMode(Enum):

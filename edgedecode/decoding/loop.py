@@ -13,11 +13,12 @@ from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
 from .drafting import Drafting
-from .drafts import EMPTY_DRAFT
+from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
 from .padding import draft_room, padded_rows, prompt_rows, usable_context
 from .stats import Stats
-from .verify import Outcome, Rule, TargetRows, Verdict, verify
+from .switching import Switching
+from .verify import Outcome, Rule, TargetRows, Verdict, unverified, verify
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 
@@ -50,6 +51,8 @@ class DecodeSetting:
     widths: tuple[int, ...] = ()
     clock: Callable[[], float] = perf_counter
     """Seconds; the drafting's is the same."""
+    switching: Switching | None = None
+    """Lets the draft model write tokens that the target does not verify; None: every token is the target's."""
     pause: Callable[[], None] = _no_pause
     """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
 
@@ -84,6 +87,7 @@ def decode(
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
     sampler, noise, drafting, widths = setting.sampler, setting.noise, setting.drafting, setting.widths
+    switching = setting.switching
     clock = setting.clock
     context = usable_context(state.capacity, widths)
     if len(tokens) >= context:
@@ -97,25 +101,37 @@ def decode(
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
         drafting.begin(tokens, "" if setting.adapter is None else setting.adapter.name)
-    while True:
-        unread, room = len(tokens) - state.length, state.capacity - state.length
-        count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)
-        plain = setting.adapter_from - state.length if setting.adapter is not None else 0
-        if 0 < plain < unread:
-            count = min(count, plain)
-        elif count == unread:
-            break
-        chunk = tokens[state.length : state.length + count]
-        target.forward(chunk, state, rows="none", adapter=None if plain > 0 else setting.adapter)
-        state.keep(range(count))
-        setting.pause()
+    if switching is None:
+        _catch_up(target, state, tokens, setting)
+    else:
+        switching.begin(tokens)
 
     verdict: Verdict | None = None
     reading, now = True, started
     while len(tokens) < limit:
+        # Switch: the draft model writes as long as it is sure. What it wrote is checked first, or shown as it is.
+        draft = EMPTY_DRAFT
+        if switching is not None:
+            written = switching.write(tokens, limit - len(tokens) - switching.checks)
+            if written and switching.checks and written[-1] not in setting.ends:
+                draft = Draft(tuple(written), source=WRITER)
+            elif written:
+                verdict = unverified(written, sampler, ends=setting.ends)
+                tokens += written
+                sampler.extend(written)
+                stats.count_unverified(verdict, seconds=clock() - now, first=reading)
+                reading = False
+                yield verdict
+                if verdict.outcome is Outcome.ENDED:
+                    return
+                now = clock()
+                continue
+            _catch_up(target, state, tokens, setting)
+
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
-        draft, room, proposed = EMPTY_DRAFT, state.capacity - state.length, now
-        asked = drafting if drafting is not None and verdict is not None and drafting.asks() else None
+        room, proposed = state.capacity - state.length, now
+        drafts = verdict is not None and (switching is None or (verdict.verified and not len(draft)))
+        asked = drafting if drafting is not None and drafts and drafting.asks() else None
         if asked is not None:
             left = limit - len(tokens) - 1
             draft = asked.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
@@ -143,6 +159,8 @@ def decode(
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
         stats.count(verdict, why=drafting.plan.reason if drafting is not None and not reading else "")
+        if switching is not None:
+            switching.observe(verdict, logits)
         kept = observed = clock()
         if asked is not None:
             asked.observe(tokens, verdict)
@@ -156,9 +174,26 @@ def decode(
             stats.time.verify += scored - proposed
             stats.time.sample += verified - scored
             stats.time.host += kept - verified
-            if drafting is not None and drafting.timed:
+            if drafting is not None and drafting.timed and (switching is None or asked is not None):
                 drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
         yield verdict
         if verdict.outcome is Outcome.ENDED:
             return
         now = clock()
+
+
+def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> None:
+    """Process the tokens that the state lacks, in chunks, except for those that the next pass processes."""
+    widths = setting.widths
+    while True:
+        unread, room = len(tokens) - state.length, state.capacity - state.length
+        count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)
+        plain = setting.adapter_from - state.length if setting.adapter is not None else 0
+        if 0 < plain < unread:
+            count = min(count, plain)
+        elif count == unread:
+            break
+        chunk = tokens[state.length : state.length + count]
+        target.forward(chunk, state, rows="none", adapter=None if plain > 0 else setting.adapter)
+        state.keep(range(count))
+        setting.pause()

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from .drafts import TARGET, WRITER
 from .tree import depths
 from .verify import Outcome, Verdict
 
@@ -77,6 +78,12 @@ class Stats:
     bonuses: int = 0
     ended: int = 0
     verified_tokens: int = 0
+    unverified_tokens: int = 0
+    """Tokens that the draft model wrote and the target did not verify (entropy switching)."""
+    switches: int = 0
+    """How often another model took over the writing."""
+    taken_back: int = 0
+    """Tokens that the draft model wrote, and that the target's check replaced before they were shown."""
     time_to_first_token: float = 0.0
     prefill_seconds: float = 0.0
     time: TimeSplit = field(default_factory=TimeSplit)
@@ -89,11 +96,34 @@ class Stats:
     drafters: dict[str, DrafterCount] = field(default_factory=dict)
     plain_rounds: dict[str, int] = field(default_factory=dict)
     """Rounds that carried no draft although there are drafters, by why; the prompt's own pass is none of them."""
+    _writer: str = field(default="", repr=False)
+    """Who wrote last: `TARGET` or the draft's source."""
     plain_seconds: float | None = None
     """What a token of plain decoding takes here, as far as this device was measured: an estimate."""
 
+    def count_unverified(self, verdict: Verdict, *, seconds: float, first: bool) -> None:
+        """Add tokens that the draft model wrote in so many seconds. first: they begin the answer."""
+        self.switches += self._writer == TARGET
+        self._writer = verdict.draft.source
+        self.unverified_tokens += len(verdict.tokens)
+        if first:
+            self.prefill_seconds += seconds
+            self.time_to_first_token = self.time_to_first_token or seconds
+        else:
+            self.time.draft += seconds
+
+    def discard(self, verdict: Verdict, tokens: int) -> None:
+        """Subtract the last tokens of a verdict, which are not part of the answer."""
+        if verdict.verified:
+            self.verified_tokens -= tokens
+        else:
+            self.unverified_tokens -= tokens
+
     def count(self, verdict: Verdict, *, why: str = "") -> None:
         """Add one round; `why` it was planned so."""
+        self.switches += self._writer not in ("", TARGET)
+        self._writer = TARGET
+        self.taken_back += (len(verdict.draft) - verdict.accepted) * (verdict.draft.source == WRITER)
         depth = _longest(verdict)
         if depth:
             mine = self.drafters.setdefault(verdict.draft.source, DrafterCount())
@@ -119,6 +149,16 @@ class Stats:
             self.survival[index] += 1
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the answer."""
+        return self.verified_tokens + self.unverified_tokens
+
+    @property
+    def target_share(self) -> float:
+        """Share of the tokens that the target wrote or verified: 1 without switching."""
+        return self.verified_tokens / self.tokens if self.tokens else 1.0
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens per target call, the bonus included."""
         return self.verified_tokens / self.rounds if self.rounds else 0.0
@@ -126,7 +166,7 @@ class Stats:
     @property
     def tokens_per_second(self) -> float:
         """Decoding speed after the first token."""
-        return (self.verified_tokens - 1) / self.time.total if self.verified_tokens > 1 and self.time.total else 0.0
+        return (self.tokens - 1) / self.time.total if self.tokens > 1 and self.time.total else 0.0
 
     @property
     def speed_up(self) -> float | None:
@@ -134,9 +174,9 @@ class Stats:
 
         `edgedecode bench` measures it instead.
         """
-        if self.plain_seconds is None or not self.time.total or self.verified_tokens < 2:
+        if self.plain_seconds is None or not self.time.total or self.tokens < 2:
             return None
-        return (self.verified_tokens - 1) * self.plain_seconds / self.time.total
+        return (self.tokens - 1) * self.plain_seconds / self.time.total
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -155,6 +195,9 @@ class Stats:
             "bonuses": self.bonuses,
             "ended": self.ended,
             "verified_tokens": self.verified_tokens,
+            "unverified_tokens": self.unverified_tokens,
+            "switches": self.switches,
+            "taken_back": self.taken_back,
             "acceptance_length": round(self.acceptance_length, 4),
             "survival": list(self.survival),
             "reached": list(self.reached),

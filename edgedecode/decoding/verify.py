@@ -16,10 +16,10 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
-from .drafts import Draft, DraftMode
+from .drafts import WRITER, Draft, DraftMode
 from .tree import chain, children
 
-__all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "verify"]
+__all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "unverified", "verify"]
 
 
 class Outcome(Enum):
@@ -29,6 +29,8 @@ class Outcome(Enum):
     """The target's token was none of the drafted continuations."""
     BONUS = "bonus"
     """Every drafted token on the path was accepted, and one more came from the target (also: nothing was drafted)."""
+    UNVERIFIED = "unverified"
+    """The draft model wrote the tokens and continues, or hands over to the target. Not a round of the target."""
     ENDED = "ended"
     """The target's token was an end-of-sequence token."""
 
@@ -80,6 +82,8 @@ class Verdict:
     path: tuple[int, ...]
     outcome: Outcome
     rows: TargetRows
+    verified: bool = True
+    """False: the draft model wrote the tokens, and the target did not verify them."""
 
     @property
     def accepted(self) -> int:
@@ -116,6 +120,14 @@ def verify(
             f"deterministic ones: use the match rule"
         )
     return _match(draft, target, rng, ends=ends)
+
+
+def unverified(tokens: Sequence[int], sampler: Sampler, *, ends: frozenset[int] = frozenset()) -> Verdict:
+    """Return the verdict of tokens that the draft model wrote and the target did not look at."""
+    outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.UNVERIFIED
+    rows = TargetRows(np.empty((0, 0), np.float32), sampler)
+    draft = Draft(tuple(tokens), source=WRITER)
+    return Verdict(draft, draft.tokens, tuple(range(len(tokens))), outcome, rows, verified=False)
 
 
 def _match(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozenset[int]) -> Verdict:

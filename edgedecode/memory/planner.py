@@ -42,6 +42,8 @@ class Choice:
     kv_type: str = ""
     adapter: str = ""
     """Name of the adapter that answers; empty: none."""
+    stretch: int | None = None
+    """With entropy switching, the most tokens of the draft model that the target checks at once; None: none."""
     sampled: bool = False
     """The drafts' distributions are kept, as the ratio rule needs."""
     draft_adapter: str = ""
@@ -157,7 +159,7 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         yield choice
     if may_drop:
         drafters = tuple(name for name in choice.drafters if name not in bounds.models)
-        choice = replace(choice, drafters=drafters, draft_context=0)
+        choice = replace(choice, drafters=drafters, draft_context=0 if choice.stretch is None else choice.draft_context)
         yield choice
     if choice.context > bounds.least_context:
         choice = replace(choice, context=bounds.least_context)

@@ -13,7 +13,7 @@ from edgedecode.errors import CapabilityError, ManifestError
 
 from .manifest import FileEntry, Manifest, OutsideFile
 
-__all__ = ["check_files", "check_unchanged", "file_entry", "file_sha256", "pack_digest"]
+__all__ = ["check_files", "check_unchanged", "file_entry", "file_sha256", "models_digest", "pack_digest"]
 
 _CHUNK = 1 << 20
 _JUDGED = ""
@@ -47,6 +47,15 @@ def pack_digest(manifest: Manifest) -> str:
     files = {name: entry.sha256 for name, entry in manifest.files.items()}
     outside = {name: entry.sha256 for name, entry in manifest.outside.items()}
     return hashlib.sha256(json.dumps([files, outside], sort_keys=True).encode()).hexdigest()
+
+
+def models_digest(manifest: Manifest) -> str:
+    """Return a digest over all models' weights: measurements that hold for any layout of the pack have this key."""
+    weights = {
+        role: (manifest.outside.get(entry.weights) or manifest.files[entry.weights]).sha256
+        for role, entry in manifest.models.items()
+    }
+    return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
 
 
 def check_files(

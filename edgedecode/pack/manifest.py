@@ -21,6 +21,7 @@ from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .engine_equality import Equality
 from .entries import DRAFT_ADAPTER, ActivationsEntry, AdapterEntry, FileEntry, OutsideFile, TrimEntry, plain_path
+from .switch_curve import SwitchCurve
 
 __all__ = [
     "FORMAT",
@@ -154,6 +155,8 @@ class Manifest:
     outside: Mapping[str, OutsideFile] = field(default_factory=dict)
     """Files that an import uses in place, by the name that model and adapter entries use for them."""
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
+    switching: SwitchCurve | None = None
+    """The calibrated curve of entropy switching; None: never calibrated."""
 
     @classmethod
     def load(cls, root: Path) -> Manifest:

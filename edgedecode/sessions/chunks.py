@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from edgedecode.decoding.drafts import TARGET
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.text.detokenizer import Detokenizer
@@ -12,7 +13,7 @@ from edgedecode.text.stop_strings import StopStrings
 
 __all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped", "completion_of", "runs_of"]
 
-TARGET_SOURCE = "target"
+TARGET_SOURCE = TARGET
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,18 @@ from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
 from edgedecode.decoding.verify import Rule
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
+from edgedecode.switching.draft_writer import STRETCH
 
-__all__ = ["WITHOUT_MODEL", "DrafterChoice", "DraftingFacts", "check_options", "choose_drafters", "fixed_policy"]
+__all__ = [
+    "WITHOUT_MODEL",
+    "DrafterChoice",
+    "DraftingFacts",
+    "check_options",
+    "choose_drafters",
+    "fixed_policy",
+    "most_rows",
+    "stretch",
+]
 
 FIXED_DRAFT = 2
 """Default draft length where it must be fixed: `--reproducible` may not choose by measured times."""
@@ -55,8 +65,10 @@ class DrafterChoice:
 def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterChoice:
     """Return no drafter for draft length 0, the named one if any, otherwise all that may gain speed.
 
-    Raises CapabilityError if the target would have to roll back rejected drafts and cannot.
+    Raises CapabilityError if the target would have to roll back rejected drafts and cannot, or for switching between
+    models with options that exclude it.
     """
+    _check_switching(options, has_draft=facts.has_draft)
     names = _names(options, facts)
     if not names:
         return DrafterChoice()
@@ -102,9 +114,36 @@ def check_options(options: SessionOptions, choice: DrafterChoice, *, card: Model
         fixed_policy(choice.draft_max, trees=wants_trees(options) and card.tree)
 
 
+def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
+    """Return the most rows of logits that a pass of the target computes."""
+    return max(choice.draft_max, stretch(options) or 0) + 1
+
+
+def stretch(options: SessionOptions) -> int | None:
+    """Return the most tokens of the draft model that the target checks at once; None: without switching."""
+    return None if options.switch is None else STRETCH * options.switch.check
+
+
 def fixed_policy(longest: int, *, trees: bool) -> Policy:
     """Return the policy of a fixed draft length. Raises InputError if it is out of range."""
     return FixedTree(longest) if trees and longest else FixedLength(longest)
+
+
+def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
+    """Raise CapabilityError for options that exclude switching, or a pack without a draft model."""
+    if options.switch is None:
+        return
+    if not has_draft:
+        raise CapabilityError(
+            "switching needs a draft model and this pack has none: export it with --draft, or leave out --mode switch"
+        )
+    if options.reproducible:
+        raise CapabilityError(
+            "reproducible text is the target's own and switching lets the draft model write: leave out --reproducible "
+            "or --mode switch"
+        )
+    if options.rule is Rule.RATIO:
+        raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")
 
 
 def _check_tree(options: SessionOptions) -> None:

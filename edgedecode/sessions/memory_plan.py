@@ -25,7 +25,7 @@ from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.sessions.draft_models import default_heads
-from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters
+from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, stretch
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -130,14 +130,15 @@ class PackFootprint:
             kv_type=self._kv_type,
             adapter=options.adapter or "",
             sampled=options.rule is Rule.RATIO,
+            stretch=stretch(options),
         )
         models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
         own = f"{DRAFT_ADAPTER}{wanted.adapter}"
-        if models and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
+        if _uses_draft(wanted) and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
             wanted = replace(wanted, draft_adapter=own)
         bounds = Bounds(
             models=models,
-            draft_contexts=self._draft_contexts(wanted) if models and options.drafter != TREE else (),
+            draft_contexts=self._draft_contexts(wanted) if _uses_draft(wanted) and options.drafter != TREE else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
         )
@@ -148,14 +149,14 @@ class PackFootprint:
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         size = target.card.vocabulary_size
         found = [
-            *target.state(choice.context, rows=choice.draft_max + 1, tree=choice.tree),
+            *target.state(choice.context, rows=max(choice.draft_max, choice.stretch or 0) + 1, tree=choice.tree),
             sampling_holder(size, self._row_draw),
             prompts_holder(self._tokenizer, choice.context),
             *self._shared(choice),
             *self._adapter(choice.adapter),
         ]
         sources = [find_drafter(name) for name in choice.drafters]
-        if any(source.needs_model for source in sources):
+        if _uses_draft(choice):
             draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
@@ -178,7 +179,7 @@ class PackFootprint:
 
     def _shared(self, choice: Choice) -> list[Holder]:
         """Return what the first session that uses the draft model loads for all sessions."""
-        if not any(find_drafter(name).needs_model for name in choice.drafters):
+        if not _uses_draft(choice):
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
@@ -254,6 +255,10 @@ def _is_drafts(lease_name: str) -> bool:
     """Return whether a lease is of the draft model, its states or its adapters."""
     kind, _, rest = lease_name.partition(":")
     return rest.startswith(DRAFT_ADAPTER) if kind == "adapter" else rest == "draft"
+
+
+def _uses_draft(choice: Choice) -> bool:
+    return choice.stretch is not None or any(find_drafter(name).needs_model for name in choice.drafters)
 
 
 def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:

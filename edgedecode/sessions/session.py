@@ -20,7 +20,7 @@ from edgedecode.options import SessionOptions, WhenFull, answer_limit, planned_c
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, completion_of, runs_of
-from edgedecode.sessions.drafter_choice import check_options
+from edgedecode.sessions.drafter_choice import check_options, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sessions.resources import Resources
@@ -53,8 +53,7 @@ class Session:
     def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._shared = shared
         self.sampling = options.sampling or sampling_defaults(shared.manifest.generation)
-        self.seed = answer_seed(options.seed, 0)
-        self._answers, self.stats = 0, Stats()
+        self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
         self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = shared.row_draw()
@@ -74,7 +73,7 @@ class Session:
             adapter = self._adapters.choose(options.adapter, scale=options.adapter_scale)
             widths = session_widths(shared, options, adapter)
             options = limited_drafts(options, widths, draft_max=choice.draft_max)
-            rows = shared.choice(options).draft_max + 1
+            rows = most_rows(options, shared.choice(options))
             rows = next_width(widths.drafts, rows, room=context) or rows
             size = shared.target.card.vocabulary_size
             self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
@@ -327,6 +326,7 @@ class Session:
                 sampler=Sampler(self.sampling, vocabulary_size=target.card.vocabulary_size, row_draw=self._row_draw),
                 noise=self._noise,
                 drafting=drafting,
+                switching=self._drafts.switching,
                 rule=self.options.rule,
                 ends=self._ends,
                 widths=self._widths,
@@ -337,7 +337,7 @@ class Session:
                 chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
                 surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
                 del tokens[len(tokens) - surplus :]
-                stats.verified_tokens -= surplus
+                stats.discard(verdict, surplus)
                 stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
                 yield from chunks
                 self._shared.mind_memory()

@@ -25,7 +25,9 @@ from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.switch_choice import switch_rule
 from edgedecode.sessions.target_reading import adapter_span
+from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.user_notices import notice
 
 __all__ = ["SessionDrafting", "open_drafting", "plan_state"]
@@ -34,7 +36,8 @@ __all__ = ["SessionDrafting", "open_drafting", "plan_state"]
 class SessionDrafting:
     """A session's drafters, which are released when memory is short, and opened again later.
 
-    `drafting` is None for decoding without drafts. A running answer whose drafters were released goes on without them.
+    `drafting` is None for decoding without drafts, `switching` without entropy switching. A running answer whose
+    drafters were released continues without them.
     """
 
     def __init__(self, shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> None:
@@ -42,8 +45,11 @@ class SessionDrafting:
         self._released = False
         self._unused_adapters: set[str] = set()
         """Adapters of the draft model that it could not take, of which the user was told."""
+        self._rule = None if options.switch is None else switch_rule(options.switch, shared.manifest)
+        self.switching: DraftWriter | None = None
         self.drafting = self._open(options)
         try:
+            self.switching = self._open_switching()
             self._load_adapter(options.adapter)
         except BaseException:
             self.close()
@@ -57,13 +63,16 @@ class SessionDrafting:
     @property
     def mode(self) -> str:
         """The value of `Stats.mode`: plain, scheduled, or the names of drafters with a fixed length."""
+        if self.switching is not None:
+            return "switch"
         if self.drafting is None:
             return "plain"
         return self.name if self._options.fixed else "scheduled"
 
     def give_back(self) -> bool:
         """Close all drafters if one of them holds a draft model; return whether that was so."""
-        if self.drafting is None or all(drafter.free for drafter in self.drafting.drafters.values()):
+        drafters = () if self.drafting is None else self.drafting.drafters.values()
+        if self.switching is None and all(drafter.free for drafter in drafters):
             return False
         self._released = True
         self._drop()
@@ -117,17 +126,21 @@ class SessionDrafting:
         self._drop()
         try:
             self.drafting = self._open(self._options)
-        except (BudgetExceeded, CapabilityError) as error:  # of a drafter that the options name
-            notice(f"this answer is decoded without drafts: {error.reason}")
-            return None
+            self.switching = self._open_switching()
+        except (BudgetExceeded, CapabilityError) as error:  # of a drafter that the options name, or of switching
+            notice(f"this answer is decoded without {'drafts' if self._rule is None else 'switching'}: {error.reason}")
+            return self.drafting
         wanted = self._shared.choice(self._options).names
         self._released = self.drafting is None or not self.drafting.drafters.keys() >= {*wanted}
         return self.drafting
 
     def close(self) -> None:
         """Close the drafters. Idempotent; a drafter that failed to close is closed again."""
-        if self.drafting is not None:
-            self.drafting.close()
+        with ExitStack() as closing:
+            if self.switching is not None:
+                closing.callback(self.switching.close)
+            if self.drafting is not None:
+                self.drafting.close()
 
     def _load_adapter(self, target_name: str | None) -> None:
         if (name := self._draft_adapter(target_name)) is not None:
@@ -148,10 +161,18 @@ class SessionDrafting:
 
     def _drop(self) -> None:
         self.close()
-        self.drafting = None
+        self.drafting = self.switching = None
         if self._options.trace is not None:  # another scheduler would overwrite the file
             notice(f"the trace {self._options.trace} ends here: drafts were released to save memory")
             self._options = replace(self._options, trace=None)
+
+    def _open_switching(self) -> DraftWriter | None:
+        """Open the draft model as a writer, after the drafters, whose state of it may have to hold trees."""
+        asked, noise = self._options.switch, self._setting.noise
+        if asked is None or self._rule is None or noise is None:
+            return None
+        setting = replace(self._setting, draft_model=self._shared.drafts.offering())
+        return DraftWriter(setting, self._rule, noise=noise, checks=asked.check)
 
     def _open(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)

@@ -133,6 +133,7 @@ OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_t
 OPTIONAL |= {
     "outside",
     "adapters",
+    "switching",
     "invocation",
     "config",
     "kv_type",

@@ -1,0 +1,1 @@
+"""Entropy switching: easy stretches are written by the draft model, hard ones by the target."""

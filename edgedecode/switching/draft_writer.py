@@ -1,0 +1,94 @@
+"""Writes with the draft model as long as it is sure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from edgedecode.arrays import FloatArray
+from edgedecode.decoding.policy import WHOLE
+from edgedecode.decoding.verify import Verdict
+from edgedecode.drafters.model_drafter import join_state, usable_model, vocabulary_of
+from edgedecode.drafters.source import DraftSetting
+from edgedecode.sampling.probs import SharedNoise
+from edgedecode.sampling.sampler import Sampler
+
+from .rule import SwitchRule, Uncertainty
+from .signals import SIGNALS
+
+__all__ = ["STRETCH", "DraftWriter"]
+
+USER = "switch"
+"""The name under which it uses the draft model's state."""
+STRETCH = 8
+"""Tokens written at most before they are shown, or checked. More: text appears in larger pieces, checks are wider."""
+
+
+class DraftWriter:
+    """Implements `Switching` with a session's draft model, whose state it shares with the drafters.
+
+    Its tokens are drawn with the noise of the target's: the same seed and messages give the same text.
+    checks: the target verifies each stretch, so that what is shown is its own text, except for a last stretch that
+    ends the answer. Raises CapabilityError if there is no draft model or it cannot roll back, BudgetExceeded.
+    """
+
+    def __init__(self, setting: DraftSetting, rule: SwitchRule, *, noise: SharedNoise, checks: bool = False) -> None:
+        self.rule, self.checks = rule, checks
+        model = self._model = usable_model(setting)
+        self._vocabulary = vocabulary_of(model, setting.vocabulary_size)
+        self._rows = setting.vocabulary_size if self._vocabulary is None else len(self._vocabulary)
+        self._size = setting.vocabulary_size
+        self._ends, self._noise, self._row_draw = setting.ends, noise, setting.row_draw
+        self._sampler = Sampler(setting.sampling, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
+        self._known = 0
+        """Tokens of the context that the sampler has."""
+        self._signal = SIGNALS[rule.signal]
+        self._uncertainty = Uncertainty(rule)
+        self._writes = True
+        """Whether the draft model writes now."""
+        self.state = join_state(setting, model, USER)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.state.begin(tokens)
+        self._sampler.begin(tokens)
+        self._known = len(tokens)
+        self._hand_over(draft=True)
+
+    def write(self, tokens: Sequence[int], limit: int) -> list[int]:
+        limit = self.state.reach(tokens, min(limit, STRETCH), WHOLE)
+        if not self._writes or limit <= 0:
+            return []
+        self._sampler.extend(tokens[self._known :])
+        self._known = len(tokens)
+        written: list[int] = []
+        row = self.state.catch_up(tokens, self._model)
+        while not self._uncertainty.unsure(self._signal(row[: self._rows], self._row_draw)):
+            written.append(self._drawn(row, written, position=len(tokens) + len(written)))
+            if len(written) == limit or written[-1] in self._ends:
+                return written
+            row = self.state.follow(written[-1:], self._model)
+        self._hand_over(draft=False)
+        return written
+
+    def observe(self, verdict: Verdict, rows: FloatArray) -> None:
+        if self._writes:  # a full stretch was checked, or the draft model's context is full
+            self._uncertainty.reset()
+            return
+        back = False
+        for node in (-1, *verdict.path)[: len(verdict.tokens)]:
+            known = math.isinf(self.rule.down)  # then the target's own signal decides nothing
+            value = 0.0 if known else self._signal(rows[node + 1][: self._size], self._row_draw)
+            back = self._uncertainty.sure(value)
+        if back:
+            self._hand_over(draft=True)
+
+    def close(self) -> None:
+        self.state.leave(USER)
+
+    def _hand_over(self, *, draft: bool) -> None:
+        self._writes = draft
+        self._uncertainty.reset()
+
+    def _drawn(self, row: FloatArray, path: Sequence[int], *, position: int) -> int:
+        ids = None if self._vocabulary is None else self._vocabulary.ids
+        return self._sampler.draw(row[: self._rows], path, key=self._noise.key_at(position), ids=ids)

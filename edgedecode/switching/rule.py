@@ -1,0 +1,68 @@
+"""When to hand over: thresholds on an uncertainty signal, averaged over the latest tokens of the model that writes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from edgedecode.errors import InputError
+
+from .signals import SIGNALS
+
+__all__ = ["EAD_DWELL", "EAD_WINDOW", "SwitchRule", "Uncertainty"]
+
+EAD_WINDOW, EAD_DWELL = 5, 10
+"""Window and dwell of the paper on entropy-adaptive decoding (2502.06833), in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRule:
+    """Hand over to the target at a mean signal of `up` or more, and back to the draft model at `down` or less.
+
+    signal: a name of `SIGNALS`. window: tokens that the mean is taken over, those since the last switch. dwell: tokens
+    that a model writes at least before the next switch. The draft model's own dwell is 1: it is asked before each
+    token, and a token that it is unsure of is the target's. Raises InputError for values out of range.
+    """
+
+    up: float
+    down: float = math.inf
+    signal: str = "entropy"
+    window: int = 1
+    dwell: int = 1
+
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise InputError(f"no signal is called {self.signal!r}: there are {', '.join(SIGNALS)}")
+        if not (self.up >= 0 and self.down >= 0):
+            raise InputError(f"switching thresholds are 0 or more, not {self.up} and {self.down}")
+        if not (1 <= self.window <= 1024 and 1 <= self.dwell <= 1024):
+            raise InputError(f"window {self.window} or dwell {self.dwell} is out of range: 1 to 1024 tokens")
+
+
+class Uncertainty:
+    """The signal's mean over the latest tokens of the model that writes, and whether it is time to switch."""
+
+    def __init__(self, rule: SwitchRule) -> None:
+        self._rule = rule
+        self._recent: deque[float] = deque(maxlen=rule.window)
+        self._written = 0
+
+    def reset(self) -> None:
+        """Start over: another model writes now."""
+        self._recent.clear()
+        self._written = 0
+
+    def unsure(self, value: float) -> bool:
+        """Return whether the draft model should not write the token whose signal is `value`; else count the token."""
+        self._recent.append(value)
+        return not self._mean() < self._rule.up  # also for damaged logits
+
+    def sure(self, value: float) -> bool:
+        """Count a token of the target with this signal; return whether the draft model should write the next one."""
+        self._recent.append(value)
+        self._written += 1
+        return self._written >= self._rule.dwell and self._mean() <= self._rule.down
+
+    def _mean(self) -> float:
+        return math.fsum(self._recent) / len(self._recent)

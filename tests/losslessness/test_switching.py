@@ -1,0 +1,103 @@
+"""Entropy switching on real models: every token is the choice of the model that is named as its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+import edgedecode
+from edgedecode import Pair, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.switching.signals import entropy
+
+PROMPTS = (
+    "Extract age, job as JSON.\nUma Evans is 61 years old, lives in Berlin and works as a pilot.",
+    "What will the weather be in Oslo on Tuesday?",
+    "Tell me a short story about a horse named David.",
+    "Sort these words: pear, apple, melon, grape.",
+)
+UP = 0.3
+GREEDY = SamplingOptions()
+NEAR_TIE = 4.0
+"""Largest gap of a near tie, in multiples of the kernels' noise: as in `eval --equality`."""
+
+
+@pytest.fixture(scope="module", params=["onnx", "llama"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pytest.importorskip({"onnx": "onnxruntime", "llama": "llama_cpp"}[request.param])
+    with edgedecode.load(runtime=request.param) as made:
+        yield made
+
+
+def one_row_logits(model: LanguageModel, tokens: Sequence[int], start: int) -> list[FloatArray]:
+    """Return the logits after tokens[: start], tokens[: start + 1] and so on, one row a pass."""
+    state, rows = model.new_state(len(tokens) + 1), []
+    model.forward(tokens[: start - 1], state, rows="none")
+    state.keep(range(start - 1))
+    for token in tokens[start - 1 : -1]:
+        rows.append(model.forward([token], state).logits[0].copy())
+        state.keep([0])
+    state.close()
+    return rows
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_switching_emits_the_choice_of_the_model_that_is_named(pair: Pair, check: bool) -> None:
+    noise = 0.0 if pair.target.card.row_invariant else pair.manifest.models["target"].kernel_noise or 0.05
+    options = SessionOptions(sampling=GREEDY, switch=SwitchOptions(threshold=UP, check=check))
+    assert pair.draft is not None
+    models = {"target": pair.target, "draft": pair.draft}
+    counts = {"target": 0, "draft": 0}
+    for prompt in PROMPTS:
+        with pair.session(options) as session:
+            chunks = [*session.stream(prompt, max_tokens=48)]
+            tokens, stats = session.tokens, session.stats
+        sources = [chunk.source for chunk in chunks for _ in chunk.tokens]
+        answer = [token for chunk in chunks for token in chunk.tokens]
+        start = tokens.index(answer[0], stats.prompt_tokens)
+        sequence = [*tokens[:start], *answer]
+        rows = {name: one_row_logits(model, sequence, start) for name, model in models.items()}
+        verified = {"target", "model", "trim", "suffix"}
+        ends = pair.manifest.end_ids
+        for place, (token, source) in enumerate(zip(answer, sources, strict=True)):
+            # With the check, only a last stretch that ends the answer is not the target's own.
+            last_stretch = source == "draft" and answer[-1] in ends and set(sources[place:]) == {"draft"}
+            by_target = source in verified or (check and not last_stretch)
+            row = rows["target" if by_target else "draft"][place][: pair.tokenizer.size]
+            assert row.max() - row[token] <= NEAR_TIE * noise, (prompt, place, source)
+            if not by_target and pair.target.card.row_invariant:
+                assert entropy(row) < UP
+            counts["target" if by_target else "draft"] += 1
+    assert counts["target"] > 5
+    assert counts["draft"] > (2 if check else 20)
+
+
+def test_switching_draws_the_same_text_for_the_same_seed(pair: Pair) -> None:
+    options = SessionOptions(
+        sampling=SamplingOptions(temperature=0.8), seed=11, switch=SwitchOptions(threshold=0.5), drafter="none"
+    )
+    texts = []
+    for _ in range(2):
+        with pair.session(options) as session:
+            texts.append([session.generate(prompt, max_tokens=32).tokens for prompt in PROMPTS[:2]])
+    assert texts[0] == texts[1]
+
+
+def test_switching_reads_no_prompt_with_the_target_while_the_draft_model_is_sure(pair: Pair) -> None:
+    with pair.session(SessionOptions(switch=SwitchOptions(threshold=1e9))) as session:
+        session.generate(PROMPTS[0], max_tokens=16)
+        assert session.stats.rounds == 0
+        assert session.stats.unverified_tokens > 0
+    with pair.session(SessionOptions(switch=SwitchOptions(threshold=UP))) as session:
+        before = session.generate(PROMPTS[0], max_tokens=48)
+        again = session.generate(PROMPTS[1], max_tokens=48)
+    with pair.session(
+        SessionOptions(switch=SwitchOptions(threshold=UP)),
+        messages=(
+            edgedecode.Message("user", PROMPTS[0]),
+            edgedecode.Message("assistant", before.text),
+        ),
+    ) as fresh:
+        assert fresh.generate(PROMPTS[1], max_tokens=48).text == again.text

@@ -1,0 +1,157 @@
+"""Entropy switching: signals, the rule, and the loop in which the draft model writes what it is sure of."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode import CapabilityError, InputError, Rule, SessionOptions, SwitchOptions
+from edgedecode.sampling.row_draw import NumpyRowDraw
+from edgedecode.switching.rule import SwitchRule, Uncertainty
+from edgedecode.switching.signals import SIGNALS, entropy
+from edgedecode.testing import toy_pair
+
+PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
+
+
+def test_entropy_of_known_distributions() -> None:
+    assert entropy(np.zeros(8, np.float32)) == pytest.approx(math.log(8))
+    assert entropy(np.array([0, -np.inf, -np.inf], np.float32)) == pytest.approx(0, abs=1e-12)
+    p = np.array([0.5, 0.25, 0.25])
+    assert entropy(np.log(p).astype(np.float32) + 7) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_signal_is_larger_for_a_flatter_row(name: str) -> None:
+    rows = [np.array([scale, 0, 0, -1], np.float32) for scale in (9, 3, 1, 0)]
+    values = [SIGNALS[name](row, NumpyRowDraw()) for row in rows]
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+
+
+def test_uncertainty_averages_the_window_and_starts_over_at_a_switch() -> None:
+    uncertainty = Uncertainty(SwitchRule(up=1.0, window=3))
+    assert [uncertainty.unsure(value) for value in (0, 2, 0.9, 0.2, 1.9)] == [False, True, False, True, True]
+    uncertainty.reset()
+    assert not uncertainty.unsure(0.5)
+
+
+def test_uncertainty_keeps_the_target_for_its_dwell_and_until_it_is_sure() -> None:
+    uncertainty = Uncertainty(SwitchRule(up=1.0, down=0.5, dwell=3))
+    assert [uncertainty.sure(value) for value in (0, 0, 0.6, 0.5)] == [False, False, False, True]
+    free = Uncertainty(SwitchRule(up=1.0))
+    assert free.sure(99.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SwitchRule(up=-1),
+        lambda: SwitchRule(up=math.nan),
+        lambda: SwitchRule(up=1, signal="mood"),
+        lambda: SwitchRule(up=1, dwell=0),
+        lambda: SwitchRule(up=1, window=5000),
+        lambda: SwitchOptions(quality=0),
+        lambda: SwitchOptions(quality=1.01),
+        lambda: SwitchOptions(threshold=-0.1),
+        lambda: SwitchOptions(threshold=math.nan),
+        lambda: SwitchOptions(quality=0.9, threshold=1),
+    ],
+)
+def test_switching_values_out_of_range_are_refused(make: object) -> None:
+    with pytest.raises(InputError):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+def test_switching_at_threshold_zero_is_decoding_by_the_target(sampled: bool, check: bool) -> None:
+    sampling = edgedecode.SamplingOptions(temperature=0.9 if sampled else 0.0)
+    texts = []
+    for switch in (None, SwitchOptions(threshold=0.0, check=check)):
+        with toy_pair() as pair, pair.session(SessionOptions(seed=3, sampling=sampling, switch=switch)) as session:
+            texts.append(session.generate("hello", max_tokens=60).tokens)
+            assert session.stats.unverified_tokens == session.stats.taken_back == 0
+            assert session.stats.target_share == 1
+    assert texts[0] == texts[1]
+
+
+def test_switching_with_a_check_shows_the_targets_text() -> None:
+    """Whatever the threshold: only a last stretch that ends the answer is not checked."""
+    for threshold in (0.0, 0.5, 2.0, 1e9):
+        with toy_pair() as pair:
+            with pair.session(SessionOptions(drafter="none", ignore_eos=True)) as session:
+                plain = session.generate("hello", max_tokens=60).tokens
+            options = SessionOptions(switch=SwitchOptions(threshold=threshold, check=True), ignore_eos=True)
+            with pair.session(options) as session:
+                assert session.generate("hello", max_tokens=60).tokens == plain
+                assert session.stats.unverified_tokens == 0
+                assert session.stats.taken_back == 0 or threshold > 0
+                assert session.stats.taken_back > 0 or threshold < 1e9
+
+
+def test_switching_off_the_target_is_decoding_by_the_draft_model() -> None:
+    options = SessionOptions(switch=SwitchOptions(threshold=1e9), ignore_eos=True)
+    with toy_pair() as pair, pair.session(options) as session:
+        answer = session.generate("hello", max_tokens=60)
+        stats = session.stats
+    assert stats.unverified_tokens == 60
+    assert stats.rounds == stats.switches == stats.verified_tokens == 0
+    assert answer.tokens
+    assert stats.tokens_per_second > 0
+
+
+def test_switching_is_named_in_the_statistics() -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1.0))) as session:
+        chunks = [*session.stream("hello", max_tokens=80)]
+        stats = session.stats
+    assert stats.mode == "switch"
+    by_source = {source: sum(len(c.tokens) for c in chunks if c.source == source) for source in ("draft", "target")}
+    assert by_source["draft"] == stats.unverified_tokens
+    assert stats.tokens == sum(len(chunk.tokens) for chunk in chunks)
+    assert stats.as_dict()["switches"] == stats.switches
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (SessionOptions(switch=SwitchOptions(), reproducible=True), "reproducible"),
+        (SessionOptions(switch=SwitchOptions(), rule=Rule.RATIO), "match rule"),
+    ],
+)
+def test_switching_with_options_that_exclude_it_is_refused(options: SessionOptions, words: str) -> None:
+    with toy_pair() as pair, pytest.raises(CapabilityError, match=words):
+        pair.session(options)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 1e9])
+def test_switching_counts_the_tokens_up_to_a_stop_string(threshold: float) -> None:
+    options = SessionOptions(switch=SwitchOptions(threshold=threshold), ignore_eos=True, seed=1)
+    with toy_pair() as pair, pair.session(options) as session:
+        text = session.generate("hello", max_tokens=60).text
+        stop = text[10:12]
+        session.reset()
+        answer = session.generate("hello", max_tokens=60, stop=[stop])
+        assert answer.text == text[: text.index(stop)]
+        assert session.stats.tokens == len(answer.tokens)
+
+
+def test_switching_continues_with_the_target_when_the_draft_model_is_released() -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1e9))) as session:
+        session.generate("hello", max_tokens=8)
+        assert pair.shared.give_back_drafts()
+        pair.shared.pressure.looked()
+        answer = session.generate("hello again", max_tokens=8)
+        assert answer.tokens
+        assert session.stats.unverified_tokens == len(answer.tokens), "memory is not short: the draft model is back"
+
+
+def test_switching_needs_a_draft_model() -> None:
+    with toy_pair() as pair:
+        models = {"target": pair.manifest.models["target"]}
+        object.__setattr__(pair.manifest, "models", models)
+        with pytest.raises(CapabilityError, match="export it with --draft"):
+            pair.session(SessionOptions(switch=SwitchOptions()))
