@@ -151,7 +151,7 @@ def _add_switching_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--switch-check",
         action="store_true",
-        help="with --mode switch: when the target takes over, it verifies what the draft model wrote before it is shown",
+        help="with --mode switch: the target verifies, when it takes over, what the draft model wrote",
     )
 
 
