@@ -8,7 +8,7 @@ from pathlib import Path
 from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import Command, name_list, positive_count, real_number, scaled_name, seed, whole_number
 from edgedecode.decoding.policy import MAX_DRAFT
-from edgedecode.export.cli.plot_file import check_plot
+from edgedecode.plot_file import check_plot
 
 from .peers.peer import PEERS
 

@@ -59,11 +59,12 @@ HEAVY = {"huggingface_hub", "matplotlib", "tqdm"}
 ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
 EXPORT = CORE | TRAINING | {"huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
-APPS = {"numpy", "rich"}
+APPS = {"matplotlib", "numpy", "rich"}
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
 ASKED_LAZILY = {  # inside functions of these files, and nowhere else in the core
     Path("edgedecode/pack/hub.py"): "huggingface_hub",
     Path("edgedecode/memory/process_memory.py"): "psutil",
+    Path("edgedecode/plot_file.py"): "matplotlib",
 }
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer, never in our process
 

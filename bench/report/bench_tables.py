@@ -9,7 +9,7 @@ from statistics import mean
 from typing import TypeAlias, TypeVar
 
 from edgedecode.apps.terminal import table_console
-from edgedecode.export.cli.plot_file import write_plot
+from edgedecode.plot_file import write_plot
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgedecode.export.cli.plot_file import write_plot
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.plot_file import write_plot
 
 from ..sweep.sweep_runs import Chat, SweepRun
 from .bench_tables import Report

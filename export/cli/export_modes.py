@@ -6,10 +6,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgedecode.plot_file import check_plot, write_plot
+
 from ..frameworks import require_frameworks
 from .common import refuse_others
 from .pack_options import read_span
-from .plot_file import check_plot, write_plot
 
 if TYPE_CHECKING:
     from .display import Report

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, positive_count, real_number, seed
+from edgedecode.plot_file import check_plot, write_plot
 
 from .common import notices_shown, pack_is_there, quiet, refuse_others
-from .plot_file import check_plot, write_plot
 
 if TYPE_CHECKING:
     from ..trim.sweep import TrimRequest

@@ -237,7 +237,7 @@ def test_memory_sweep_refuses_bad_input(
 
 
 def missing_plot(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: None)
+    monkeypatch.setattr("edgedecode.plot_file.find_spec", lambda name: None)
     return "pip install 'edgedecode[plot]'"
 
 

@@ -14,12 +14,12 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.engines.text_scores import ScoredText, Scores
 from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
-from edgedecode.export.cli.plot_file import check_plot, write_plot
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.recipes.comparison import Comparison, Result
 from edgedecode.export.recipes.pass_speeds import Speeds
 from edgedecode.export.recipes.scored_texts import read_texts
+from edgedecode.plot_file import check_plot, write_plot
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -202,13 +202,13 @@ def test_check_plot_refuses_unusable_paths(tmp_path: Path, monkeypatch: pytest.M
     for name, expected in (("x.pdf", "charts are .svg or .png files"), ("no/such/folder/x.svg", "there is no folder")):
         with pytest.raises(InputError, match=expected):
             check_plot(tmp_path / name)
-    monkeypatch.setattr("edgedecode.export.cli.plot_file.tempfile.TemporaryFile", full)
-    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: name)
+    monkeypatch.setattr("edgedecode.plot_file.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("edgedecode.plot_file.find_spec", lambda name: name)
     with pytest.raises(InputError, match=r"x\.png cannot be written: No space left on device"):
         check_plot(tmp_path / "x.png")
 
 
 def test_check_plot_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: None)
+    monkeypatch.setattr("edgedecode.plot_file.find_spec", lambda name: None)
     with pytest.raises(RuntimeUnavailable, match=r"--plot needs matplotlib.*pip install 'edgedecode\[plot\]'"):
         check_plot(tmp_path / "x.svg")
