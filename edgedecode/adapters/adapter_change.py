@@ -69,6 +69,7 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
         else:
             check_fits(found, _projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
         place = root / adapter_folder(name)
+        _check_place(place, source, manifest)
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         try:
             if found is None:
@@ -146,6 +147,22 @@ def remove_adapter(root: Path, name: str) -> AdapterEntry:
             with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
     return entry
+
+
+def _check_place(place: Path, source: Path, manifest: Manifest) -> None:
+    """Raise InputError if replacing the folder `place` would remove the source, or files that the pack lists.
+
+    The pack may be copied to a file system that ignores case, where "Formal" and "formal" are one folder.
+    """
+    begins = f"{ADAPTERS}/{place.name}/".lower()
+    if taken := [each for each in manifest.files if each.lower().startswith(begins)]:
+        raise InputError(f"the pack has the file {taken[0]}, which is in the adapter's place: use another name")
+    if not place.exists():
+        return
+    for each in (source, source / CONFIG, source / WEIGHTS):
+        real = each.resolve()
+        if any(folder.exists() and folder.samefile(place) for folder in (real, *real.parents)):
+            raise InputError(f"{each} is in {place}, which the pack's copy replaces: move it out of the pack first")
 
 
 def _own_manifest(root: Path) -> Manifest:

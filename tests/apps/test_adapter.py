@@ -178,6 +178,36 @@ def test_adapter_that_the_draft_model_cannot_take_changes_nothing(
     assert contents(pack) == before
 
 
+def test_adapter_add_keeps_a_source_in_the_place_of_the_copy(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a folder of which only a file is there, through a link."""
+    own = write_peft(pack / "adapters" / "odd", seed=1)
+    linked = write_peft(tmp_path / "linked", seed=1)
+    (linked / WEIGHTS).unlink()
+    (linked / WEIGHTS).symlink_to(own / WEIGHTS)
+    before = contents(pack)
+    for source in (own, linked, own / ".." / "odd"):
+        assert main(["adapter", "add", str(pack), f"odd={source}"]) == 1
+        err = capsys.readouterr().err
+        assert "move it out of the pack first" in err
+        assert err.count("\n") == 1
+        assert contents(pack) == before
+    assert main(["adapter", "add", str(pack), f"even={own}"]) == 0
+
+
+def test_adapter_add_refuses_a_name_that_differs_from_anothers_in_case(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a file system that ignores case, the one would replace the other."""
+    odd = write_peft(tmp_path / "odd", seed=1)
+    assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 0
+    before = contents(pack)
+    assert main(["adapter", "add", str(pack), f"Odd={odd}"]) == 1
+    assert "the pack has the file adapters/odd/" in capsys.readouterr().err
+    assert contents(pack) == before
+
+
 @pytest.mark.parametrize(
     "words", [["add"], ["add", "pack"], ["add", "pack", "odd"], ["add", "pack", "=x"], ["remove"], []]
 )
