@@ -65,11 +65,12 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
     table = Table(*("adapter", "for", "rank", "alpha", "projections", "active from", "size", "engines"))
     for name, each in manifest.adapters.items():
         listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
-        graphs = manifest.models[each.role].graphs.values()
-        both = each.config and any("lora" in graph.capabilities for graph in graphs)
+        model = manifest.models[each.role]
+        onnx = each.config and any("lora" in graph.capabilities for graph in model.graphs.values())
+        engines = ["onnx"] * bool(onnx) + ["llama"] * bool(model.gguf or model.gguf_plan)
         start = "its invocation tokens" if each.invocation else "the first token"
         facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
-        table.add_row(*facts, format_nbytes(sum(listed)), "onnx, llama" if both else "llama")
+        table.add_row(*facts, format_nbytes(sum(listed)), ", ".join(engines))
     console = table_console()
     if manifest.adapters:
         console.print(table)

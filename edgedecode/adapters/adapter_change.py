@@ -137,7 +137,10 @@ def remove_adapter(root: Path, name: str) -> AdapterEntry:
         if entry is None:
             known = ", ".join(manifest.adapters) or "none"
             raise InputError(f"the pack has no adapter {name!r}; it has: {known}")
-        gone = tuple(each for each in (entry.file, entry.config) if each)
+        shared = {
+            file for other, each in manifest.adapters.items() if other != name for file in (each.file, each.config)
+        }
+        gone = tuple(each for each in (entry.file, entry.config) if each and each not in shared)
         _replace(root, name, None, listed={}, gone=gone)
         for each in gone:
             if each in manifest.files:  # else it is outside the pack, where it was imported from

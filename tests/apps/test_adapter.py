@@ -208,6 +208,32 @@ def test_adapter_add_refuses_a_name_that_differs_from_anothers_in_case(
     assert contents(pack) == before
 
 
+def test_adapter_remove_keeps_files_that_another_adapter_uses(pack: Path, tmp_path: Path) -> None:
+    assert main(["adapter", "add", str(pack), f"odd={write_peft(tmp_path / 'odd', seed=1)}"]) == 0
+    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
+    value["adapters"]["twin"] = value["adapters"]["odd"]
+    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    assert main(["adapter", "remove", str(pack), "odd"]) == 0
+    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+        assert pair.adapter("twin").name == "twin"
+    assert main(["adapter", "remove", str(pack), "twin"]) == 0
+    assert not (pack / "adapters" / "odd" / WEIGHTS).exists()
+
+
+def test_adapter_list_names_the_engines_that_the_model_has(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["adapter", "add", str(pack), f"odd={write_peft(tmp_path / 'odd', seed=1)}"]) == 0
+    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
+    value["models"]["target"].pop("gguf_plan")
+    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["adapter", "list", str(pack)]) == 0
+    out = capsys.readouterr().out
+    assert "onnx" in out
+    assert "llama" not in out
+
+
 @pytest.mark.parametrize(
     "words", [["add"], ["add", "pack"], ["add", "pack", "odd"], ["add", "pack", "=x"], ["remove"], []]
 )
