@@ -13,7 +13,9 @@ from typing import overload
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.pack_lock import opening
 from edgedecode.turns import FairLock
 
 from .adapter_parts import FLOAT_NBYTES
@@ -131,7 +133,8 @@ class PackAdapters:
         """Load an adapter if necessary, and return the form of it that the model's passes take. name: None for none.
 
         The caller must hold it in the same turn, or it may be evicted. Raises ManifestError for an unknown name or a
-        damaged file, CapabilityError if the engine or the open graph does not take the adapter, BudgetExceeded.
+        damaged file, CapabilityError if the engine or the open graph does not take the adapter, or its files were
+        changed since the pack was opened, BudgetExceeded.
         """
         if name is None:
             return None
@@ -174,7 +177,9 @@ class PackAdapters:
                 f"the adapter {name!r} is for the {entry.role} and cannot be used with the {self._role}"
             )
         file, config = self._manifest.adapters[name].file, self._manifest.adapters[name].config
-        digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
+        with opening(self._root):  # the digest is the manifest's: KV caches under it must not meet other matrices
+            check_unchanged(self._manifest, self._root, {file, config})
+            digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
 
     def _add_file(self, name: str, file: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 import edgedecode
 from edgedecode import Message, Pair, SamplingOptions, Session, SessionOptions
+from edgedecode.adapters.peft_folder import WEIGHTS
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -260,6 +261,28 @@ def test_two_names_of_one_adapter_are_evicted_apart(pack: Path, tmp_path: Path) 
         assert set(adapters_of(pair)) == {"ordinary", "twin"}
         pair.turn.run(pair.budget.give_back)
         assert set(adapters_of(pair)) == {"ordinary"}
+        session.reset()
+        assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: Path, tmp_path: Path) -> None:
+    """Its digest is that of the manifest when the pack was opened, and so is that of the KV caches."""
+    pytest.importorskip(ENGINES[engine])
+    own = tmp_path / "pack"
+    shutil.copytree(pack, own)
+    with edgedecode.load(own, runtime=engine, adapters=True) as pair, pair.session(options("ordinary")) as session:
+        first = session.generate(PROMPTS[0], max_tokens=8)
+        session.use_adapter(None)
+        pair.turn.run(pair.budget.give_back)
+        assert not adapters_of(pair)
+        place, kept = own / "adapters" / "ordinary" / WEIGHTS, tmp_path / "kept"
+        place.replace(kept)
+        shutil.copyfile(own / "adapters" / "another" / WEIGHTS, place)
+        with pytest.raises(CapabilityError, match="were changed since the pack was opened"):
+            session.use_adapter("ordinary")
+        kept.replace(place)
+        session.use_adapter("ordinary")
         session.reset()
         assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
 
