@@ -33,6 +33,9 @@ _NAME = re.compile(
 _PLAIN = re.compile(r"[\w.]+")
 _REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias", "use_qalora")
 """Options of LoRA that do more than add a product of two matrices."""
+_KEEP_BASE = ("gaussian", "eva", "orthogonal")
+"""Initializations, besides true and false, that leave the base model's weights as they are. The others (PiSSA, OLoRA,
+CorDA, LoftQ) change them, so the adapter belongs to other weights."""
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 _Token = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -47,10 +50,14 @@ class _Config(msgspec.Struct):
     rank_pattern: dict[str, _Positive] | None = None
     alpha_pattern: dict[str, float] | None = None
     alora_invocation_tokens: list[_Token] | None = None
+    init_lora_weights: bool | str | None = None
+
+    def rank(self, module: str) -> int:
+        return int(_matching(self.rank_pattern, module, usual=self.r))
 
     def scale(self, module: str) -> float:
         """Return the factor of a module's product."""
-        rank = _matching(self.rank_pattern, module, usual=self.r)
+        rank = self.rank(module)
         alpha = _matching(self.alpha_pattern, module, usual=8.0 if self.lora_alpha is None else self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -81,11 +88,22 @@ class PeftAdapter:
         return 2 * len(self._scales)
 
     def matrices(self) -> list[LowRank]:
-        """Return each projection's change, with the scale in its second matrix."""
-        return [
-            LowRank(layer, module, self._file.array(down), self._file.array(up) * np.float32(scale))
-            for (layer, module), (down, up, scale) in self._scales.items()
-        ]
+        """Return each projection's change, with the scale in its second matrix.
+
+        Raises ManifestError for values that are not finite.
+        """
+        return [self._matrix(layer, module) for layer, module in self._scales]
+
+    def _matrix(self, layer: int, module: str) -> LowRank:
+        first, second, scale = self._scales[layer, module]
+        with np.errstate(over="ignore", invalid="ignore"):
+            down, up = self._file.array(first), self._file.array(second) * np.float32(scale)
+        if not (np.isfinite(down).all() and np.isfinite(up).all()):
+            raise ManifestError(
+                f"{self._file.path} has values for layer {layer} {module} that are not finite numbers, or too large "
+                f"ones for its scale of {scale:g}: save the adapter again"
+            )
+        return LowRank(layer, module, down, up)
 
 
 def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:
@@ -111,7 +129,12 @@ def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:
         shapes = [file.shape(both[side]) if side in both else () for side in "AB"]
         if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1] or shapes[0][0] < 1:
             raise ManifestError(f"{weights} has no matching matrices for layer {place[0]} {place[1]}: save it again")
-        rank = max(rank, shapes[0][0])
+        if shapes[0][0] != (wanted := settings.rank(modules[place])):
+            raise ManifestError(
+                f"{weights} has matrices of rank {shapes[0][0]} for layer {place[0]} {place[1]}, but {config.name} "
+                f"gives rank {wanted}: save the adapter again"
+            )
+        rank = max(rank, wanted)
         scales[place] = both["A"], both["B"], settings.scale(modules[place])
     if bad := [place for place, (_, _, scale) in scales.items() if not math.isfinite(scale)]:
         raise ManifestError(
@@ -140,6 +163,12 @@ def _read_config(path: Path) -> _Config:
                 f"the adapter {name} uses {', '.join(used)}, which is not supported: merge it into its base"
             )
         config = msgspec.convert(value, _Config, strict=False)
+        start = config.init_lora_weights
+        if isinstance(start, str) and start.lower() not in _KEEP_BASE:
+            raise ManifestError(
+                f"the adapter {name} was initialized with {start[:40]!r}, which changes the base model's weights too: "
+                f"convert it to an ordinary LoRA when saving it (path_initial_model_for_weight_conversion)"
+            )
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): give the folder that PEFT saved") from None
     except (ValueError, AttributeError, RecursionError, msgspec.ValidationError) as error:

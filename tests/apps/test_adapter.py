@@ -67,11 +67,25 @@ def damage(folder: Path) -> None:
         (lambda folder: (folder / CONFIG).unlink(), "cannot be read"),
         (rewrite(use_dora=True), "uses use_dora"),
         (rewrite(peft_type="IA3"), "is of type IA3"),
+        (rewrite(r=64), "but adapter_config.json gives rank 64"),
+        (rewrite(init_lora_weights="pissa"), "changes the base model's weights"),
+        (rewrite(lora_alpha=1e300), "that are not finite numbers"),
         (rewrite(alora_invocation_tokens=[999_999]), "the adapter is for another model"),
         (shutil.rmtree, "cannot be read"),
     ],
-    ids=["damaged", "no config", "DoRA", "another kind", "another tokenizer", "no folder"],
+    ids=[
+        "damaged",
+        "no config",
+        "DoRA",
+        "another kind",
+        "another rank",
+        "PiSSA",
+        "huge alpha",
+        "another tokenizer",
+        "no folder",
+    ],
 )
+@pytest.mark.filterwarnings("error")
 def test_adapter_add_that_fails_leaves_the_pack_unchanged(
     change: Callable[[Path], None],
     message: str,

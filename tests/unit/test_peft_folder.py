@@ -65,7 +65,9 @@ def test_peft_folder_in_every_number_type(tmp_path: Path, kind: str) -> None:
         ({"alpha_pattern": {"q_proj": 8}}, 4.0),
         ({"alpha_pattern": {"layers.0.self_attn.q_proj": 8}}, 4.0),
         ({"alpha_pattern": {"proj": 8, "k_proj": 9}}, 3.0),
-        ({"rank_pattern": {"q_proj": 3}}, 2.0),
+        ({"rank_pattern": {"q_proj": 2}, "r": 3}, 3.0),
+        ({"init_lora_weights": "Gaussian"}, 3.0),
+        ({"init_lora_weights": False}, 3.0),
     ],
     ids=str,
 )
@@ -90,6 +92,13 @@ def test_peft_invocation_tokens_are_kept(tmp_path: Path) -> None:
         ({"lora_alpha": float("nan")}, "the scale of .* is not a number"),
         ({"alpha_pattern": {"(a+)+$": 2}}, "only names are supported"),
         ({"alora_invocation_tokens": [-1]}, "alora_invocation_tokens"),
+        ({"r": 8}, "matrices of rank 2 for layer 0 q_proj, but adapter_config.json gives rank 8"),
+        ({"rank_pattern": {"q_proj": 3}}, "gives rank 3"),
+        ({"init_lora_weights": "pissa_niter_16"}, "'pissa_niter_16', which changes the base model's weights"),
+        ({"init_lora_weights": "olora"}, "changes the base model's weights"),
+        ({"init_lora_weights": "corda"}, "changes the base model's weights"),
+        ({"init_lora_weights": "loftq"}, "changes the base model's weights"),
+        ({"init_lora_weights": [1]}, "init_lora_weights"),
     ],
     ids=str,
 )
@@ -124,6 +133,24 @@ SPOILT = {
 def test_peft_weights_that_cannot_be_used(tmp_path: Path, spoilt: str) -> None:
     with pytest.raises(ManifestError) as raised:
         saved(tmp_path / "own", SPOILT[spoilt])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "alpha"),
+    [
+        ({LAYER.format(0, "self_attn.q_proj", "A"): DOWN + np.float32("inf")}, 6),
+        ({LAYER.format(0, "self_attn.q_proj", "B"): UP + np.float32("nan")}, 6),
+        ({}, 1e300),
+        ({}, 4e38),
+    ],
+    ids=["infinite", "nan", "alpha", "product"],
+)
+@pytest.mark.filterwarnings("error")
+def test_peft_values_that_are_not_finite(tmp_path: Path, tensors: dict[str, np.ndarray], alpha: float) -> None:
+    found = saved(tmp_path / "own", safetensors(pair() | tensors), lora_alpha=alpha)
+    with pytest.raises(ManifestError, match="layer 0 q_proj that are not finite numbers, or too large ones") as raised:
+        found.matrices()
     assert "\n" not in str(raised.value)
 
 
