@@ -11,6 +11,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.switching.rule import SwitchRule
 
 __all__ = [
     "BRANCHING",
@@ -56,21 +57,23 @@ class SwitchOptions:
     """Entropy switching: the draft model writes what it is sure of. Faster or smaller, and answers may be worse.
 
     quality: the share of the target's accuracy to keep, by the pack's calibrated curve (`edgedecode calibrate`); None:
-    DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve. check: the target verifies
-    what the draft model wrote when it takes over, before it is shown. Raises InputError for values out of range.
+    DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve; rule: any other rule. check:
+    the target verifies what the draft model wrote when it takes over, before it is shown. Raises InputError for values
+    out of range.
     """
 
     quality: float | None = None
     threshold: float | None = None
     check: bool = False
+    rule: SwitchRule | None = None
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 0 < self.quality <= 1:
             raise InputError(f"quality {self.quality} is out of range: above 0, at most 1 (the target's accuracy)")
         if self.threshold is not None and not self.threshold >= 0:
             raise InputError(f"switching threshold {self.threshold} is out of range: 0 or more")
-        if self.quality is not None and self.threshold is not None:
-            raise InputError("a quality and a threshold both decide when to switch: leave one of the two out")
+        if sum(each is not None for each in (self.quality, self.threshold, self.rule)) > 1:
+            raise InputError("a quality, a threshold and a rule each decide when to switch: give one of them")
 
 
 @dataclass(frozen=True, slots=True)

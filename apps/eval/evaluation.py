@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgedecode import InputError, Message, Pair, load
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.errors import CapabilityError
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.gate import is_downloaded
-from edgedecode.pack.hub import BUNDLED_PACK, find_pack
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
+from ..manifest_results import save_result, saves_by_default
 from ..terminal import progress
 from .equality_tables import equality_json, equality_verdict, quantization, show_equality
 from .greedy_texts import EncodedPrompt
@@ -69,7 +68,7 @@ def run_evaluation(arguments: Namespace) -> int:
     if arguments.kv_types:
         lines += _compare_kv_types(found, prompts, roles, manifest=manifest, root=root, arguments=arguments)
     saves = bool(found.equality or found.kv_types)
-    saves = saves and (_saves_by_itself(root) if arguments.save is None else arguments.save)
+    saves = saves and (saves_by_default(root) if arguments.save is None else arguments.save)
     if saves:
         save_found(root, found)
     saved = f" (saved in {root}'s manifest)" if saves else ""
@@ -81,28 +80,17 @@ def run_evaluation(arguments: Namespace) -> int:
     return EQUAL if equal and bool(found.kv_types) >= arguments.kv_types else DIFFERENT
 
 
-def _saves_by_itself(root: Path) -> bool:
-    """Tell whether a pack is the user's own and writable: not the bundled one, not one downloaded from the hub."""
-    shared = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
-    return not shared and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
-
-
 def save_found(root: Path, found: Found) -> None:
     """Write each role's results into the manifest. Raises ManifestError if it cannot be written."""
-    path = root / MANIFEST_NAME
-    try:
-        with changing(root):
-            value = json.loads(path.read_text(encoding="utf-8"))  # raw JSON, to keep keys of newer versions
-            for role, equality in found.equality.items():
-                value["models"][role]["equality"] = asdict(equality)
-            for role, types in found.kv_types.items():
-                entry = value["models"][role]
-                entry["parity"] = {**entry.get("parity", {}), **kv_numbers(types)}
-            replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise ManifestError(
-            f"the result cannot be saved in {path} ({error.strerror or error}): give --no-save"
-        ) from None
+
+    def change(value: dict[str, Any]) -> None:
+        for role, equality in found.equality.items():
+            value["models"][role]["equality"] = asdict(equality)
+        for role, types in found.kv_types.items():
+            entry = value["models"][role]
+            entry["parity"] = {**entry.get("parity", {}), **kv_numbers(types)}
+
+    save_result(root, change)
 
 
 def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest, arguments: Namespace) -> Equality:

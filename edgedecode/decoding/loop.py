@@ -130,7 +130,7 @@ def decode(
 
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
         room, proposed = state.capacity - state.length, now
-        drafts = verdict is not None and (switching is None or (verdict.verified and not len(draft)))
+        drafts = verdict is not None and (switching is None or (switching.speculates and not len(draft)))
         asked = drafting if drafting is not None and drafts and drafting.asks() else None
         if asked is not None:
             left = limit - len(tokens) - 1

@@ -20,6 +20,11 @@ class Switching(Protocol):
         """Whether the target verifies what the draft model wrote when it takes over, before it is shown."""
         ...
 
+    @property
+    def speculates(self) -> bool:
+        """Whether the target's tokens are drafted: only where it writes several before it hands back."""
+        ...
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a generation after `tokens`: the draft model writes first."""
         ...

@@ -18,6 +18,8 @@ ALWAYS_TARGET = 0.0
 
 def switch_rule(asked: SwitchOptions, manifest: Manifest) -> SwitchRule:
     """Return the rule for these options; a missing or foreign curve, or one that lacks the quality, gives a notice."""
+    if asked.rule is not None:
+        return asked.rule
     if asked.threshold is not None:
         return SwitchRule(up=asked.threshold)
     curve, quality = manifest.switching, DEFAULT_QUALITY if asked.quality is None else asked.quality

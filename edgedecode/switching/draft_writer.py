@@ -48,6 +48,10 @@ class DraftWriter:
         """Whether the draft model writes now."""
         self.state = join_state(setting, model, USER)
 
+    @property
+    def speculates(self) -> bool:
+        return self.rule.dwell > 1 or not math.isinf(self.rule.down)
+
     def begin(self, tokens: Sequence[int]) -> None:
         self.state.begin(tokens)
         self._sampler.begin(tokens)

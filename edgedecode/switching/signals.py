@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+from zlib import crc32
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.sampling.row_draw import Leading, RowDraw
 
-__all__ = ["SIGNALS", "Signal", "entropy"]
+__all__ = ["CONTROL", "SIGNALS", "Signal", "entropy"]
 
 _NEGLIGIBLE = np.float32(-80)
 """A logit this far below the largest one has no weight; a logit of minus infinity counts as this."""
@@ -42,5 +43,11 @@ def _rivalry(row: FloatArray, draw: RowDraw) -> float:
     return math.exp(-leading.margin)
 
 
-SIGNALS: Mapping[str, Signal] = {"entropy": entropy, "doubt": _doubt, "rivalry": _rivalry}
+def _chance(row: FloatArray, _draw: RowDraw) -> float:
+    """Return a pseudo-random number from 0 to 1: a control, which any signal must beat."""
+    return crc32(row[:64].tobytes()) / 0xFFFFFFFF
+
+
+CONTROL = "chance"
+SIGNALS: Mapping[str, Signal] = {"entropy": entropy, "doubt": _doubt, "rivalry": _rivalry, CONTROL: _chance}
 """By name, as calibrated curves and options name them."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edgedecode import ContextExceeded, InputError, Pair
+from edgedecode.apps import manifest_results
 from edgedecode.apps.eval import evaluation
 from edgedecode.apps.eval.greedy_texts import EncodedPrompt
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
@@ -297,7 +298,7 @@ def test_eval_that_is_interrupted_leaves_the_pack_unchanged(
 def test_eval_writes_the_bundled_pack_only_with_save(
     engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "BUNDLED_PACK", tmp_path)
+    monkeypatch.setattr(manifest_results, "BUNDLED_PACK", tmp_path)
     assert evaluate(tmp_path, "--role", "target") == 0
     assert Manifest.load(tmp_path).models["target"].equality is None
     assert evaluate(tmp_path, "--role", "target", "--save") == 0

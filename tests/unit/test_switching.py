@@ -11,7 +11,7 @@ import edgedecode
 from edgedecode import CapabilityError, InputError, Rule, SessionOptions, SwitchOptions
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.switching.rule import SwitchRule, Uncertainty
-from edgedecode.switching.signals import SIGNALS, entropy
+from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
 from edgedecode.testing import toy_pair
 
 PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
@@ -24,7 +24,7 @@ def test_entropy_of_known_distributions() -> None:
     assert entropy(np.log(p).astype(np.float32) + 7) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", [name for name in SIGNALS if name != CONTROL])
 def test_signal_is_larger_for_a_flatter_row(name: str) -> None:
     rows = [np.array([scale, 0, 0, -1], np.float32) for scale in (9, 3, 1, 0)]
     values = [SIGNALS[name](row, NumpyRowDraw()) for row in rows]

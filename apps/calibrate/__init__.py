@@ -1,0 +1,1 @@
+"""The verb `calibrate`: measure the switching curve of a pack."""

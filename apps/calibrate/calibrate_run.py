@@ -1,0 +1,179 @@
+"""Run a calibration: choose a signal and thresholds, measure the curve, check it on other prompts, save it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.errors import CapabilityError
+from edgedecode.options import DEFAULT_QUALITY
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.integrity import models_digest
+from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
+from edgedecode.plot_file import check_plot
+from edgedecode.switching.rule import EAD_DWELL, EAD_WINDOW, SwitchRule
+from edgedecode.switching.signals import CONTROL
+
+from ..machine import engine_versions
+from ..manifest_results import save_result, saves_by_default
+from ..terminal import progress
+from ..verb_options import open_pair
+from .curve_tables import plot_curve, show_curve, show_held_out, verdict
+from .questions import read_questions
+from .switch_arms import SPECULATION, TARGET, ArmResult, Question, measure_arms, point_of, quality_low
+from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
+
+__all__ = ["Calibrated", "calibrated", "run_calibration"]
+
+LEAST = 20
+"""Fewest questions of each half: with fewer, an interval says nothing."""
+GREEDY = SamplingOptions(temperature=0.0)
+PLAIN = SessionOptions(sampling=GREEDY, drafter="none")
+NEVER = 1e9
+"""A threshold that no signal reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A curve, the arms it was measured with, and arms on the held-out questions."""
+
+    curve: SwitchCurve
+    arms: Mapping[str, ArmResult]
+    held_out: Mapping[str, ArmResult]
+    chosen: SwitchPoint | None
+    """The point of the default quality; None: no threshold keeps it."""
+
+
+def run_calibration(arguments: Namespace) -> int:
+    """Calibrate, print the tables, save the curve; return the exit code."""
+    if arguments.pack is not None and arguments.model is not None:
+        raise InputError(f"two packs are named, {arguments.pack!r} and {arguments.model!r}: name one of them")
+    arguments.model = arguments.pack or arguments.model
+    if arguments.plot is not None:
+        check_plot(Path(arguments.plot))
+    questions = read_questions(Path(arguments.prompts), limit=arguments.limit)
+    root = find_pack(arguments.model)
+    with open_pair(arguments) as pair:
+        if "draft" not in pair.manifest.models:
+            raise CapabilityError("this pack has no draft model to switch to: export it with --draft")
+        found = calibrated(pair, questions, arguments)
+        name = pair.manifest.name
+    show_curve(found.curve, found.arms, name=name)
+    show_held_out(found.held_out)
+    saves = saves_by_default(root) if arguments.save is None else arguments.save
+    if saves:
+        save_result(root, lambda manifest: manifest.update(switching=asdict(found.curve)))
+    print(verdict(found.chosen, found.held_out, place=f"{root}'s manifest" if saves else None))
+    if arguments.plot is not None:
+        plot_curve(found.curve, found.arms, Path(arguments.plot), title=name)
+    if arguments.json:
+        print(json.dumps(_as_dict(found, root, saves=saves)))
+    return 0
+
+
+def calibrated(pair: Pair, questions: Sequence[Question], arguments: Namespace) -> Calibrated:
+    """Measure the curve on one half of the questions, and the chosen threshold with its peers on the other.
+
+    Raises InputError for too few questions, or if the target answers none of them correctly.
+    """
+    if len(questions) < 2 * LEAST:
+        raise InputError(f"{len(questions)} prompts are too few to calibrate with: give {2 * LEAST} or more")
+    choosing, held_out = questions[::2], questions[1::2]
+    limit = arguments.max_tokens
+    with progress("signals", len(choosing)) as advance:
+        found = _signals(pair, choosing, max_tokens=limit, advance=advance)
+    signal = best_signal(found) if arguments.signal == "auto" else arguments.signal
+    ups = thresholds(found.values[signal], arguments.points)
+    arms = {TARGET: PLAIN, SPECULATION: SessionOptions(sampling=GREEDY), "draft": _switched(SwitchRule(up=NEVER))}
+    arms |= {_name(up): _switched(SwitchRule(up=up, signal=signal)) for up in ups}
+    with progress("curve", len(arms) * len(choosing)) as advance:
+        results = measure_arms(pair, choosing, arms, max_tokens=limit, advance=advance)
+    target = results[TARGET]
+    if not any(target.correct):
+        raise InputError("the target answers none of these prompts correctly: give prompts that it can answer")
+    curve = SwitchCurve(
+        signal=signal,
+        window=1,
+        dwell=1,
+        points=tuple(point_of(up, results[_name(up)], target) for up in ups),
+        prompts=len(choosing),
+        prompts_digest=_digest(choosing),
+        target_accuracy=target.accuracy,
+        draft_accuracy=results["draft"].accuracy,
+        engine=f"{pair.runtime}: {engine_versions(pair.runtime)}",
+        models=models_digest(pair.manifest),
+        tokens=target.tokens,
+    )
+    chosen = curve.threshold(DEFAULT_QUALITY)
+    peers = {name: arms[name] for name in (TARGET, SPECULATION, "draft")}
+    if chosen is not None:
+        rule = SwitchRule(up=chosen.up, signal=signal)
+        peers["switch"] = _switched(rule)
+        peers["switch, checked"] = SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule, check=True))
+        peers["at random"] = _switched(SwitchRule(up=1 - chosen.target_share, signal=CONTROL))
+    ead = SwitchRule(up=float(np.quantile(found.values["entropy"], 0.75)), window=EAD_WINDOW, dwell=EAD_DWELL)
+    peers["paper's rule"] = _switched(replace(ead, down=ead.up))
+    with progress("held-out prompts", len(peers) * len(held_out)) as advance:
+        return Calibrated(
+            curve, results, measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance), chosen
+        )
+
+
+def _signals(
+    pair: Pair, questions: Sequence[Question], *, max_tokens: int, advance: Callable[[], None]
+) -> AnswerSignals:
+    """Return the draft model's signals on the target's answers."""
+    parts, row_draw, draft = [], pair.shared.row_draw(), pair.draft
+    assert draft is not None
+    for question in questions:
+        with pair.session(PLAIN, messages=question.history) as session:
+            answer = session.generate(question.prompt, max_tokens=max_tokens).tokens
+            prompt = session.tokens[: session.stats.prompt_tokens]
+        size = pair.tokenizer.size
+        parts.append(answer_signals(draft, prompt, answer, vocabulary_size=size, row_draw=row_draw))
+        advance()
+    return joined(parts)
+
+
+def _switched(rule: SwitchRule) -> SessionOptions:
+    return SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule))
+
+
+def _name(up: float) -> str:
+    return f"{up:.4g}"
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    texts = [[*((m.role, m.content) for m in question.history), question.prompt] for question in questions]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _as_dict(found: Calibrated, root: Path, *, saves: bool) -> dict[str, object]:
+    def figures(arms: Mapping[str, ArmResult]) -> dict[str, object]:
+        return {
+            name: {
+                "accuracy": arm.accuracy,
+                "target_share": arm.target_share,
+                "tokens_per_second": arm.speed,
+                "tokens": arm.tokens,
+                "taken_back": arm.taken_back,
+                "quality_low": quality_low(arm.correct, arms[TARGET].correct),
+            }
+            for name, arm in arms.items()
+        }
+
+    return {
+        "pack": str(root),
+        "saved": saves,
+        "curve": asdict(found.curve),
+        "chosen": None if found.chosen is None else asdict(found.chosen),
+        "calibration": figures(found.arms),
+        "held_out": figures(found.held_out),
+    }

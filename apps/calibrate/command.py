@@ -1,0 +1,73 @@
+"""The verb `calibrate`: measure what switching keeps of the target's accuracy, and save the curve."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+
+from edgedecode.commands import Command, positive_count
+from edgedecode.switching.signals import SIGNALS
+
+from ..verb_options import add_pack_options
+
+__all__ = ["command"]
+
+POINTS = 10
+
+
+class CalibrateCommand:
+    """Choose a signal and thresholds on one half of the prompts, and report the other half."""
+
+    name = "calibrate"
+    help = "measure the quality of switching between a pack's models, for --mode switch"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
+        parser.add_argument(
+            "--prompts",
+            required=True,
+            metavar="FILE",
+            help="questions with answers as jsonl, in a form that `edgedecode eval --tasks` takes; a question without "
+            "an answer counts as correct where the text equals the target's",
+        )
+        parser.add_argument(
+            "--signal",
+            choices=("auto", *SIGNALS),
+            default="auto",
+            help="signal of uncertainty (default: the one that hands over the fewest tokens)",
+        )
+        parser.add_argument(
+            "--points",
+            type=positive_count,
+            default=POINTS,
+            metavar="N",
+            help="thresholds to measure (default: %(default)s)",
+        )
+        parser.add_argument("--limit", type=positive_count, metavar="N", help="use at most N prompts, evenly by family")
+        parser.add_argument(
+            "-n",
+            "--max-tokens",
+            type=positive_count,
+            default=128,
+            metavar="N",
+            help="end each answer after N tokens (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--save",
+            action=BooleanOptionalAction,
+            default=None,
+            help="save the curve in the pack's manifest (default: save if the pack is writable and neither bundled nor "
+            "downloaded)",
+        )
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        parser.add_argument(
+            "--plot", metavar="FILE", help="plot accuracy against the target's share and speed, as .svg or .png"
+        )
+        add_pack_options(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        from .calibrate_run import run_calibration
+
+        return run_calibration(arguments)
+
+
+command: Command = CalibrateCommand()

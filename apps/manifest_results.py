@@ -1,0 +1,37 @@
+"""Save results of measurements in a pack's manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgedecode.errors import ManifestError
+from edgedecode.pack.gate import is_downloaded
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.pack.pack_lock import changing, replace_manifest
+
+__all__ = ["save_result", "saves_by_default"]
+
+
+def saves_by_default(root: Path) -> bool:
+    """Return whether a pack is the user's own and writable: not the bundled one, not one downloaded from the hub."""
+    shared = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
+    return not shared and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
+
+
+def save_result(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a pack's manifest, given as parsed JSON. Raises ManifestError if it cannot be written."""
+    path = root / MANIFEST_NAME
+    try:
+        with changing(root):
+            value = json.loads(path.read_text(encoding="utf-8"))  # raw JSON, to keep keys of newer versions
+            change(value)
+            replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ManifestError(
+            f"the result cannot be saved in {path} ({error.strerror or error}): give --no-save"
+        ) from None

@@ -1,0 +1,1 @@
+"""Tasks with reference answers: read from files, and scored."""

@@ -1,0 +1,127 @@
+"""The verb `calibrate`: a curve is measured, saved and used; bad input is one line that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode import SessionOptions, SwitchOptions
+from edgedecode.apps import bundled_prompts
+from edgedecode.apps.calibrate.switch_arms import ArmResult, point_of, quality_low
+from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
+from edgedecode.cli import main
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import models_digest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
+from edgedecode.sessions.switch_choice import CAREFUL, switch_rule
+from edgedecode.switching.signals import SIGNALS
+from edgedecode.user_notices import NOTICES
+
+PROMPTS = Path(bundled_prompts.__file__).parent / "prompts.jsonl"
+FEW = ("--limit", "44", "--points", "2", "-n", "12", "--runtime", "onnx")
+
+
+def point(up: float, low: float, share: float) -> SwitchPoint:
+    return SwitchPoint(up, accuracy=0.5, quality=low + 0.01, quality_low=low, target_share=share, speed=1.0)
+
+
+def curve(*points: SwitchPoint, models: str = "") -> SwitchCurve:
+    return SwitchCurve("doubt", 1, 1, points, 100, "p", 0.8, 0.4, "onnx", models)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+
+
+def test_curve_picks_the_least_share_of_the_target_that_keeps_the_quality() -> None:
+    found = curve(point(0.1, 0.99, 0.6), point(0.2, 0.975, 0.4), point(0.3, 0.98, 0.45), point(0.5, 0.7, 0.1))
+    assert found.threshold(1.0) is None
+    assert [found.threshold(quality) for quality in (0.98, 0.97, 0.5)] == [found.points[i] for i in (2, 1, 3)]
+
+
+def test_switch_rule_is_that_of_the_curve_or_careful(caplog: pytest.LogCaptureFixture) -> None:
+    manifest = Manifest.load(BUNDLED_PACK)
+    own = curve(point(0.2, 0.975, 0.4), models=models_digest(manifest))
+    with caplog.at_level(logging.INFO, logger=NOTICES):
+        rule = switch_rule(SwitchOptions(), replace(manifest, switching=own))
+        assert (rule.up, rule.signal) == (0.2, "doubt")
+        assert not caplog.records
+        assert switch_rule(SwitchOptions(quality=0.99), replace(manifest, switching=own)).up == 0
+        assert switch_rule(SwitchOptions(), replace(manifest, switching=None)) == CAREFUL
+        assert switch_rule(SwitchOptions(), replace(manifest, switching=replace(own, models="other"))) == CAREFUL
+    words = ("keeps 99%", "has no switching curve", "curve of other models")
+    assert all(word in record.getMessage() for word, record in zip(words, caplog.records, strict=True))
+
+
+def test_quality_bound_of_known_answers() -> None:
+    target = [True] * 80 + [False] * 20
+    assert quality_low(target, target) == 1
+    worse = [True] * 60 + [False] * 40
+    low = quality_low(worse, target)
+    assert 0.66 < low < 0.70, "three quarters, less 1.64 standard deviations of 4.8%"
+    target_arm = ArmResult(correct=target, tokens=100, verified=100, seconds=2.0)
+    found = ArmResult(correct=worse, tokens=100, verified=30, seconds=1.0)
+    assert point_of(0.5, found, target_arm) == SwitchPoint(0.5, 0.6, pytest.approx(0.75), low, 0.3, 2.0)
+
+
+def test_best_signal_catches_the_differences_with_the_fewest_tokens() -> None:
+    differs = np.array([False] * 8 + [True] * 2)
+    clear, vague = np.arange(10.0), np.array([9.0, 8, 7, 6, 5, 4, 3, 2, 1, 0.5])
+    values = {name: clear if name == "rivalry" else vague for name in SIGNALS}
+    assert best_signal(AnswerSignals(values, differs)) == "rivalry"
+    ups = thresholds(np.linspace(0, 1, 1001), 4)
+    assert ups == sorted(ups)
+    assert [round(1 - up, 2) for up in ups] == [0.6, 0.28, 0.13, 0.06]
+
+
+def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    assert main(["calibrate", str(pack), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    found = Manifest.load(pack).switching
+    assert found is not None
+    assert value["saved"]
+    assert [up["up"] for up in value["curve"]["points"]] == [each.up for each in found.points]
+    assert found.prompts == 22
+    assert found.target_accuracy == 1, "questions without a reference are compared with the target's answers"
+    assert "held-out prompts" in out
+    options = SessionOptions(switch=SwitchOptions(quality=0.01))
+    with edgedecode.load(pack, runtime="onnx", verify=True) as pair, pair.session(options) as session:
+        session.generate("Tell me a story.", max_tokens=24)
+        assert session.stats.unverified_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty"),
+        ("{}\n", "none of the forms"),
+        ("[1]\n", "line 1 is not a JSON object"),
+        ('{"question": "a", "answer": "b"}\n' * 5, "5 prompts are too few"),
+        ('{"question": "Say x.", "answer": "nothing says this"}\n' * 40, "answers none of these prompts correctly"),
+        ('{"task_id": "a/1", "prompt": "def f():", "test": "x", "entry_point": "f"}\n', "code tasks"),
+        ('{"messages": [{"role": "system", "content": "x"}], "answer": "y"}\n', "must be the user's"),
+        ('{"question": " ", "answer": "y"}\n', "empty question"),
+    ],
+    ids=["empty", "no form", "no object", "too few", "no accuracy", "code", "no question", "blank"],
+)
+def test_calibrate_refuses_prompts_that_measure_nothing(
+    content: str, words: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content, encoding="utf-8")
+    before = (pack / "edgedecode.json").read_bytes()
+    assert main(["calibrate", str(pack), "--prompts", str(file), "--runtime", "onnx", "-n", "4"]) == 1
+    assert words in capsys.readouterr().err
+    assert (pack / "edgedecode.json").read_bytes() == before
