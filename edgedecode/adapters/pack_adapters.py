@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
+from weakref import WeakSet
 
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
@@ -73,15 +73,27 @@ class AdapterChoice:
         """Hold only these adapters, and load evicted ones again. Raises as `PackAdapters.use`."""
         names = frozenset((*more, *(adapter.use.name for adapter in adapters if adapter is not None)))
         for name in names - self.names:
-            self._adapters.count(name, 1)
-            self.names |= {name}
-        for name in self.names - names:
-            self._adapters.count(name, -1)
-            self.names -= {name}
+            before = self.names
+            self._set(before | {name})  # first, so that it is not evicted for another one
+            try:
+                self._adapters.hold(name)
+            except BaseException:
+                self._set(before)
+                raise
+        self._set(names)
+
+    def narrow(self, adapter: ActiveAdapter | None) -> None:
+        """Release every adapter but this one, which is not loaded if it was released before."""
+        self._set(self.names & ({adapter.use.name} if adapter is not None else set()))
 
     def release(self) -> None:
-        """Hold no adapter. Idempotent."""
-        self.keep()
+        """Hold no adapter. Idempotent. A finalizer may call it, in any thread and outside the turn."""
+        self._set(frozenset())
+
+    def _set(self, names: frozenset[str]) -> None:
+        released, self.names = self.names - names, names
+        for name in released:
+            self._adapters.offer(name)
 
 
 class PackAdapters:
@@ -106,7 +118,7 @@ class PackAdapters:
         self._model, self._role, self._runtime = model, role, runtime
         self._budget, self._turn = budget, turn
         self._loaded: dict[str, _Loaded] = {}
-        self._users = Counter[str]()
+        self._choices: WeakSet[AdapterChoice] = WeakSet()
         self._uses = 0
 
     def of_draft(self, model: LanguageModel) -> PackAdapters:
@@ -123,7 +135,9 @@ class PackAdapters:
 
     def choice(self) -> AdapterChoice:
         """Return a conversation's choice, at first of no adapter."""
-        return AdapterChoice(self)
+        made = AdapterChoice(self)
+        self._choices.add(made)
+        return made
 
     @overload
     def use(self, name: str, *, scale: float = 1.0) -> ActiveAdapter: ...
@@ -151,24 +165,46 @@ class PackAdapters:
         adapter = self._loaded[name].adapter
         return replace(adapter, use=replace(adapter.use, scale=scale))
 
-    def count(self, name: str, users: int) -> None:
-        """Add to the number of conversations that hold an adapter, and load it. At 0 it may be evicted."""
+    def hold(self, name: str) -> None:
+        """Load an adapter that a conversation holds, if necessary. It is then not evicted."""
         if name not in self._loaded:
             self.use(name)
-        self._users[name] += users
         self._mark(name)
 
+    def offer(self, name: str) -> None:
+        """Let the budget evict an adapter that a conversation released, unless another one holds it.
+
+        May be called outside the turn: who holds it is then checked before it is evicted.
+        """
+        if self._turn.held:
+            self._mark(name)
+            return
+        for lease in self._leases(name):
+            lease.reclaim = lambda: self._evict(name)
+
     def _mark(self, name: str, *, priority: int | None = None) -> None:
-        """Allow the budget to evict an adapter if it has no users. One of higher priority is evicted later."""
-        for lease in self._loaded[name].leases:
-            lease.reclaim = None if self._users[name] else lambda: self._evict(name)
+        """Let the budget evict an adapter if no conversation holds it. One of higher priority is evicted later."""
+        held = self._is_held(name)
+        for lease in self._leases(name):
+            lease.reclaim = None if held else lambda: self._evict(name)
             lease.priority = lease.priority if priority is None else priority
 
     def _evict(self, name: str) -> None:
         """Remove an unused adapter from the model, unless a pass of another thread may be running."""
-        if self._turn.held and not self._users[name] and name in self._loaded:
-            assert isinstance(self._model, AdapterModel)
-            self._model.remove_adapter(self._loaded.pop(name).adapter.use.digest)
+        if not self._turn.held or name not in self._loaded:
+            return
+        if self._is_held(name):
+            self._mark(name)
+            return
+        assert isinstance(self._model, AdapterModel)
+        self._model.remove_adapter(self._loaded.pop(name).adapter.use.digest)
+
+    def _is_held(self, name: str) -> bool:
+        return any(name in choice.names for choice in self._choices)
+
+    def _leases(self, name: str) -> Sequence[Lease]:
+        loaded = self._loaded.get(name)
+        return () if loaded is None else loaded.leases
 
     def _load(self, name: str) -> ActiveAdapter:
         entry = self._manifest.located_adapter(name)

@@ -7,13 +7,12 @@ from contextlib import ExitStack
 from time import perf_counter
 from weakref import finalize
 
-from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, answer_limit, planned_context, sampling_defaults
@@ -202,13 +201,13 @@ class Session:
     def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
         turn = self._fitting_turn(prompt, limit=limit)
-        self._check_fits(turn.tokens)
+        self._reading.check_fits(turn.tokens, self.context, card=self._shared.target.card)
         return self._start(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
 
     def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
         tokens = self._transcript.bare(text)
-        self._check_fits(tokens)
+        self._reading.check_fits(tokens, self.context, card=self._shared.target.card)
         return self._start(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
 
     def _start(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
@@ -218,7 +217,15 @@ class Session:
         self._answers += 1
         self._begin_noise(self.seed)
         self.stats = Stats(seed=self.seed)
-        self._running = answer = Answer(chunks, stats=self.stats, turn=self._shared.turn, own=self._own)
+        self._reading.answering = self._reading.adapter
+
+        def answering(pause: Callable[[], None]) -> Generator[Chunk]:
+            try:
+                yield from chunks(pause)
+            finally:
+                self._adapters.narrow(self._reading.adapter)  # another one may have been chosen in between
+
+        self._running = answer = Answer(answering, stats=self.stats, turn=self._shared.turn, own=self._own)
         if self._closed:  # while the prompt was encoded
             answer.stop()
         return answer
@@ -278,13 +285,13 @@ class Session:
     def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
         transcript = self._transcript
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before, adapter, restarts = transcript.messages, self._reading.adapter, 0
+        before, restarts = transcript.messages, 0
         try:
-            self._begin(turn, reply, adapter)
+            self._begin(turn, reply)
             yield from self._dropped(turn)
             ended = yield from self._chunks(reply, limit=limit, pause=pause)
             while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
-                self._begin(shorter, reply, adapter, generated=transcript.reply_tokens)
+                self._begin(shorter, reply, generated=transcript.reply_tokens)
                 restarts += 1  # a new seed: the answer continues at positions whose noise was used
                 self._begin_noise(answer_seed(self.seed, -restarts))
                 self.stats.reread_tokens += len(transcript.tokens) - self._state.length
@@ -305,7 +312,8 @@ class Session:
     def _bare(
         self, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
     ) -> Generator[Chunk]:
-        self._reading.begin(self._transcript.tokens, tokens, adapter=self._reading.adapter)
+        self._adapters.keep(self._reading.answering, self._reading.adapter)
+        self._reading.begin(self._transcript.tokens, tokens, adapter=self._reading.answering)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
@@ -367,9 +375,9 @@ class Session:
         full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
         return transcript.shorter_turn(self.context) if full and self.options.when_full is not WhenFull.STOP else None
 
-    def _begin(self, turn: Turn, reply: Reply, adapter: ActiveAdapter | None, *, generated: Sequence[int] = ()) -> None:
+    def _begin(self, turn: Turn, reply: Reply, *, generated: Sequence[int] = ()) -> None:
         """Set the tokens and the KV cache up for a turn. generated: tokens of its answer so far."""
-        self._adapters.keep(adapter, self._reading.adapter)
+        self._adapters.keep(adapter := self._reading.answering, self._reading.adapter)
         old, new = self._transcript.tokens, [*turn.tokens, *generated]
         moved = self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens, dropped=turn.dropped)
         self.stats.shifted_tokens += moved
@@ -390,11 +398,3 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise InputError("this session is closed: open another with Pair.session")
-
-    def _check_fits(self, tokens: Sequence[int]) -> None:
-        if len(tokens) >= self.context:
-            most = self._shared.target.card.context
-            more = f", or raise --ctx-size (this model allows {most})" if most > self._state.capacity else ""
-            raise ContextExceeded(
-                f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"
-            )

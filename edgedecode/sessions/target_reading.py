@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterSpan, LanguageModel, ShiftableState, State
-from edgedecode.errors import CapabilityError
+from edgedecode.decoding.model import AdapterSpan, LanguageModel, ModelCard, ShiftableState, State
+from edgedecode.errors import CapabilityError, ContextExceeded
 from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 
@@ -45,10 +45,19 @@ class TargetReading:
             _check_shiftable(state)
         self._state, self._shifts = state, shifts
         self.adapter = adapter
+        self.answering = adapter
+        """The adapter of the running answer, which keeps it when another one is chosen for the next message."""
         self.span = AdapterSpan()
         """The adapter of the state's positions."""
         self.prompt: Sequence[int] = ()
         """Where an adapter's invocation tokens are looked for."""
+
+    def check_fits(self, tokens: Sequence[int], context: int, *, card: ModelCard) -> None:
+        """Raise ContextExceeded for a prompt that leaves no room for an answer in a context of this length."""
+        if len(tokens) >= context:
+            most = card.context
+            more = f", or raise --ctx-size (this model allows {most})" if most > self._state.capacity else ""
+            raise ContextExceeded(f"the prompt has {len(tokens)} tokens, the context holds {context}: shorten it{more}")
 
     def begin(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
@@ -19,6 +20,7 @@ from edgedecode.adapters.peft_folder import WEIGHTS
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.sessions.answer import Answer
 from tests.peft_folders import list_adapter, write_peft
 from tests.toys import why_refused
 
@@ -156,6 +158,58 @@ def test_a_swap_in_the_middle_of_an_answer_waits_for_the_next(pair: Pair) -> Non
         assert tuple(said) == wanted
         plain = session.generate(PROMPTS[1], max_tokens=4)
         assert plain.stats.cached_tokens > 0
+
+
+@pytest.mark.parametrize("ask", [Session.stream, Session.complete], ids=["stream", "complete"])
+def test_a_swap_before_the_first_chunk_waits_for_the_next_answer(pair: Pair, ask: Callable[..., Answer]) -> None:
+    with pair.session(options("ordinary")) as lone:
+        wanted = lone.collect(ask(lone, PROMPTS[0], max_tokens=12)).tokens
+    with pair.session(options("ordinary")) as session:
+        answer = ask(session, PROMPTS[0], max_tokens=12)
+        session.use_adapter("another")
+        assert session.collect(answer).tokens == wanted
+        session.reset()
+        assert session.collect(ask(session, PROMPTS[0], max_tokens=12)).tokens != wanted
+
+
+@pytest.mark.parametrize("ask", [Session.stream, Session.complete], ids=["stream", "complete"])
+def test_an_adapter_that_was_swapped_for_another_is_evictable_after_the_answer(
+    pair: Pair, ask: Callable[..., Answer]
+) -> None:
+    pair.turn.run(pair.budget.give_back)
+    with pair.session(options("ordinary")) as session:
+        answer = ask(session, PROMPTS[0], max_tokens=8)
+        next(answer)
+        session.use_adapter("another")
+        pair.turn.run(pair.budget.give_back)
+        assert set(adapters_of(pair)) == {"ordinary", "another"}
+        list(answer)
+        pair.turn.run(pair.budget.give_back)
+        assert set(adapters_of(pair)) == {"another"}
+
+
+def test_the_adapter_of_a_session_that_is_not_closed_is_evictable(pair: Pair) -> None:
+    """The session is collected in whichever thread, also while another one has the models."""
+    pair.turn.run(pair.budget.give_back)
+    with pair.session(options("ordinary")) as other:
+        dropped = [pair.session(options(name)) for name in ("ordinary", "another")]
+        for session in dropped:
+            next(session.stream(PROMPTS[0], max_tokens=8))
+
+        def collect() -> None:
+            dropped.clear()
+            gc.collect()
+
+        del session
+        thread = Thread(target=collect)
+        pair.turn.run(lambda: (thread.start(), thread.join(timeout=60)))
+        assert not thread.is_alive()
+        pair.turn.run(pair.budget.give_back)
+        assert set(adapters_of(pair)) == {"ordinary"}
+        assert other.generate(PROMPTS[0], max_tokens=4).tokens
+        assert not pair.turn.run(pair.budget.give_back)
+    assert pair.turn.run(pair.budget.give_back)
+    assert not adapters_of(pair)
 
 
 def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
