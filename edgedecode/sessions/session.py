@@ -55,10 +55,10 @@ class Session:
         self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
         self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
-        self._row_draw = shared.row_draw()
-        context = planned_context(options.context, shared.target.card.context)
+        self._row_draw, card = shared.row_draw(), shared.target.card
+        context = planned_context(options.context, card.context)
         choice = shared.choice(options)
-        check_options(options, choice, card=shared.target.card)
+        check_options(options, choice, card=card)
         if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
             shared.drafter_source(options.drafter)
         self._running: Answer | None = None
@@ -74,10 +74,10 @@ class Session:
             options = limited_drafts(options, widths, draft_max=choice.draft_max)
             rows = most_rows(options, shared.choice(options))
             rows = next_width(widths.drafts, rows, room=context) or rows
-            size = shared.target.card.vocabulary_size
+            size = card.vocabulary_size
             self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
             self._encoder = Encoder(
-                shared.tokenizer, capacity=context, longest=shared.target.card.context, budget=shared.budget
+                shared.tokenizer, capacity=context, longest=card.context, budget=shared.budget, in_turn=shared.turn.run
             )
             undo.callback(self._encoder.close)
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from edgedecode.errors import ContextExceeded
-from edgedecode.memory.budget import Budget
+from edgedecode.errors import BudgetExceeded, ContextExceeded
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 
@@ -45,16 +45,25 @@ class Encoder:
     """A `TextSource` for a context of `capacity` tokens. Raises BudgetExceeded if its memory does not fit.
 
     Texts are encoded in one call, since pieces would yield other tokens; the tokens of long texts are counted in
-    pieces first. longest: the largest context that the model allows.
+    pieces first. longest: the largest context that the model allows. in_turn: calls its argument where everything that
+    the budget may reclaim can be reclaimed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, capacity: int, longest: int, budget: Budget) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        capacity: int,
+        longest: int,
+        budget: Budget,
+        in_turn: Callable[[Callable[[], None]], None] = lambda call: call(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._capacity = capacity
         self._remedy = "shorten it" + (
             f", or raise --ctx-size (this model allows {longest})" if longest > capacity else ""
         )
-        self._budget = budget
+        self._budget, self._in_turn = budget, in_turn
         self._piece = _piece(tokenizer)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
         self._planned_size = PLANNED_BYTES_PER_TOKEN * capacity
@@ -66,7 +75,7 @@ class Encoder:
         """Return the text of a conversation. Raises ContextExceeded or BudgetExceeded before rendering it."""
         size = sum(_utf8_nbytes(message.content) for message in messages)
         self._check_length(size)
-        self._lease.resize(self._planned + TEXT_NBYTES * max(0, size - self._planned_size))
+        self._resize(self._lease, self._planned + TEXT_NBYTES * max(0, size - self._planned_size))
         return self._tokenizer.render(messages, most_nbytes=self._lease.nbytes)
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
@@ -115,11 +124,19 @@ class Encoder:
         if nbytes <= self._planned:
             yield
             return
-        with self._budget.reserve("encoding a prompt", nbytes - self._planned):
+        with self._budget.reserve("encoding a prompt", 0) as lease:
+            self._resize(lease, nbytes - self._planned)
             try:
                 yield
             finally:
                 release_pages()  # otherwise the process keeps them
+
+    def _resize(self, lease: Lease, nbytes: int) -> None:
+        """Resize a lease, in the turn if memory is short, so that prompts need not wait for it otherwise."""
+        try:
+            lease.resize(nbytes)
+        except BudgetExceeded:
+            self._in_turn(lambda: lease.resize(nbytes))
 
 
 def prompts_holder(tokenizer: Tokenizer, capacity: int) -> Holder:

@@ -212,6 +212,21 @@ def test_the_adapter_of_a_session_that_is_not_closed_is_evictable(pair: Pair) ->
     assert not adapters_of(pair)
 
 
+def test_unused_adapters_are_evicted_for_the_encoding_of_a_long_prompt(pair: Pair) -> None:
+    """The second message drops no turn either."""
+    with pair.session(options("ordinary")) as session:
+        session.generate(PROMPTS[0], max_tokens=2)
+    with pair.session(replace(options(None), context=256)) as session:
+        session.generate(PROMPTS[0], max_tokens=2)
+        try:
+            pair.budget.limit = Limit(pair.budget.used_nbytes + 1000)
+            done = session.generate(" " * 3000, max_tokens=2)
+        finally:
+            pair.budget.limit = None
+        assert not done.stats.dropped_turns
+        assert "ordinary" not in adapters_of(pair)
+
+
 def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
     pytest.importorskip("onnxruntime")
     with (
