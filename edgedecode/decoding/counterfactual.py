@@ -15,7 +15,7 @@ from .verify import Outcome, Verdict
 __all__ = ["OpenOffers", "would_have"]
 
 _MOST = 4
-"""Open offers kept per drafter; with more, the oldest is scored by what it matched so far."""
+"""Open offers kept per drafter; beyond that, the oldest is scored by the tokens that it matched so far."""
 
 
 class _Open(NamedTuple):
@@ -24,7 +24,7 @@ class _Open(NamedTuple):
 
 
 class OpenOffers:
-    """Chains that were proposed at a position and are not contradicted yet."""
+    """Chains that were proposed at a position and that the text has not contradicted yet."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[_Open]] = {}
@@ -34,9 +34,9 @@ class OpenOffers:
         self._open.setdefault(drafter, []).append(_Open(at, draft))
 
     def settle(self, tokens: Sequence[int]) -> list[Score]:
-        """Return the scores of offers that `tokens` decides: wholly matched, contradicted, or crowded out.
+        """Return the scores of the offers that `tokens` matched completely or contradicted, and of evicted ones.
 
-        What is crowded out counts with the tokens it had matched as its length: censored, as the rest is unknown.
+        An evicted offer counts with its matched tokens as its length: a censored score, as the rest is unknown.
         """
         scores: list[Score] = []
         for drafter, offers in self._open.items():
@@ -55,7 +55,7 @@ class OpenOffers:
         return scores
 
     def clear(self) -> None:
-        """Forget every offer: the text went elsewhere."""
+        """Forget every offer, because the text continues differently."""
         self._open.clear()
 
 
@@ -65,12 +65,12 @@ def _common(drafted: Sequence[int], tokens: Sequence[int], *, at: int) -> int:
 
 
 def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, int]:
-    """Return the length of a chain that another head of the same model would have drafted, and what of it accepted.
+    """Return the drafted and accepted lengths that another head of the same model would have had in this round.
 
-    Heads give the same logits to the ids they share, so they draft the same token wherever the best one of the larger
-    vocabulary is in both. Accepted tokens were the best: a head that has them drafts them, one that lacks one fails
-    there. A token of the target's that the drafting head lacks says nothing of a head that has it: the score is
-    censored there. None: the head has every id.
+    Heads compute the same logits for the ids they share, so both draft the same token if the best id of the larger
+    vocabulary is in both. Accepted tokens were the best: a head drafts them up to the first that it lacks. If the
+    drafting head lacks the target's correction, the round is no evidence about a head that has it: the score is
+    censored there. head: None has every id.
     """
     draft = verdict.draft
     right = verdict.tokens[: verdict.accepted]
@@ -78,8 +78,8 @@ def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, i
     if missing is not None:
         return len(draft), missing
     known = draft.vocabulary
-    said = verdict.tokens[-1]
-    unknown = verdict.outcome is Outcome.CORRECTION and known is not None and said not in known
-    if unknown and (head is None or said in head):
+    correction = verdict.tokens[-1]
+    unknown = verdict.outcome is Outcome.CORRECTION and known is not None and correction not in known
+    if unknown and (head is None or correction in head):
         return verdict.accepted, verdict.accepted
     return len(draft), verdict.accepted

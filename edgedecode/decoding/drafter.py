@@ -1,4 +1,4 @@
-"""What proposes drafts: the `Drafter` protocol, drafters with heads of one model, drafters of trees."""
+"""Protocols of drafters: `Drafter`, drafters that use a head of a model, and drafters that propose trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Branching", "Closable", "Drafter", "HeadDrafter", "head_groups"]
 
 
 class Drafter(Protocol):
-    """Proposes continuations for one session. Its indexes and states are caches: they reconcile to `context`."""
+    """Proposes continuations for one session. Its indexes and states are caches, synchronised with `context`."""
 
     @property
     def name(self) -> str: ...
@@ -24,28 +24,28 @@ class Drafter(Protocol):
 
     @property
     def free(self) -> bool:
-        """Whether it proposes without a pass of an engine: such a drafter may be asked and not be used."""
+        """Whether it proposes without a forward pass; free drafters are also asked when their draft may go unused."""
         ...
 
     def begin(self, context: Sequence[int]) -> None:
-        """A generation starts: forget what contradicts `context`. Until the next begin it only grows, in place."""
+        """Start a generation: forget what contradicts `context`, which only grows, in place, until the next begin."""
         ...
 
     def unread(self, context: Sequence[int]) -> int:
-        """Return how many tokens of `context` its model must read before it can propose; 0 for a free drafter."""
+        """Return how many tokens of `context` its model must prefill before it can propose; 0 for a free drafter."""
         ...
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        """Propose at most `limit` tokens after `context`, which is read-only. An empty draft is an ordinary answer.
+        """Propose at most `limit` tokens after `context`, which is read-only. The draft may be empty.
 
-        plan: the policy's wishes (`floor`, `read_max`) to a drafter that can follow them; free ones need not.
+        plan: limits set by the policy (`floor`, `read_max`), for drafters that run a model; free drafters ignore them.
         """
         ...
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Learn from a round, also when another drafter proposed. `context` already ends with the verdict's tokens.
 
-        Rounds in which nobody is asked are not told: between two calls the context may grow by more than one verdict.
+        Not called for rounds that ask no drafter: the context may grow by several verdicts between two calls.
         """
         ...
 
@@ -64,7 +64,7 @@ class Branching(Protocol):
     """A drafter that can fill `Plan.shape`, a tree, with its guesses."""
 
     def rates(self) -> RankRates | None:
-        """Return what its guesses are worth, the same object until that moved; None: it was not opened for trees."""
+        """Return its acceptance rates, the same object until they change; None: it was not opened for trees."""
         ...
 
 
@@ -76,17 +76,17 @@ class HeadDrafter(Protocol):
     def name(self) -> str: ...
     @property
     def state(self) -> object:
-        """The model's, the same object for all its heads."""
+        """The model's state, the same object for all its heads."""
         ...
 
     @property
     def vocabulary(self) -> TrimmedVocabulary | None:
-        """What it can say; None: everything."""
+        """Ids that it can propose; None: all."""
         ...
 
 
 def head_groups(drafters: Iterable[object]) -> list[list[HeadDrafter]]:
-    """Return the drafters that draft with heads of one model, model by model, where there are several of one."""
+    """Return, per model, the drafters that use heads of it; models with one such drafter are left out."""
     groups: dict[int, list[HeadDrafter]] = {}
     for drafter in drafters:
         if isinstance(drafter, HeadDrafter):

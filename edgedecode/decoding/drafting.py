@@ -1,6 +1,6 @@
-"""The drafting side of a generation: asks the drafters, lets the policy choose, tells both what became of it.
+"""The drafting side of a generation: asks the drafters, lets the policy choose, and reports the outcome to both.
 
-The loop knows one `Drafting`; the policy sees counts and measured times only (`Signals`), the drafters tokens only.
+The loop has one `Drafting`. The policy sees only counts and measured times (`Signals`), the drafters only tokens.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["Drafting"]
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason=NO_SPEED_UP)
 _FOR_GOOD = 1 << 62
-"""Rounds at rest that never end."""
+"""Number of resting rounds that never runs out."""
 
 
 class Drafting:
     """Drafters and the policy that chooses among them, for one session.
 
-    offers: ask every free drafter each round and score what it says, as a choosing policy needs; False asks only the
-    drafter that the plan names. chains_only: refuse drafts that branch, since trees change the order of sums. clock:
-    seconds, as the loop reads them.
+    offers: ask every free drafter each round and score its proposal, which a policy needs to choose among drafters;
+    False asks only the drafter that the plan names. chains_only: refuse drafts that branch, since trees change the
+    order of sums. clock: seconds, the same clock as the loop's.
     """
 
     def __init__(
@@ -69,29 +69,31 @@ class Drafting:
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = _by_model(drafters)
-        self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # asked once: it is slow
+        self._branching = [
+            drafter for drafter in drafters if isinstance(drafter, Branching)
+        ]  # once: isinstance is slow
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._rest: RoundCost | None = None
-        """The first round of a rest: the policy is told when it is known how many followed."""
+        """The first round of a rest; the policy observes it once the number of rounds that followed is known."""
         self._tokens: Sequence[int] = ()
         """The generation's tokens, which grow in place."""
         self._resting = self._rested = 0
-        """Rounds at rest: those to come, and those of this rest so far."""
+        """Resting rounds: those left, and those of this rest so far."""
         self.timed = True
-        """Whether the running round is to be told to `spent`: of a rest's rounds, which are alike, only the first."""
+        """Whether to call `spent` for the running round; of a rest's rounds, which are alike, only for the first."""
         self._asked = NO_DRAFTER
         self._read = 0
         self._draft_seconds = 0.0
         self._learning_seconds = 0.0
-        """What the policy's learning from the round before took."""
+        """Time the policy took to learn from the previous round."""
         self._limit = 0
-        """Tokens that the running round's draft may have."""
+        """Most tokens of the running round's draft."""
         self._known_rates: dict[str, RankRates] = {}
-        """The rates that the policy was shown."""
+        """The rates that the policy has seen."""
         self._heads = _other_heads(drafters) if offers else {}
         self._head_scores: list[Score] = []
-        """What heads that did not draft would have been worth."""
+        """Scores that heads which did not draft would have had."""
 
     @classmethod
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise, chains_only: bool = False) -> Drafting:
@@ -116,7 +118,7 @@ class Drafting:
         if not self._resting:
             self.timed = True
             return True
-        self._resting -= 1  # the plan that rests is a plain one, and stands
+        self._resting -= 1  # self.plan stays: a resting plan is plain
         self._rested += 1
         self.timed = self._rested == 1
         if self.timed:
@@ -124,7 +126,7 @@ class Drafting:
         return False
 
     def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
-        """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
+        """Return the next round's draft of at most `room` tokens. Raises InputError if a drafter returns more."""
         self._end_rest()
         self._tokens = tokens
         self._read, self._draft_seconds = 0, 0.0
@@ -141,7 +143,7 @@ class Drafting:
             return EMPTY_DRAFT
         name = self.plan.drafter or self._first
         if name not in self.drafters:
-            raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
+            raise InputError(f"the policy chose the drafter {name!r}; the session has {', '.join(self.drafters)}")
         offered_chain = name in drafts and self.plan.shape is None
         draft = drafts[name].cut(length) if offered_chain else self._ask(self.drafters[name], tokens, length)
         if len(draft) or self._draft_seconds:
@@ -151,7 +153,7 @@ class Drafting:
         return self._checked(draft, name, length)
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
-        """Tell the drafters what a round emitted in which they were asked; `tokens` end with it."""
+        """Report a round in which drafters were asked to all of them; `tokens` end with the tokens it emitted."""
         self._tokens = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
@@ -160,7 +162,7 @@ class Drafting:
                 self._head_scores.append(Score(head.name, *would_have(verdict, head.vocabulary)))
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
-        """Tell the policy what a round cost: the target's pass, and the host's work without a model's drafting."""
+        """Report a round's cost to the policy: the target's forward pass, and host overhead without model drafting."""
         drafted, plan = len(verdict.draft), self.plan
         cost = RoundCost(
             width=1 + drafted,
@@ -183,9 +185,9 @@ class Drafting:
             self._learning_seconds = self.clock() - started
 
     def close(self) -> None:
-        """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent.
+        """Close the drafters, and the policy if it is closable, even if one of them fails. Idempotent.
 
-        A generation that runs goes on plainly.
+        A running generation continues without drafts.
         """
         self._resting = _FOR_GOOD
         with ExitStack() as closing:
@@ -196,7 +198,7 @@ class Drafting:
             self._end_rest()
 
     def _ask(self, drafter: Drafter, tokens: Sequence[int], length: int) -> Draft:
-        """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""
+        """Ask one drafter now. If it runs a model, time it: that is engine time, not host overhead."""
         self._noise.position = len(tokens)
         if drafter.free:
             return drafter.propose(tokens, length, self._noise, self.plan)
@@ -207,7 +209,7 @@ class Drafting:
         return draft
 
     def _end_rest(self) -> None:
-        """Tell the policy of a rest that is over."""
+        """Report a finished rest to the policy."""
         rest, rested = self._rest, self._rested
         self._rest, self._rested = None, 0
         if rest is not None:
@@ -220,9 +222,9 @@ class Drafting:
 
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
-            raise InputError(f"the drafter {name!r} proposed {len(draft)} of {length} tokens")
+            raise InputError(f"the drafter {name!r} proposed {len(draft)} tokens where at most {length} are allowed")
         if self._chains_only and draft.parents is not None and not is_chain(draft.parents):
-            raise CapabilityError(f"the drafter {name!r} proposes trees: reproducible text needs chains")
+            raise CapabilityError(f"the drafter {name!r} proposes trees, and reproducible text needs chains")
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
@@ -231,16 +233,16 @@ class Drafting:
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
             unread=tuple(self._unread(tokens)),
-            rates=tuple(self._moved_rates()),
+            rates=tuple(self._changed_rates()),
         )
 
     def _unread(self, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
-        for group in self._models:  # what one of its heads has read, all have
+        for group in self._models:  # a model's heads share one state
             unread = group[0].unread(tokens)
             for drafter in group:
                 yield drafter.name, unread
 
-    def _moved_rates(self) -> Iterator[tuple[str, RankRates]]:
+    def _changed_rates(self) -> Iterator[tuple[str, RankRates]]:
         for drafter in self._branching:
             rates = drafter.rates()
             if rates is not None and rates is not self._known_rates.get(drafter.name):
@@ -249,14 +251,14 @@ class Drafting:
 
 
 def _other_heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
-    """Return, by name, the drafters that draft with another head of the same model."""
+    """Return, by drafter name, the drafters that use another head of the same model."""
     return {
         head.name: [other for other in group if other is not head] for group in head_groups(drafters) for head in group
     }
 
 
 def _by_model(drafters: Sequence[Drafter]) -> list[list[Drafter]]:
-    """Return the drafters that run models, those together that draft with heads of one."""
+    """Return the drafters that run models, grouped by model."""
     models: dict[int, list[Drafter]] = {}
     for drafter in drafters:
         if not drafter.free:

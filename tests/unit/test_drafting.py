@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
         drafting(Scripted(Plan(2, "call")), tree, chains_only=True).propose([1], room=5)
     long = Slow(lambda context, limit, rng: Draft((1,) * 9))
-    with pytest.raises(InputError, match="'slow' proposed 9 of 2 tokens"):
+    with pytest.raises(InputError, match="'slow' proposed 9 tokens where at most 2"):
         drafting(Scripted(Plan(2, "slow")), long).propose([1], room=5)
 
 
