@@ -69,9 +69,7 @@ class Drafting:
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = _by_model(drafters)
-        self._branching = [
-            drafter for drafter in drafters if isinstance(drafter, Branching)
-        ]  # once: isinstance is slow
+        self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # isinstance is slow
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._rest: RoundCost | None = None

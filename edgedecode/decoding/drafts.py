@@ -15,7 +15,7 @@ from edgedecode.sampling.probs import Probs
 __all__ = ["TARGET", "WRITER", "Draft", "DraftMode", "TrimmedVocabulary"]
 
 TARGET, WRITER = "target", "draft"
-"""Sources of tokens: those that the target added, and those that the draft model wrote and nobody verified."""
+"""Sources of tokens: the target, and the draft model where it writes without verification."""
 
 
 class DraftMode(Enum):
@@ -23,7 +23,7 @@ class DraftMode(Enum):
 
     DETERMINISTIC = "deterministic"
     SAMPLED = "sampled"
-    """One chain, each token really drawn from `Draft.probs` (what the ratio rule needs)."""
+    """One chain whose tokens were sampled from `Draft.probs`, as the ratio rule requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Draft:
     """A proposal: a chain, or a tree in which parents precede their children.
 
     parents[i] is the index of token i's parent in this draft, -1 for the context's last token; None is a chain.
-    probs[i], in mode SAMPLED, is the distribution token i was drawn from. An empty draft is an ordinary answer.
+    probs[i], in mode SAMPLED, is the distribution that token i was sampled from. A draft may be empty.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,15 +41,15 @@ class Draft:
     source: str = "none"
     """The drafter's name, for statistics and colouring."""
     match: int = 0
-    """How many of the context's last tokens were found again; 0 where nothing is looked up. Longer ones are surer."""
+    """Length of the context suffix that a lookup found again; a longer match is more reliable. 0: no lookup."""
     vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)
-    """All that its drafter could have said; None: anything."""
+    """Ids that its drafter could have proposed; None: all."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def cut(self, length: int) -> Draft:
-        """Return the first `length` tokens of it; a chain stays a chain, and parents precede their children."""
+        """Return its first `length` tokens; a chain stays a chain, and parents precede their children."""
         if length >= len(self.tokens):
             return self
         return replace(
@@ -69,7 +69,7 @@ class TrimmedVocabulary:
 
     ids: IntArray
     size: int
-    """How many ids there are in the whole vocabulary."""
+    """Number of ids in the full vocabulary."""
     _inside: npt.NDArray[np.bool_] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The decode loop: read, then propose, verify, keep, until the limit.
+"""The decode loop: prefill, then propose, verify and keep until the limit.
 
-Plain decoding is the same loop with empty drafts. The one long function of the program.
+Plain decoding is the same loop with empty drafts. `decode` is deliberately one long function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .verify import Outcome, Rule, TargetRows, Verdict, unverified, verify
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 
 PREFILL_CHUNK = 512
-"""Prompt tokens read per pass: an interrupt waits for one chunk at most, and what was read stays read."""
+"""Prompt tokens per prefill pass. An interrupt waits for one chunk at most; finished chunks stay in the KV cache."""
 
 
 def _no_pause() -> None:
@@ -34,9 +34,9 @@ def _no_pause() -> None:
 class DecodeSetting:
     """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding.
 
-    widths pads every pass to the next of these numbers of rows, ascending, with rows that are dropped, and asks for
-    as many logits rows as one of them. Where the rows of such passes have identical bits, chains of any length give
-    the same text. Drafts are limited to what a width can hold. Empty: no pass is padded.
+    widths: pad every pass to the next of these numbers of rows, in ascending order, and ask for one of these numbers of
+    logits rows; padding rows are dropped. If the rows of such passes have identical bits, chains of any length give
+    the same text. Drafts are limited to the largest width. Empty: no pass is padded.
     """
 
     sampler: Sampler
@@ -45,20 +45,20 @@ class DecodeSetting:
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
     adapter: AdapterUse | None = None
-    """What the target reads rows with; what the state holds was read so too."""
+    """The target's adapter for its rows, including those that the state already holds."""
     adapter_from: int = 0
-    """The first position that is read with the adapter; those before it are read without any."""
+    """The first position that is processed with the adapter; earlier ones are processed without any."""
     widths: tuple[int, ...] = ()
     clock: Callable[[], float] = perf_counter
-    """Seconds; the drafting's is the same."""
+    """Seconds; the same clock as the drafting's."""
     switching: Switching | None = None
     """Lets the draft model write tokens that the target does not verify; None: every token is the target's."""
     pause: Callable[[], None] = _no_pause
-    """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
+    """Called between two prefill passes: other threads may use the models, and an exception ends the generation."""
 
 
 def prefill(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
-    """Append tokens whose logits nobody reads, some hundred a pass, and settle them."""
+    """Append tokens in chunks without computing logits, and settle them."""
     for start in range(0, len(tokens), PREFILL_CHUNK):
         chunk = tokens[start : start + PREFILL_CHUNK]
         model.forward(chunk, state, rows="none")
@@ -76,13 +76,13 @@ def decode(
 ) -> Iterator[Verdict]:
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
-    Where `stats` count an answer already, this goes on with it behind another prompt.
-    `state` must hold a prefix of `tokens` (its length may be anything up to theirs; pending rows are dropped). Ends
-    after a token of `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the
-    last length that leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the
-    state's settled positions are a prefix of the tokens.
-    Raises ContextExceeded when the tokens leave no room, InputError when there are none. The loop is Leviathan's
-    (2211.17192) with any drafter.
+    If `stats` already count rounds, they continue: the same answer goes on after another prompt.
+    `state` must hold a prefix of `tokens`, of any length; pending rows are dropped. Generation ends after a token of
+    `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the last length that
+    leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the state's settled
+    positions are a prefix of the tokens.
+    Raises ContextExceeded when the tokens leave no room, InputError when there are none. The algorithm is speculative
+    decoding (Leviathan, 2211.17192) with any drafter.
     """
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
@@ -96,7 +96,7 @@ def decode(
     limit = min(len(tokens) + max_tokens, context)
     sampler.begin(tokens)
     length = min(state.length, len(tokens) - 1)
-    state.crop(length if length >= state.oldest_crop else 0)  # a recurrent memory may have to be read again
+    state.crop(length if length >= state.oldest_crop else 0)  # recurrent states may need a new prefill
     if stats.rounds == 0:
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
@@ -109,7 +109,7 @@ def decode(
     verdict: Verdict | None = None
     reading, now = True, started
     while len(tokens) < limit:
-        # Switch: the draft model writes as long as it is sure. What it wrote is checked first, or shown as it is.
+        # Switch: the draft model writes as long as it is sure. Its tokens are verified first, or emitted unverified.
         draft = EMPTY_DRAFT
         if switching is not None:
             written = switching.write(tokens, limit - len(tokens) - switching.checks)
@@ -128,7 +128,7 @@ def decode(
                 continue
             _catch_up(target, state, tokens, setting)
 
-        # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
+        # Propose. The prompt's last pass carries no draft, so that nothing delays the first token.
         room, proposed = state.capacity - state.length, now
         drafts = verdict is not None and (switching is None or (switching.speculates and not len(draft)))
         asked = drafting if drafting is not None and drafts and drafting.asks() else None
@@ -137,7 +137,7 @@ def decode(
             draft = asked.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
             proposed = clock()
 
-        # Score: one pass over what the state has not read, and the draft after it.
+        # Score: one pass over the pending tokens and the draft after them.
         unread = len(tokens) - state.length
         row_tokens = [*tokens[state.length :], *draft.tokens]
         parents = None
@@ -183,7 +183,7 @@ def decode(
 
 
 def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> None:
-    """Process the tokens that the state lacks, in chunks, except for those that the next pass processes."""
+    """Prefill the tokens that the state lacks, in chunks, except for those that the next pass processes."""
     widths = setting.widths
     while True:
         unread, room = len(tokens) - state.length, state.capacity - state.length

@@ -1,4 +1,4 @@
-"""A language model as the loop sees it: states, forward passes, adapters, smaller heads, and the model's card."""
+"""The interface of a language model: states, forward passes, adapters, smaller heads, and the model's card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 RowRequest: TypeAlias = Literal["none", "last", "all"] | Sequence[int]
-"""Which appended rows' logits a forward pass computes: none of them, the newest, all, or these indices of this call."""
+"""Rows whose logits a forward pass computes: none, the last, all, or these indices of the call's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class LowRank:
         return len(self.down)
 
     def product(self) -> FloatArray:
-        """Return the whole change, [outputs, inputs]."""
+        """Return the dense change, [outputs, inputs]."""
         return np.asarray(self.up @ self.down, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward pass computed: views, valid until the model's next forward.
+    """The outputs of a forward pass: views, valid until the model's next forward.
 
-    logits: float32, [rows asked for, card.rows]; a row's logits come after that row's token. hidden: the same rows'
-    last hidden state, [rows, hidden size], where the card offers it.
+    logits: float32, [rows asked for, card.rows]; a row's logits predict the token after that row's. hidden: the same
+    rows' last hidden state, [rows, hidden size], if the card offers it.
     """
 
     logits: FloatArray
@@ -94,45 +94,46 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a loaded model is and can do. What it cannot do, the planner goes around; an explicit request raises."""
+    """Properties and capabilities of a loaded model. The planner avoids what is missing; explicit requests raise."""
 
     name: str
     rows: int
     """Width of the logits, padding included."""
     vocabulary_size: int
-    """Ids the tokenizer knows; rows at and above it are padding and never sampled (unless `token_ids` maps rows)."""
+    """Number of the tokenizer's ids; rows from there on are padding, never sampled (unless `token_ids` maps rows)."""
     context: int
     """Most positions a state may hold."""
     tree: bool = True
     rollback: bool = True
-    """Whether a state can drop its newest rows; recurrent layers cannot, and without it nothing can be drafted."""
+    """Whether a state can drop its last rows, which drafting requires; recurrent layers cannot."""
     kv_type: str = "float32"
     kv_nbytes: int = 0
-    """What keys and values of one position take; 0: the engine does not say."""
+    """Bytes of one position's keys and values; 0: the engine does not report them."""
     hidden_size: int = 0
     """Size of the hidden output; 0: the graph has none."""
     token_ids: IntArray | None = field(default=None, compare=False)
     """Row → token id for a trimmed vocabulary; None: a row is its id."""
     lora_rank: int = 0
-    """Largest rank of an adapter's matrices; 0: it takes no adapter."""
+    """Largest rank of an adapter's matrices; 0: the model takes no adapter."""
     lora_modules: tuple[str, ...] = ()
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
     row_invariant: bool = False
-    """A row's bits depend on the row and its past alone, whatever goes with it in a pass."""
+    """A row's bits depend only on the row and its past, not on the other rows of the pass."""
     kernels: str = ""
-    """Our kernels' instruction set, or what is unusual of the engine's own; empty: those as they are."""
+    """The instruction set of our kernels, or a deviation from the engine's default kernels; empty: the default ones."""
     kernel_noise: float | None = None
-    """99.9th percentile of how far a gap between two leading logits moves between the one-row and many-row kernels of
-    an engine that has both: the yardstick for two engines, too. A model that is `row_invariant` has no noise itself."""
+    """99.9th percentile of the change of the gap between the two leading logits between the one-row and the many-row
+    kernels of an engine that has both; also the tolerance for comparing two engines. A `row_invariant` model itself has
+    no such noise."""
     notes: tuple[str, ...] = ()
-    """What a user must know of this export, a sentence each: where its context ends, and why."""
+    """Limitations of this export that a user must know, a sentence each: where its context ends, and why."""
     weights_nbytes: int = 0
     threads: int | None = None
-    """Threads the engine uses for it; None where the engine does not say."""
+    """Threads the engine uses for it; None: the engine does not report them."""
 
 
 class State(Protocol):
-    """A model's memory of one sequence: `length` settled positions, then `pending` rows since the last keep or crop.
+    """A model's KV state of one sequence: `length` settled positions, then `pending` rows since the last keep or crop.
 
     Pending rows form a chain or a tree that may grow over several passes. `keep` settles one root-to-leaf path of it.
     """
@@ -148,12 +149,12 @@ class State(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What the budget is charged: the whole planned capacity, at once."""
+        """Bytes that the budget is charged: those of the full capacity, from the start."""
         ...
 
     @property
     def oldest_crop(self) -> int:
-        """The smallest length it can go back to; 0: anywhere."""
+        """The smallest length that `crop` can roll back to; 0: any."""
         ...
 
     def keep(self, path: Sequence[int]) -> None:
@@ -161,7 +162,7 @@ class State(Protocol):
         ...
 
     def crop(self, length: int) -> None:
-        """Drop every pending row, then cut to `length`. Below `oldest_crop` or above length: CapabilityError."""
+        """Drop every pending row, then roll back to `length`. CapabilityError below `oldest_crop` or above length."""
         ...
 
     def close(self) -> None:
@@ -175,14 +176,14 @@ class ShiftableState(State, Protocol):
 
     @property
     def shiftable(self) -> bool:
-        """Whether this one can: it depends on the model and on how keys are kept."""
+        """Whether this state supports `shift`, which depends on the model and on the KV type."""
         ...
 
     def shift(self, start: int, stop: int) -> None:
         """Drop the settled positions from start to stop, and pending rows; the positions after them move down.
 
-        Lossy: the keys are rotated to their new positions, but what follows was computed with the dropped ones in
-        sight.
+        Lossy: the keys are rotated to their new positions, but the moved rows were computed with attention to the
+        dropped ones.
         """
         ...
 
@@ -196,8 +197,8 @@ class LanguageModel(Protocol):
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         """Make a state for `capacity` rows, settled and pending together.
 
-        `rows` are the most logits rows one pass will be asked for, `tree` whether its rows may branch: the memory of
-        both is planned now, not in mid-answer.
+        rows: the most logits rows of one pass. tree: whether pending rows may branch. The memory of both is reserved
+        now, not during an answer.
         Raises BudgetExceeded before allocating.
         """
         ...
@@ -214,9 +215,9 @@ class LanguageModel(Protocol):
         """Append `tokens` as pending rows and compute the logits of the rows asked for.
 
         parents[i] is -1 (the last settled position) or a pending index counted since the last settle, rows of earlier
-        calls included; None continues the newest row. A row's position is length + its depth. The output's arrays are
-        views, valid until this model's next forward; a row's logits come after that row's token.
-        Raises CapabilityError for a tree or an adapter the model's card does not offer.
+        calls included; None continues the last row. A row's position is length + its depth. The output's arrays are
+        views, valid until this model's next forward.
+        Raises CapabilityError for a tree or an adapter that the model's card does not offer.
         """
         ...
 
@@ -225,18 +226,18 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class AdapterModel(Protocol):
-    """A model whose graph takes adapters; its card says of which rank and for which projections."""
+    """A model whose graph takes adapters, of the rank and for the projections on its card."""
 
     def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
-        """Hold an adapter for forward passes that name its digest; `scale` is its own, PEFT's alpha over rank.
+        """Load an adapter for forward passes that name its digest. scale: the adapter's own, PEFT's alpha over rank.
 
-        Replaces an adapter of the same digest. Raises CapabilityError where the graph lacks a projection or the rank is
+        Replaces an adapter of the same digest. Raises CapabilityError if the graph lacks a projection or the rank is
         too large, InputError for matrices of other sizes, BudgetExceeded before anything is copied.
         """
         ...
 
     def remove_adapter(self, digest: str) -> None:
-        """Give an adapter's memory back; one that is not held is not an error."""
+        """Release an adapter's memory; does nothing if it is not loaded."""
         ...
 
 
@@ -245,20 +246,20 @@ class AdapterFileModel(Protocol):
     """A model that takes adapters as GGUF files too."""
 
     def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
-        """Hold the GGUF adapter at `path` as `AdapterModel.add_adapter` does; its own alpha counts, times `scale`.
+        """Load the GGUF adapter at `path` like `AdapterModel.add_adapter`; the file's alpha applies, times `scale`.
 
-        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what the engine
-        leaves out, BudgetExceeded before it is loaded.
+        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for features that
+        the engine does not support, BudgetExceeded before it is loaded.
         """
         ...
 
 
 class Head(Protocol):
-    """A smaller head of a model: the same passes over the same states, logits of some of the ids only."""
+    """A smaller head of a model: the same passes over the same states, but logits of a subset of the ids."""
 
     @property
     def token_ids(self) -> IntArray:
-        """Row → id, ascending. The array is not written to while a head has it."""
+        """Row → id, ascending. The array must not be modified while the head exists."""
         ...
 
     def forward(
@@ -270,15 +271,15 @@ class Head(Protocol):
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        """Do what the model's `forward` does, with logits [rows asked for, len(token_ids)]."""
+        """Run the model's `forward`, with logits [rows asked for, len(token_ids)]."""
         ...
 
 
 @runtime_checkable
 class HeadedModel(Protocol):
-    """A model with a smaller head beside its own, over one set of weights and states."""
+    """A model with a smaller head in addition to its own, over the same weights and states."""
 
     @property
     def trimmed(self) -> Head | None:
-        """The head of the pack's trimmed vocabulary; None: this graph has none."""
+        """The head of the pack's trimmed vocabulary; None: the graph has none."""
         ...
