@@ -1,4 +1,4 @@
-"""What a policy is shown and what it decides: signals, offers, scores and costs of rounds in, plans out."""
+"""The interface of a drafting policy: it gets signals, offers, scores and round costs, and returns plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MAX_DRAFT", "FixedLength", "FixedTree", "Offer", "Plan", "Policy", "
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a free drafter would propose for the next round: only its size and how sure its lookup was."""
+    """A free drafter's proposal for the next round: its length and the length of its lookup match, no tokens."""
 
     drafter: str
     length: int
@@ -24,9 +24,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What became of an offer or a draft, once the tokens it spoke of were emitted, whoever had proposed them.
+    """The outcome of an offer or a draft, once the tokens at its positions were emitted, used or not.
 
-    accepted == length is censored: with more tokens it might have gone on.
+    accepted == length is censored: a longer proposal might have matched further.
     """
 
     drafter: str
@@ -42,46 +42,46 @@ NO_SPEED_UP = "no speed-up expected"
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """What one round took: the target's pass over `width` tokens, the drafting before it, and the host's own work."""
+    """The cost of one round: the target's pass over `width` tokens, the drafting before it, and host overhead."""
 
     width: int
     pass_seconds: float
     host_seconds: float = 0.0
     drafter: str = NO_DRAFTER
-    """Who drafted; `NO_DRAFTER`: nobody was asked; `ASKED`: drafters were, and nothing was drafted."""
+    """The drafter's name; `NO_DRAFTER`: none was asked; `ASKED`: drafters were asked, and nothing was drafted."""
     drafted: int = 0
     accepted: int = 0
     read: int = 0
-    """Tokens the drafter's model had to read before it could propose."""
+    """Tokens the drafter's model had to prefill before it could propose."""
     draft_seconds: float = 0.0
     match: int = 0
     levels: int = 0
-    """Of a tree that a drafter's model grew, a pass each; 0: it drafted a token a pass."""
+    """Levels of a tree that a drafter's model grew, one pass each; 0: it drafted one token per pass."""
     stopped: bool = False
-    """The drafter's model was not sure enough of one token more, and ended the draft before its limit."""
+    """The drafter's model ended the draft before its limit, because it was not sure enough of the next token."""
 
     repeats: int = 0
-    """Plain rounds after this plain one whose times were not kept: at rest nobody is asked, and little is noted."""
+    """Untimed plain rounds after this plain one: while resting, only the first round is timed."""
 
     @property
     def steps(self) -> int:
-        """Passes of the drafter's model, without reading: one for every token, and for one that it dropped."""
+        """Passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
         return max(1, self.levels or self.drafted + self.stopped)
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """All a policy is shown before a round, JSON-serialisable."""
+    """A policy's input before a round, JSON-serialisable."""
 
     context_tokens: int
     remaining_tokens: int
-    """How many tokens may still be emitted."""
+    """Number of tokens that may still be emitted."""
     offers: tuple[Offer, ...] = ()
-    """What the free drafters would propose now."""
+    """Proposals of the free drafters."""
     unread: tuple[tuple[str, int], ...] = ()
-    """Per drafter with a model of its own: how many tokens of the context that has still to read."""
+    """Per drafter that runs a model: the number of context tokens that the model has yet to prefill."""
     rates: tuple[tuple[str, RankRates], ...] = ()
-    """Of drafters that can propose trees: what their guesses are worth, where that moved since the last call."""
+    """Acceptance rates of drafters that can propose trees, where they changed since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +90,30 @@ class Plan:
 
     draft_max: int
     drafter: str | None = None
-    """Whose draft; None: the first drafter there is."""
+    """The drafter's name; None: the first drafter."""
     floor: float = 0.0
-    """A drafter with a model stops where the chance that its whole draft is accepted falls below this."""
+    """A drafter with a model stops when the probability that the full draft is accepted falls below this."""
     read_max: int = 0
-    """A drafter further behind than this reads only this many of the newest tokens; 0: it reads all."""
+    """A drafter that is further behind than this prefills only this many of the most recent tokens; 0: all."""
     rest: int = 0
-    """How many rounds after this one are plain, without asking anyone."""
+    """Number of rounds after this one that are plain and ask no drafter."""
     reason: str = ""
-    """Why it is as it is, in a word or two, for statistics and traces."""
+    """The reason for this plan, in a word or two, for statistics and traces."""
     shape: TreeShape | None = None
-    """The tree to fill with guesses; None: the drafter's own form, mostly a chain."""
+    """The tree to fill with guesses; None: the drafter's default, mostly a chain."""
 
 
 WHOLE = Plan(0)
-"""No wishes to a drafter: it reads everything and stops at its limit."""
+"""The plan of direct calls of `propose`: the drafter prefills everything and stops only at its limit."""
 
 
 class Policy(Protocol):
-    """Chooses each round's drafter and draft length: deterministic given what it was shown, no clock, no I/O."""
+    """Chooses each round's drafter and draft length. Deterministic given its inputs: no clock, no I/O."""
 
     def begin(self, adapter: str = "") -> int:
         """Start an answer. Return how many of its first rounds are plain and ask no drafter.
 
-        adapter: the name of the adapter that answers; empty: none. Drafts are accepted more or less often under it.
+        adapter: the name of the target's adapter, on which acceptance rates depend; empty: none.
         """
         ...
 
@@ -122,11 +122,12 @@ class Policy(Protocol):
         ...
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """Learn from a round that is over, and from proposals whose tokens were emitted by now, used or not."""
+        """Learn from a finished round, and from proposals, used or not, whose outcome is known by now."""
         ...
 
 
 MAX_DRAFT = 64
+"""Largest draft length, in tokens, that any policy may plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class FixedLength:
         return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed")
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """It learns nothing."""
+        """Do nothing: the length is fixed."""
 
 
 class FixedTree:
@@ -160,7 +161,7 @@ class FixedTree:
         self._shape = TreeShape()
 
     def plan(self, signals: Signals) -> Plan:
-        for _, rates in signals.rates:  # there is one drafter
+        for _, rates in signals.rates:  # at most one: there is one drafter
             if rates is not self._known:
                 self._known, self._shape = rates, best_tree(rates, nodes=self._nodes)
         shape = self._shape.cut(max(0, signals.remaining_tokens - 1))
@@ -170,4 +171,4 @@ class FixedTree:
         return 0
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """What it needs are rates."""
+        """Do nothing: the shape depends only on the rates in the signals."""

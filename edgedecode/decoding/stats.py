@@ -1,4 +1,4 @@
-"""What a generation counted and how long its parts took. Verified and unverified tokens are counted apart."""
+"""Counts and times of one generation. Verified and unverified tokens are counted separately."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ class TimeSplit:
 
 @dataclass(slots=True)
 class DrafterCount:
-    """What one drafter gave: rounds with a draft of it, the tokens drafted and those accepted."""
+    """Counts of one drafter: rounds with a draft of it, tokens proposed, tokens accepted."""
 
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
     cut_short: int = 0
-    """Rounds that ended with a token which its trimmed vocabulary has not."""
+    """Rounds that ended with a token outside its trimmed vocabulary."""
 
 
 @dataclass(slots=True)
 class Stats:
     """Counts of one generation. accepted ≤ proposed, and corrections + bonuses + ended = rounds, always.
 
-    `time` covers the rounds after the prompt was read; `prefill_seconds` the prompt and the first token.
+    `time` covers the rounds after prefill; `prefill_seconds` covers the prompt and the first token.
     """
 
     mode: str = "plain"
-    """plain, or the drafter's name: how tokens were proposed. Every one was verified by the target."""
+    """How tokens were proposed: plain, or the drafter's name."""
     seed: int | None = None
-    """Of the draws: a new session with this seed and the same messages gives this answer first."""
+    """The sampling seed: a new session with this seed and the same messages gives this answer first."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens whose KV was already there."""
+    """Prompt tokens that were already in the KV cache."""
     context_full: bool = False
-    """The answer ended since it filled the context."""
+    """The answer ended because the context was full."""
     dropped_turns: int = 0
-    """The conversation's oldest turns that were dropped to make room."""
+    """Number of the conversation's oldest turns that were dropped to make room."""
     reread_tokens: int = 0
-    """What was read again in the middle of the answer, since turns were dropped there."""
+    """Tokens prefilled again during the answer, because turns were dropped."""
     shifted_tokens: int = 0
-    """Kept tokens whose keys and values moved down in the cache when turns were dropped, which is not exact."""
+    """Kept tokens whose keys and values moved down in the KV cache when turns were dropped, which is not exact."""
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -81,9 +81,9 @@ class Stats:
     unverified_tokens: int = 0
     """Tokens that the draft model wrote and the target did not verify (entropy switching)."""
     switches: int = 0
-    """How often another model took over the writing."""
+    """Number of switches between the models that write (entropy switching)."""
     taken_back: int = 0
-    """Tokens that the draft model wrote, and that the target's check replaced before they were shown."""
+    """Tokens of the draft model that the target's check replaced before they were emitted (entropy switching)."""
     time_to_first_token: float = 0.0
     prefill_seconds: float = 0.0
     time: TimeSplit = field(default_factory=TimeSplit)
@@ -95,14 +95,14 @@ class Stats:
     """reached[j]: rounds whose draft was at least j + 1 tokens long."""
     drafters: dict[str, DrafterCount] = field(default_factory=dict)
     plain_rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds that carried no draft although there are drafters, by why; the prompt's own pass is none of them."""
+    """Rounds without a draft although there are drafters, by reason; the prompt's own pass is not counted."""
     _writer: str = field(default="", repr=False)
-    """Who wrote last: `TARGET` or the draft's source."""
+    """Source of the last tokens: `TARGET` or the draft's source."""
     plain_seconds: float | None = None
-    """What a token of plain decoding takes here, as far as this device was measured: an estimate."""
+    """Estimated time per token of plain decoding, from this device's measured costs."""
 
     def count_unverified(self, verdict: Verdict, *, seconds: float, first: bool) -> None:
-        """Add tokens that the draft model wrote in so many seconds. first: they begin the answer."""
+        """Add tokens that the draft model wrote. seconds: the time it took. first: they begin the answer."""
         self.switches += self._writer == TARGET
         self._writer = verdict.draft.source
         self.unverified_tokens += len(verdict.tokens)
@@ -113,14 +113,14 @@ class Stats:
             self.time.draft += seconds
 
     def discard(self, verdict: Verdict, tokens: int) -> None:
-        """Subtract the last tokens of a verdict, which are not part of the answer."""
+        """Subtract this number of a verdict's last tokens, which are not part of the answer."""
         if verdict.verified:
             self.verified_tokens -= tokens
         else:
             self.unverified_tokens -= tokens
 
     def count(self, verdict: Verdict, *, why: str = "") -> None:
-        """Add one round; `why` it was planned so."""
+        """Add one round. why: the reason of its plan."""
         self.switches += self._writer not in ("", TARGET)
         self._writer = TARGET
         self.taken_back += (len(verdict.draft) - verdict.accepted) * (verdict.draft.source == WRITER)
@@ -150,12 +150,12 @@ class Stats:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens in the answer."""
         return self.verified_tokens + self.unverified_tokens
 
     @property
     def target_share(self) -> float:
-        """Share of the tokens that the target wrote or verified: 1 without switching."""
+        """Share of the tokens that the target wrote or verified; 1 without entropy switching."""
         return self.verified_tokens / self.tokens if self.tokens else 1.0
 
     @property
@@ -170,9 +170,9 @@ class Stats:
 
     @property
     def speed_up(self) -> float | None:
-        """Times over plain decoding after the first token, estimated from the cost model; None while it knows nothing.
+        """Estimated speed-up over plain decoding after the first token; None: the cost model has no data.
 
-        `edgedecode bench` measures it instead.
+        `edgedecode bench` measures it.
         """
         if self.plain_seconds is None or not self.time.total or self.tokens < 2:
             return None
@@ -180,8 +180,8 @@ class Stats:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        read = self.prompt_tokens - self.cached_tokens
-        return read / self.prefill_seconds if self.prefill_seconds else 0.0
+        prefilled = self.prompt_tokens - self.cached_tokens
+        return prefilled / self.prefill_seconds if self.prefill_seconds else 0.0
 
     def as_dict(self) -> dict[str, object]:
         """Return every figure, JSON-serialisable, times in seconds."""
@@ -224,7 +224,7 @@ class Stats:
 
 
 def _cut_short(verdict: Verdict) -> bool:
-    """Tell whether the target's own token was one that the drafter could not have drafted."""
+    """Return whether the target's token is outside the drafter's vocabulary."""
     known = verdict.draft.vocabulary
     return known is not None and verdict.outcome is Outcome.CORRECTION and verdict.tokens[-1] not in known
 

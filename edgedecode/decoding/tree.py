@@ -1,8 +1,9 @@
-"""The best shape of a draft tree, by what guesses are worth and what passes cost.
+"""The best shape of a draft tree, from acceptance rates and the costs of passes.
 
-Acceptance is positional, as in Sequoia (2402.12374): a guess is right with a chance that its depth and rank tell. A
-node's path is then as likely as the product of its chances, whatever else is in the tree, and no likelier than its
-parent's: the m likeliest nodes are a tree, the best one of m. What the dynamic programme finds is found best first.
+Acceptance is positional, as in Sequoia (2402.12374): the probability of a guess depends on its depth and rank only. The
+probability of a node's path is then the product of these, independent of the rest of the tree and at most its parent's.
+So the m most probable nodes form a tree, the best of m nodes, and a best-first search finds the optimum that Sequoia's
+dynamic programme finds.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ __all__ = [
 
 
 RankRates: TypeAlias = tuple[tuple[float, ...], ...]
-"""[depth][rank] → how often a drafter's guess of this rank, 0 the likeliest, is the target's token where all guesses
-above it were; the last depth's serve deeper ones too."""
+"""[depth][rank] → how often a drafter's guess of this rank (0: the likeliest) is accepted, given that all guesses above
+it were; the last depth's rates also apply to deeper levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """A tree without its tokens, parents first: node i continues node parents[i] (-1: the context) by the guess that
-    its drafter ranks there in place ranks[i], 0 the likeliest."""
+    """A tree without its tokens, parents first: node i continues node parents[i] (-1: the context) with the drafter's
+    guess of rank ranks[i], 0 being the likeliest."""
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -48,11 +49,11 @@ class TreeShape:
 
     @property
     def branches(self) -> bool:
-        """Whether it is more than one chain."""
+        """Whether it is not a chain."""
         return any(parent != index - 1 for index, parent in enumerate(self.parents))
 
     def cut(self, nodes: int) -> TreeShape:
-        """Return its first nodes, at most `nodes` of them."""
+        """Return its first `nodes` nodes."""
         return self if nodes >= len(self) else TreeShape(self.parents[:nodes], self.ranks[:nodes])
 
 
@@ -62,7 +63,7 @@ def chain(length: int) -> tuple[int, ...]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Tell whether every node continues the one before it."""
+    """Return whether every node continues the one before it."""
     return all(parent == index - 1 for index, parent in enumerate(parents))
 
 
@@ -92,15 +93,17 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 MOST_NODES = 16
+"""Largest draft tree, in nodes; each node is one more row of the target's pass."""
 DEEPEST = 8
+"""Most levels of a draft tree; each level is one more pass of the drafter's model."""
 
 RoundPrice = Callable[[int, int], float]
-"""(nodes, levels) of a draft → what its round costs, in any unit, never less for more of either."""
+"""(nodes, levels) of a draft → the cost of its round, in any unit, non-decreasing in both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapedTree:
-    """A shape, how many tokens a round with it is expected to emit, and those over what the round costs."""
+    """A shape, the expected number of tokens of a round with it, and that number over the cost of the round."""
 
     shape: TreeShape
     tokens: float
@@ -108,14 +111,14 @@ class ShapedTree:
 
 
 def best_tree(rates: RankRates, *, nodes: int, deepest: int = DEEPEST) -> TreeShape:
-    """Return the tree of at most `nodes` nodes and `deepest` levels that most tokens are expected of.
+    """Return the tree of at most `nodes` nodes and `deepest` levels with the highest expected number of tokens.
 
-    Its first n nodes are the best tree of n. Guesses that are never right are left out, so it may have fewer.
+    Its first n nodes are the best tree of n. Guesses with a rate of 0 are left out, so it may have fewer nodes.
     """
     parents: list[int] = []
     ranks: list[int] = []
     waiting: list[tuple[float, int, int, int]] = []
-    """-(chance of the path), depth, parent, rank: of equal chances the shallowest first."""
+    """Heap of -(path probability), depth, parent, rank: among equal probabilities the shallowest comes first."""
     _push_children(waiting, rates, parent=-1, depth=0, chance=1.0)
     while waiting and len(parents) < nodes:
         negative, depth, parent, rank = heappop(waiting)
@@ -129,9 +132,9 @@ def best_tree(rates: RankRates, *, nodes: int, deepest: int = DEEPEST) -> TreeSh
 def fastest_tree(
     rates: RankRates, *, price: RoundPrice, least: int = 0, most: int = MOST_NODES, deepest: int = DEEPEST
 ) -> ShapedTree:
-    """Return the tree of `least` to `most` nodes with the most tokens a round over what the round costs.
+    """Return the tree of `least` to `most` nodes with the most expected tokens over the cost of the round.
 
-    Levels have a price of their own, so the best tree of every depth is looked at. least 0: perhaps no draft at all.
+    Levels cost extra, so the best tree of every depth is tried. least 0: the result may be no draft.
     """
     best = ShapedTree(TreeShape(), 1.0, 1.0 / price(0, 0) if least == 0 else 0.0)
     for limit in range(1, deepest + 1):
@@ -142,13 +145,13 @@ def fastest_tree(
             speed = tokens / price(count, levels)
             if count >= least and speed > best.speed:
                 best = ShapedTree(shape.cut(count), tokens, speed)
-        if levels < limit:  # it does not want to be deeper
+        if levels < limit:  # a higher limit gives the same tree
             break
     return best
 
 
 def path_chances(shape: TreeShape, rates: RankRates) -> list[float]:
-    """Return, for each node, the chance that it and all above it are the target's tokens."""
+    """Return, for each node, the probability that it and all nodes above it are accepted."""
     chances: list[float] = []
     for parent, rank, depth in zip(shape.parents, shape.ranks, depths(shape.parents), strict=True):
         above = 1.0 if parent < 0 else chances[parent]

@@ -1,7 +1,4 @@
-"""Verification: which drafted tokens the target keeps, and the token it adds. Preserves the target's distribution.
-
-Knows processed rows and uniforms; knows no model, text or clock.
-"""
+"""Verification: which drafted tokens are accepted, and which token the target adds. Preserves its distribution."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ class Outcome(Enum):
     """How a round ended. Every round ends in exactly one of these, so their counts add up to the rounds."""
 
     CORRECTION = "correction"
-    """The target's token was none of the drafted continuations."""
+    """The target's token was not among the drafted continuations."""
     BONUS = "bonus"
-    """Every drafted token on the path was accepted, and one more came from the target (also: nothing was drafted)."""
+    """Every drafted token on the path was accepted, and the target added one (also if nothing was drafted)."""
     UNVERIFIED = "unverified"
     """The draft model wrote the tokens and continues, or hands over to the target. Not a round of the target."""
     ENDED = "ended"
@@ -39,15 +36,17 @@ class Rule(Enum):
     """How a draft is checked. Both emit tokens distributed exactly as the target alone would."""
 
     MATCH = "match"
-    """Draw from the target, keep the draft while it says the same. Any tree; same seed, same text as plain."""
+    """Sample from the target; accept the draft while its tokens are the same. Any tree. The text equals that of plain
+    decoding with the same seed."""
     RATIO = "ratio"
-    """Accept a sampled draft token with min(1, p/q), else draw from the residual. One chain, sampled from q."""
+    """Accept a sampled draft token with probability min(1, p/q), else sample from the residual. One chain, sampled
+    from q."""
 
 
 class TargetRows:
-    """The target's logits for one draft, processed one row at a time, when a row is reached.
+    """The target's logits for one draft; a row is processed when verification reaches it.
 
-    Row 0 belongs to the context's last token, row i + 1 to draft token i. A view: valid until the model's next forward.
+    Row 0 follows the context's last token, row i + 1 draft token i. A view: valid until the model's next forward.
     """
 
     __slots__ = ("_logits", "_sampler")
@@ -61,13 +60,13 @@ class TargetRows:
         return self._sampler.probs(self._logits[node + 1], path)
 
     def draw(self, node: int, path: Sequence[int], rng: NoiseSource) -> int:
-        """Draw the token after draft node `node`, reached by `path`, with the noise of the current position."""
+        """Sample the token after draft node `node`, reached by `path`, with the noise of the current position."""
         return self._sampler.draw(self._logits[node + 1], path, key=rng.take())
 
     def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
         """Return the ids of the k largest raw logits of these rows (None: all), likeliest first, [rows, k].
 
-        Fewer than k where the vocabulary has fewer.
+        Fewer than k if the vocabulary is smaller.
         """
         wanted = range(len(self._logits)) if rows is None else rows
         return np.stack([self._sampler.top(self._logits[row], k) for row in wanted])
@@ -75,7 +74,7 @@ class TargetRows:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A round's result: `tokens` were emitted, `path` are the accepted draft nodes, root first."""
+    """A round's result: `tokens` are the emitted tokens, `path` the accepted draft nodes, root first."""
 
     draft: Draft
     tokens: tuple[int, ...]
@@ -87,13 +86,13 @@ class Verdict:
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens were emitted."""
+        """Number of drafted tokens that were accepted."""
         return len(self.path)
 
     def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
         """Return the k likeliest ids after these input rows (None: all), lazily; valid until the model's next forward.
 
-        Row 0 is the context's last token, row i + 1 draft token i.
+        Row 0 follows the context's last token, row i + 1 draft token i.
         """
         return self.rows.top(k, rows)
 
@@ -108,9 +107,9 @@ def verify(
 ) -> Verdict:
     """Walk the draft from its root, one position of the noise per emitted token; stop after a token in `ends`.
 
-    MATCH (sample and match): draw y from the processed target row by Gumbel-max; if y is a child, go there, else stop.
-    RATIO (speculative sampling, Leviathan 2211.17192, Chen 2302.01318) needs one chain in mode SAMPLED:
-    CapabilityError else.
+    MATCH (sample and match): sample y from the processed target row by Gumbel-max; if y is a child, go there, else
+    stop. RATIO (speculative sampling, Leviathan 2211.17192, Chen 2302.01318) needs one chain in mode SAMPLED, else
+    raises CapabilityError.
     """
     if rule is Rule.RATIO and len(draft) and draft.mode is DraftMode.SAMPLED:
         return _ratio(draft, target, rng, ends=ends)
@@ -123,7 +122,7 @@ def verify(
 
 
 def unverified(tokens: Sequence[int], sampler: Sampler, *, ends: frozenset[int] = frozenset()) -> Verdict:
-    """Return the verdict of tokens that the draft model wrote and the target did not look at."""
+    """Return the verdict of tokens that the draft model wrote and the target does not verify."""
     outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.UNVERIFIED
     rows = TargetRows(np.empty((0, 0), np.float32), sampler)
     draft = Draft(tuple(tokens), source=WRITER)
@@ -150,9 +149,9 @@ def _match(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozense
 
 
 def _ratio(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozenset[int]) -> Verdict:
-    """Check one sampled chain. The uniform that rejects, rescaled, draws from the residual: one uniform a token."""
+    """Check one sampled chain with one uniform per token: a rejecting uniform, rescaled, samples the residual."""
     if draft.parents is not None or draft.probs is None or len(draft.probs) != len(draft):
-        raise CapabilityError("the ratio rule takes one chain with the distribution of every token")
+        raise CapabilityError("the ratio rule needs one chain with the distribution of every token")
     tokens: list[int] = []
     for index, (token, q) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
         p = target.at(index - 1, tokens)
