@@ -29,7 +29,7 @@ from .policy import (
     Score,
     Signals,
 )
-from .tree import RankRates, depths, is_chain
+from .tree import RankRates, is_chain
 from .verify import Outcome, Verdict
 
 __all__ = ["Drafting"]
@@ -172,7 +172,7 @@ class Drafting:
             read=self._read,
             draft_seconds=self._draft_seconds,
             match=verdict.draft.match,
-            levels=_levels(verdict.draft) if self._draft_seconds else 0,
+            levels=verdict.draft.depth if self._draft_seconds and verdict.draft.parents is not None else 0,
             stopped=plan.floor > 0 and drafted < self._limit and verdict.outcome is not Outcome.ENDED,
         )
         if self._rested:
@@ -263,7 +263,3 @@ def _by_model(drafters: Sequence[Drafter]) -> list[list[Drafter]]:
             shared = drafter.state if isinstance(drafter, HeadDrafter) else drafter
             models.setdefault(id(shared), []).append(drafter)
     return list(models.values())
-
-
-def _levels(draft: Draft) -> int:
-    return 0 if draft.parents is None else 1 + max(depths(draft.parents), default=-1)

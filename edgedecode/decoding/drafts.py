@@ -12,6 +12,8 @@ from edgedecode.arrays import IntArray
 from edgedecode.errors import InputError
 from edgedecode.sampling.probs import Probs
 
+from .tree import depths
+
 __all__ = ["TARGET", "WRITER", "Draft", "DraftMode", "TrimmedVocabulary"]
 
 TARGET, WRITER = "target", "draft"
@@ -47,6 +49,11 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Number of its levels, the length of a chain."""
+        return len(self.tokens) if self.parents is None else 1 + max(depths(self.parents), default=-1)
 
     def cut(self, length: int) -> Draft:
         """Return its first `length` tokens; a chain stays a chain, and parents precede their children."""

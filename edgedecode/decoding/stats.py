@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from .drafts import TARGET, WRITER
-from .tree import depths
 from .verify import Outcome, Verdict
 
 __all__ = ["DrafterCount", "FinishReason", "Stats", "TimeSplit"]
@@ -124,7 +123,7 @@ class Stats:
         self.switches += self._writer not in ("", TARGET)
         self._writer = TARGET
         self.taken_back += (len(verdict.draft) - verdict.accepted) * (verdict.draft.source == WRITER)
-        depth = _longest(verdict)
+        depth = verdict.draft.depth
         if depth:
             mine = self.drafters.setdefault(verdict.draft.source, DrafterCount())
             mine.rounds += 1
@@ -227,10 +226,3 @@ def _cut_short(verdict: Verdict) -> bool:
     """Return whether the target's token is outside the drafter's vocabulary."""
     known = verdict.draft.vocabulary
     return known is not None and verdict.outcome is Outcome.CORRECTION and verdict.tokens[-1] not in known
-
-
-def _longest(verdict: Verdict) -> int:
-    parents = verdict.draft.parents
-    if parents is None:
-        return len(verdict.draft)
-    return 1 + max(depths(parents), default=-1)
