@@ -189,7 +189,7 @@ def test_without_offers_only_the_one_that_is_named_is_asked() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="needs a drafter"):
         Drafting([], Scripted(), noise=Noise(0))
-    with pytest.raises(InputError, match="wants the drafter 'nobody', there is: call"):
+    with pytest.raises(InputError, match="chose the drafter 'nobody'; the session has call"):
         drafting(Scripted(Plan(1, "nobody")), free(5)).propose([1], room=5)
     tree = free(5, 6, parents=(-1, -1))
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
