@@ -27,7 +27,7 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.new_folder import flush_folder
 from edgedecode.pack.pack_lock import changing, replace_manifest
 
-from .adapter_parts import Projections, graph_projections, lora_projections
+from .adapter_parts import Projections, check_invocation, graph_projections, lora_projections
 from .gguf_adapter import read_gguf_adapter
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
@@ -181,11 +181,7 @@ def _own_manifest(root: Path) -> Manifest:
 
 def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size: int) -> None:
     """Raise CapabilityError or InputError for an adapter of another model or tokenizer."""
-    if beyond := [token for token in found.invocation if token >= vocabulary_size]:
-        raise InputError(
-            f"the adapter is activated by the token {beyond[0]}, but the model's vocabulary has {vocabulary_size} "
-            f"tokens: the adapter is for another model"
-        )
+    check_invocation(found.invocation, vocabulary_size=vocabulary_size)
     projections.sort(found.matrices())
 
 
@@ -211,7 +207,8 @@ def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> A
             f"or export the pack again with --formats onnx,gguf"
         )
     header = read_header(root / model.gguf)
-    return read_gguf_adapter(read_contents(path, arrays=True), path, header, name=role, role=role)
+    contents, size = read_contents(path, arrays=True), manifest.vocabulary_size
+    return read_gguf_adapter(contents, path, header, name=role, role=role, vocabulary_size=size)
 
 
 def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:

@@ -22,6 +22,7 @@ __all__ = [
     "Parts",
     "Projection",
     "Projections",
+    "check_invocation",
     "graph_projections",
     "lora_projections",
     "part_starts",
@@ -62,6 +63,15 @@ def part_starts(module: str, *, outputs: int, kv_width: int) -> list[int]:
     if module == "qkv_proj":
         return [0, outputs - 2 * kv_width, outputs - kv_width]
     return [0, outputs // 2] if module in STACKS else [0]
+
+
+def check_invocation(tokens: Sequence[int], *, vocabulary_size: int) -> None:
+    """Raise InputError if a token that activates an adapter is not in the model's vocabulary."""
+    if beyond := [token for token in tokens if token >= vocabulary_size]:
+        raise InputError(
+            f"the adapter is activated by the token {beyond[0]}, but the model's vocabulary has {vocabulary_size} "
+            f"tokens: the adapter is for another model"
+        )
 
 
 class Projections:

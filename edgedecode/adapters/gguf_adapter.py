@@ -4,31 +4,47 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgedecode.gguf.adapter import check_adapter
+from edgedecode.errors import ManifestError
+from edgedecode.gguf.adapter import check_adapter, check_values
 from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.fields import UINT32
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.entries import AdapterEntry
+
+from .adapter_parts import check_invocation
 
 __all__ = ["read_gguf_adapter"]
 
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 
-def read_gguf_adapter(contents: Contents, path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
+def read_gguf_adapter(
+    contents: Contents, path: Path, header: Header, *, name: str, role: str, vocabulary_size: int
+) -> AdapterEntry:
     """Check an adapter against the header of the model `name`; return its entry, with an empty `file`.
 
-    contents: those of the file at `path`, including arrays. Raises as `check_adapter` does.
+    contents: those of the file at `path`, including arrays. Raises as `check_adapter` and `check_invocation` do.
     """
     adapter = check_adapter(contents, path, header, name=name)
+    invocation = _invocation(contents, path)
+    check_invocation(invocation, vocabulary_size=vocabulary_size)
+    check_values(contents, path)
     return AdapterEntry(
         file="",
         role=role,
         rank=adapter.rank,
         alpha=adapter.alpha,
         modules=tuple(dict.fromkeys(_module(each, header.architecture) for each in adapter.ranks)),
-        invocation=tuple(int(token) for token in contents.arrays.get(_INVOCATION, ()) if not isinstance(token, str)),
+        invocation=invocation,
     )
+
+
+def _invocation(contents: Contents, path: Path) -> tuple[int, ...]:
+    """Return the tokens that activate an adapter. Raises ManifestError for a field that llama.cpp does not accept."""
+    if _INVOCATION in contents.fields and contents.element_types.get(_INVOCATION) != UINT32:
+        raise ManifestError(f"{path}: {_INVOCATION} is not a list of unsigned 32-bit integers: convert it again")
+    return tuple(int(token) for token in contents.arrays.get(_INVOCATION, ()))
 
 
 def _module(tensor: str, architecture: str) -> str:

@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgedecode.errors import CapabilityError, InputError, ManifestError
 
 from .contents import Contents, Tensor
 from .fields import FLOAT32, TEXT
 from .header import EMBEDDING, OUTPUT, Header
 
-__all__ = ["AdapterFile", "check_adapter"]
+__all__ = ["AdapterFile", "check_adapter", "check_values"]
 
 SUPPORTED_TYPES = (0, 1, 8, 30)
 """F32, F16, Q8_0 and BF16: the types that the engine can multiply on both sides."""
+_Q8_0, _BF16 = SUPPORTED_TYPES[2:]
+_BF16_EXPONENT = np.uint16(0x7F80)
 _SIDES = (".lora_a", ".lora_b")
 _TEXTS = {"general.type": "adapter", "adapter.type": "lora"}
 _ALPHA = "adapter.lora.alpha"
@@ -60,6 +64,25 @@ def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) 
         raise ManifestError(f"{path} has no usable {_ALPHA} ({alpha}): convert the adapter again")
     ranks = {target: _rank(contents, target, path, header, name=name) for target in _targets(contents, path)}
     return AdapterFile(alpha, sum(tensor.nbytes for tensor in contents.tensors.values()), ranks)
+
+
+def check_values(contents: Contents, path: Path) -> None:
+    """Raise ManifestError for values, read from `path` tensor by tensor, that are not finite numbers."""
+    for tensor in contents.tensors.values():
+        try:
+            data = np.fromfile(path, np.uint8, tensor.nbytes, offset=contents.start + tensor.offset)
+        except OSError as error:
+            raise ManifestError(f"{path} cannot be read ({error.strerror or error}): copy it again") from None
+        if tensor.type == _BF16:
+            finite = data.view("<u2") & _BF16_EXPONENT != _BF16_EXPONENT
+        elif tensor.type == _Q8_0:  # blocks of a scale and 32 integers
+            finite = np.isfinite(data.reshape(-1, 34)[:, :2].copy().view("<f2"))
+        else:
+            finite = np.isfinite(data.view("<f4" if tensor.type == 0 else "<f2"))
+        if not finite.all():
+            raise ManifestError(
+                f"{path} holds values in {tensor.name[:60]} that are not finite numbers: convert the adapter again"
+            )
 
 
 def _text(contents: Contents, key: str) -> object:

@@ -91,6 +91,8 @@ class Contents:
     """The elements of every array, if requested."""
     end: int = 0
     """The offset of the end of the tensor list."""
+    element_types: Mapping[str, int] = field(default_factory=dict)
+    """The GGUF value type of the elements of every array."""
 
     @property
     def alignment(self) -> int:
@@ -133,7 +135,9 @@ def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
     fields = dict(reader.field() for _ in range(field_count))
     tensors = {tensor.name: tensor for tensor in (_tensor(reader, path) for _ in range(tensor_count))}
     twice = None if reader.twice is None else reader.twice.decode("utf-8", "replace")
-    contents = Contents(fields, reader.types, reader.layers, tensors, twice, reader.arrays, reader.offset)
+    contents = Contents(
+        fields, reader.types, reader.layers, tensors, twice, reader.arrays, reader.offset, reader.element_types
+    )
     _check_split(contents, path)
     _check_ends(contents, nbytes=len(content))
     return contents

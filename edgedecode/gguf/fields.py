@@ -62,6 +62,8 @@ class FieldReader:
         self.arrays: dict[str, Array] = {}
         self.types: dict[str, int] = {}
         """The GGUF value type of every field read so far."""
+        self.element_types: dict[str, int] = {}
+        """The GGUF value type of the elements of every array read so far."""
         self.layers: dict[str, tuple[int, ...]] = {}
         """Integer arrays short enough to be per-layer values."""
         self.twice: bytes | None = None
@@ -100,6 +102,7 @@ class FieldReader:
         return float(value) if isinstance(value, float) else int(value)
 
     def _array(self, kind: int, count: int, key: str) -> int:
+        self.element_types[key] = kind
         letter = "" if kind == TEXT else self._letter(kind, key)
         nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes at least its length prefix
         if count * nbytes > self._size:

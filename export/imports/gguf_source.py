@@ -198,11 +198,12 @@ class ImportedAdapter:
 
 def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
     """Check the adapter in `path`, a GGUF file or PEFT's folder, against its base model. Raises an EdgeDecodeError."""
+    size = len(base.vocabulary.tokens)
     if path.is_dir():
         found = read_peft_adapter(path / CONFIG, path / WEIGHTS)
-        check_fits(found, gguf_projections(base.header, name=base.name), vocabulary_size=len(base.vocabulary.tokens))
+        check_fits(found, gguf_projections(base.header, name=base.name), vocabulary_size=size)
         return ImportedAdapter(path, None, found)
     contents = open_contents(path)
     with refused():
-        entry = read_gguf_adapter(contents, path, base.header, name=base.name, role=role)
+        entry = read_gguf_adapter(contents, path, base.header, name=base.name, role=role, vocabulary_size=size)
     return ImportedAdapter(path.resolve(), entry)

@@ -114,16 +114,20 @@ def write_adapter(
     rank: int = 4,
     kind: str = "lora",
     more: Mapping[str, Floats] | None = None,
-    invocation: Sequence[int] = (5, 6),
+    invocation: Sequence[object] = (5, 6),
+    tokens: GGUFValueType = GGUFValueType.UINT32,
 ) -> Path:
-    """Write a LoRA for the first layer of a model with this hidden size; without `invocation` it is always active."""
+    """Write a LoRA for the first layer of a model with this hidden size; without `invocation` it is always active.
+
+    tokens: the type of the invocation tokens.
+    """
     writer = GGUFWriter(None, architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", kind)
     writer.add_float32("adapter.lora.alpha", 6.0)
     if invocation:
-        kinds, key = GGUFValueType, Keys.Adapter.ALORA_INVOCATION_TOKENS
-        writer.add_key_value(key, list(invocation), kinds.ARRAY, sub_type=kinds.UINT32)
+        key = Keys.Adapter.ALORA_INVOCATION_TOKENS
+        writer.add_key_value(key, list(invocation), GGUFValueType.ARRAY, sub_type=tokens)
     for module in modules:
         inside = MLP if module == "ffn_down" else hidden
         add_tensor(writer, f"blk.0.{module}.weight.lora_a", np.ones((rank, inside), np.float32))

@@ -6,20 +6,25 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFValueType, GGUFWriter
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
+from edgedecode.errors import ManifestError
+from edgedecode.gguf.adapter import check_values
+from edgedecode.gguf.contents import read_contents
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.chunks import Completion
 from tests.peft_folders import safetensors
 from tests.small_tokenizers import byte_level
 
-from .files import HIDDEN, MLP, File, Floats, write_adapter, write_file
+from .files import HIDDEN, MLP, File, Floats, add_tensor, finished, write_adapter, write_file
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -199,6 +204,50 @@ def test_import_takes_an_adapter_as_a_gguf_file_or_a_peft_folder(tmp_path: Path)
             plain = session.generate(PROMPT, max_tokens=24).tokens
     assert len(found) == 1
     assert plain not in found
+
+
+KINDS = GGUFValueType
+BAD_GGUF: dict[str, tuple[dict[str, Any], str]] = {
+    "signed": ({"invocation": (5, 6), "tokens": KINDS.INT32}, "is not a list of unsigned"),
+    "negative": ({"invocation": (-5, 6), "tokens": KINDS.INT32}, "is not a list of unsigned"),
+    "texts": ({"invocation": ("a", "b"), "tokens": KINDS.STRING}, "is not a list of unsigned"),
+    "floats": ({"invocation": (5.5, float("nan")), "tokens": KINDS.FLOAT32}, "is not a list of unsigned"),
+    "beyond": ({"invocation": (5, 4_000_000_000)}, "activated by the token 4000000000, but the model's vocabulary"),
+    "nan": ({"more": {f"{NAME}.lora_a": np.full((4, HIDDEN), np.nan, np.float32)}}, "are not finite numbers"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_GGUF)
+def test_a_gguf_adapter_that_cannot_be_used_is_refused(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str
+) -> None:
+    changed, message = BAD_GGUF[bad]
+    both = {f"{NAME}.lora_b": lora_matrices()[f"{NAME}.lora_b"], **changed.get("more", {})}
+    file = write_adapter(tmp_path / "bad.gguf", **(changed | ({"more": both} if "more" in changed else {})))
+    target, before = write_file(tmp_path / "a.gguf", byte_level()), (pack / "edgedecode.json").read_bytes()
+    assert main(["adapter", "add", str(pack), f"bad={file}"]) == 1
+    assert main(["import", "--target", str(target), "--adapter", f"bad={file}", "--out", str(tmp_path / "no")]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert message in first
+    assert message in second
+    assert (pack / "edgedecode.json").read_bytes() == before
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
+def test_finite_values_are_told_from_others_in_every_type(tmp_path: Path, kind: str) -> None:
+    for spoilt in (1.0, float("inf")):
+        writer = GGUFWriter(None, "llama")
+        values = np.full((4, HIDDEN), 65504.0 if kind == "F16" else 3e38 if kind == "BF16" else 1.0, np.float32)
+        values[3, 63] *= spoilt
+        with np.errstate(all="ignore"):
+            add_tensor(writer, f"{NAME}.lora_a", values, kind=kind)
+        path = finished(writer, tmp_path / "a.gguf")
+        if spoilt == 1.0:
+            check_values(read_contents(path), path)
+        else:
+            with pytest.raises(ManifestError, match="are not finite numbers"):
+                check_values(read_contents(path), path)
 
 
 def test_adapter_add_takes_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
