@@ -57,9 +57,13 @@ def named_path(text: str) -> NamedPath:
 
 
 def check_adapter_names(arguments: Namespace) -> None:
-    """Exit with a usage error if two adapters have the same name."""
+    """Exit with a usage error if two adapters have the same name, or names that differ in case only.
+
+    The folders of such names are the same on some file systems.
+    """
     names = [adapter.name for adapter in arguments.adapter]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    lower = [name.lower() for name in names]
+    if twice := sorted({name for name in names if lower.count(name.lower()) > 1}):
         arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import adapter_folder, adapter_role, copy_adapter
+from edgedecode.adapters.adapter_change import adapter_folder, adapter_role, check_adapter_name, copy_adapter
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.pack.entries import AdapterEntry, OutsideFile
@@ -81,6 +81,8 @@ def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
 
 
 def _check(request: ImportRequest) -> _Checked:
+    for name in request.adapters:
+        check_adapter_name(name)
     sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
     target, draft = sources["target"], sources.get("draft")
     if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:

@@ -206,6 +206,19 @@ def test_import_takes_an_adapter_as_a_gguf_file_or_a_peft_folder(tmp_path: Path)
     assert plain not in found
 
 
+def test_import_refuses_an_adapters_name_that_a_chat_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, file = write_file(tmp_path / "a.gguf", byte_level()), write_adapter(tmp_path / "ones.gguf")
+    words = ["import", "--target", str(target), "--out", str(tmp_path / "no"), "--adapter"]
+    assert main([*words, f"off={file}"]) == 1
+    assert "'off' is not a valid adapter name" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, f"ones={file}", "--adapter", f"Ones={file}"])
+    assert "given twice" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
 KINDS = GGUFValueType
 BAD_GGUF: dict[str, tuple[dict[str, Any], str]] = {
     "signed": ({"invocation": (5, 6), "tokens": KINDS.INT32}, "is not a list of unsigned"),
