@@ -23,11 +23,12 @@ from edgedecode.switching.signals import CONTROL
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
+from ..tasks.arms import ArmResult
+from ..tasks.task_files import Kind, Task, read_tasks
 from ..terminal import progress
 from ..verb_options import open_pair
 from .curve_tables import plot_curve, show_curve, show_held_out, verdict
-from .questions import read_questions
-from .switch_arms import SPECULATION, TARGET, ArmResult, Question, measure_arms, point_of, quality_low
+from .switch_arms import SPECULATION, TARGET, measure_arms, point_of, quality_low
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
 __all__ = ["Calibrated", "calibrated", "run_calibration"]
@@ -58,12 +59,14 @@ def run_calibration(arguments: Namespace) -> int:
     arguments.model = arguments.pack or arguments.model
     if arguments.plot is not None:
         check_plot(Path(arguments.plot))
-    questions = read_questions(Path(arguments.prompts), limit=arguments.limit)
+    tasks = read_tasks(Path(arguments.prompts), limit=arguments.limit)
+    if any(task.kind is Kind.CODE for task in tasks):
+        raise InputError(f"{arguments.prompts} holds code tasks: calibrate on questions whose answers are text")
     root = find_pack(arguments.model)
     with open_pair(arguments) as pair:
         if "draft" not in pair.manifest.models:
             raise CapabilityError("this pack has no draft model to switch to: export it with --draft")
-        found = calibrated(pair, questions, arguments)
+        found = calibrated(pair, tasks, arguments)
         name = pair.manifest.name
     show_curve(found.curve, found.arms, name=name)
     show_held_out(found.held_out)
@@ -78,14 +81,14 @@ def run_calibration(arguments: Namespace) -> int:
     return 0
 
 
-def calibrated(pair: Pair, questions: Sequence[Question], arguments: Namespace) -> Calibrated:
+def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calibrated:
     """Measure the curve on one half of the questions, and the chosen threshold with its peers on the other.
 
     Raises InputError for too few questions, or if the target answers none of them correctly.
     """
-    if len(questions) < 2 * LEAST:
-        raise InputError(f"{len(questions)} prompts are too few to calibrate with: give {2 * LEAST} or more")
-    choosing, held_out = questions[::2], questions[1::2]
+    if len(tasks) < 2 * LEAST:
+        raise InputError(f"{len(tasks)} prompts are too few to calibrate with: give {2 * LEAST} or more")
+    choosing, held_out = tasks[::2], tasks[1::2]
     limit = arguments.max_tokens
     with progress("signals", len(choosing)) as advance:
         found = _signals(pair, choosing, max_tokens=limit, advance=advance)
@@ -126,15 +129,13 @@ def calibrated(pair: Pair, questions: Sequence[Question], arguments: Namespace) 
         )
 
 
-def _signals(
-    pair: Pair, questions: Sequence[Question], *, max_tokens: int, advance: Callable[[], None]
-) -> AnswerSignals:
+def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int, advance: Callable[[], None]) -> AnswerSignals:
     """Return the draft model's signals on the target's answers."""
     parts, row_draw, draft = [], pair.shared.row_draw(), pair.draft
     assert draft is not None
-    for question in questions:
-        with pair.session(PLAIN, messages=question.history) as session:
-            answer = session.generate(question.prompt, max_tokens=max_tokens).tokens
+    for task in tasks:
+        with pair.session(PLAIN, messages=task.history) as session:
+            answer = session.generate(task.turns[0], max_tokens=max_tokens).tokens
             prompt = session.tokens[: session.stats.prompt_tokens]
         size = pair.tokenizer.size
         parts.append(answer_signals(draft, prompt, answer, vocabulary_size=size, row_draw=row_draw))
@@ -150,8 +151,8 @@ def _name(up: float) -> str:
     return f"{up:.4g}"
 
 
-def _digest(questions: Sequence[Question]) -> str:
-    texts = [[*((m.role, m.content) for m in question.history), question.prompt] for question in questions]
+def _digest(tasks: Sequence[Task]) -> str:
+    texts = [[*((message.role, message.content) for message in task.history), *task.turns] for task in tasks]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 

@@ -14,8 +14,9 @@ import pytest
 import edgedecode
 from edgedecode import SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
-from edgedecode.apps.calibrate.switch_arms import ArmResult, point_of, quality_low
+from edgedecode.apps.calibrate.switch_arms import point_of, quality_low
 from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
+from edgedecode.apps.tasks.arms import ArmResult
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import models_digest
