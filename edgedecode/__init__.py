@@ -1,6 +1,6 @@
 """edgedecode: run small language models on the device, speculatively, inside a memory budget, never silently lossy.
 
-Names load when they are first used, so that the command line answers before numpy and tokenizers are read.
+Names are imported at first use, so that the command line responds before numpy and tokenizers are imported.
 """
 
 from importlib import import_module

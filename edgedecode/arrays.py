@@ -1,4 +1,4 @@
-"""Array types used by every room: float32 logits and int64 token ids."""
+"""Array types used by all packages: float32 logits and int64 token ids."""
 
 from __future__ import annotations
 

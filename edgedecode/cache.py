@@ -1,4 +1,4 @@
-"""Where the user's cache lies."""
+"""The user's cache: its location, its folders, and atomic writes of its files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ __all__ = [
 ]
 
 MAKING = ".making"
-"""How the names of unfinished files end."""
+"""Suffix of unfinished files."""
 _STALE_SECONDS = 3600
+"""Age at which an unfinished file is taken for that of a crashed process and deleted."""
 _MOST_NBYTES = 1 << 20
+"""Largest JSON file that is read."""
 _Kind = TypeVar("_Kind")
 
 AREAS: Mapping[str, str] = {
@@ -57,11 +59,11 @@ AREAS: Mapping[str, str] = {
     "locks": "locks of running benches and downloads; on Windows, of open packs too",
     "packs": "downloaded packs",
 }
-"""Every folder that is ever made in the user's cache, and what is in it: `cache clear` knows what this table names."""
+"""Every folder in the user's cache and its contents. `cache clear` deletes only these."""
 
 
 def user_cache() -> Path:
-    """Return the cache folder of this user, by the platform's habit; `EDGEDECODE_CACHE` overrides it."""
+    """Return the user's cache folder, by the platform's convention; `EDGEDECODE_CACHE` overrides it."""
     if override := os.environ.get("EDGEDECODE_CACHE"):
         return Path(override)
     if sys.platform == "win32":
@@ -72,15 +74,15 @@ def user_cache() -> Path:
 
 
 def area(name: str) -> Path:
-    """Return the place of one of `AREAS`; nothing is made."""
+    """Return the path of one of `AREAS` without creating it."""
     assert name in AREAS, f"{name} is not in the table of the cache's folders"
     return user_cache() / name
 
 
 def cache_folder(name: str, *, private: bool = False) -> Path | None:
-    """Make and return one of `AREAS`; None where it cannot be written (a cache is never needed).
+    """Create and return one of `AREAS`; None: it is not writable (the cache is always optional).
 
-    private: for this user alone, as what was said is nobody else's business.
+    private: only this user may read it, for example because it contains conversations.
     """
     folder = area(name)
     try:
@@ -93,29 +95,29 @@ def cache_folder(name: str, *, private: bool = False) -> Path | None:
 
 
 def close_to_others(path: Path) -> None:
-    """Take away what others may do with a file or folder. Raises OSError."""
+    """Remove other users' permissions on a file or folder. Raises OSError."""
     mode = path.stat().st_mode
     if mode & 0o077:
         path.chmod(mode & 0o700)
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open for this user alone: an `opener`."""
+    """Open with permissions for this user only; an `opener` for `open`."""
     return os.open(path, flags, 0o600)
 
 
 def facts_key(*facts: object) -> str:
-    """Name a file of the cache by all that determines what is in it: another fact, another name."""
+    """Return the name of a cache file: a hash of all facts that determine its contents."""
     return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:24]
 
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` to write to; the file there replaces `path` at the end, and is removed otherwise.
+    """Yield a temporary path in the same folder; it replaces `path` at the end, and is deleted after an error.
 
-    So two processes that write it at once do no harm. What killed ones left in the folder goes when it is an hour old.
+    Several processes may write the same file. Temporary files of crashed processes are deleted after an hour.
     """
-    for left in path.parent.glob(f"*.{'[0-9a-f]' * 8}{MAKING}"):  # it may be a user's folder, with others' files
+    for left in path.parent.glob(f"*.{'[0-9a-f]' * 8}{MAKING}"):  # strict, since the folder may be the user's own
         with suppress(OSError):
             if time() - left.stat().st_mtime > _STALE_SECONDS:
                 left.unlink()
@@ -129,9 +131,9 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def keep_json(path: Path, value: object, *, private: bool = False) -> None:
-    """Write a value to a file of the cache, in one piece; a full or read-only disk only means that it is made again.
+    """Write a value to a cache file atomically. Errors are ignored: the value is then computed again next time.
 
-    private: for this user alone.
+    private: only this user may read it.
     """
     opener = open_private if private else None
     with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=opener) as file:
@@ -139,9 +141,9 @@ def keep_json(path: Path, value: object, *, private: bool = False) -> None:
 
 
 def kept_json(path: Path, kind: type[_Kind]) -> _Kind:
-    """Read what `keep_json` wrote of such a kind, where anything may lie by now.
+    """Read a value of this type that `keep_json` wrote.
 
-    Raises FileNotFoundError where nothing does, ValueError with what is wrong with it.
+    Raises FileNotFoundError if there is no file, ValueError with the reason if it is damaged.
     """
     try:
         found = path.stat()

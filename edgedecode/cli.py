@@ -43,16 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in arguments:
             raise
         what = "standard output cannot be written: " if error is output.failure else ""
-        print(f"edgedecode: {what}{_told(error)}", file=sys.stderr)
+        print(f"edgedecode: {what}{_message(error)}", file=sys.stderr)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.stdout = output.stream
-        if output.failure is not None:  # else the interpreter's own flush at exit complains
+        if output.failure is not None:  # else the interpreter's flush at exit fails again
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.stream.fileno())
 
 
 class _Output:
-    """Standard output, and how writing to it failed: buffered, at a flush; unbuffered, at any write."""
+    """Standard output that records a failed write or flush."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -81,10 +81,10 @@ class _Writable(Protocol):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the usage, and where the usage is told: it may be longer than a screen."""
+    """Reports a usage error in one line and refers to --help, because the usage may be longer than a screen."""
 
     def _print_message(self, message: str, file: _Writable | None = None) -> None:
-        if message:  # argparse itself says nothing of an output that fails
+        if message:  # argparse itself ignores a failed write
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
@@ -119,17 +119,17 @@ def _run(arguments: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Give what the caller closed (`edgedecode … 2>&-`) to the null device, lest the next file opened takes its place
-    and an engine's own messages are written into it."""
-    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+    """Open the standard streams that the caller closed (`edgedecode … 2>&-`) on the null device. Otherwise the next
+    opened file would get their descriptor, and engines would write their messages into it."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # os.open returns the lowest free descriptor
         pass
     os.close(free)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def _told(error: BaseException) -> str:
-    """A refusal of the budget shows its table; everything else is one line."""
+def _message(error: BaseException) -> str:
+    """Return an error's message: one line, except for a refused budget, which includes its table."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, MemoryError):
