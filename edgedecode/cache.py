@@ -131,7 +131,7 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def keep_json(path: Path, value: object, *, private: bool = False) -> None:
-    """Write a value to a cache file atomically. Errors are ignored: the value is then computed again next time.
+    """Write a value to a cache file atomically. An OSError is ignored: the value is then computed again next time.
 
     private: only this user may read it.
     """

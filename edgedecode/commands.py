@@ -1,4 +1,4 @@
-"""What a CLI verb is, and how its options read numbers. Verbs register under the entry-point group
+"""The interface of CLI verbs, and parsers of their options' values. Verbs register under the entry-point group
 `edgedecode.commands` and are loaded by name."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MOST = 10**9 - 1
 _WHOLE = re.compile(r"-?[0-9]+")
 _REAL = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 40
-"""Characters of a word that a message repeats."""
+"""Longest argument that a message quotes in full, in characters."""
 
 
 def whole_number(text: str, *, least: int = -MOST, most: int = MOST) -> int:
-    """Read an option's whole number, in plain digits. Raises ArgumentTypeError that says what is expected."""
+    """Parse a whole number in plain digits. Raises ArgumentTypeError with what is expected."""
     if not _WHOLE.fullmatch(text):
         raise ArgumentTypeError(f"{_shown(text)} is not a whole number: write it in digits, for example 64")
     value = int(text) if len(text) <= len(str(2**64)) else math.copysign(math.inf, -1 if text[0] == "-" else 1)
@@ -41,22 +41,22 @@ def whole_number(text: str, *, least: int = -MOST, most: int = MOST) -> int:
 
 
 def count(text: str) -> int:
-    """Read a whole number of 0 or more."""
+    """Parse a whole number of 0 or more."""
     return whole_number(text, least=0)
 
 
 def positive_count(text: str) -> int:
-    """Read a whole number of 1 or more."""
+    """Parse a whole number of 1 or more."""
     return whole_number(text, least=1)
 
 
 def seed(text: str) -> int:
-    """Read a seed: 64 bits."""
+    """Parse a seed: 64 bits."""
     return whole_number(text, least=0, most=2**64 - 1)
 
 
 def name_list(text: str) -> list[str]:
-    """Read names with commas between them."""
+    """Parse a comma-separated list of names."""
     names = [name for part in text.split(",") if (name := part.strip())]
     if not names:
         raise ArgumentTypeError("give at least one name, or a list such as A,B")
@@ -64,7 +64,7 @@ def name_list(text: str) -> list[str]:
 
 
 def real_number(text: str) -> float:
-    """Read an option's number, such as 0.7 or 1e-3. Raises ArgumentTypeError that says what is expected."""
+    """Parse a number such as 0.7 or 1e-3. Raises ArgumentTypeError with what is expected."""
     value = float(text) if _REAL.fullmatch(text) else math.inf
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{_shown(text)} is not a number: write it as, for example, 0.7")
@@ -72,7 +72,7 @@ def real_number(text: str) -> float:
 
 
 def scaled_name(text: str) -> tuple[str, float]:
-    """Read a name and, behind a colon, a number: NAME or NAME:SCALE, 1 where it is left out."""
+    """Parse NAME or NAME:SCALE; the scale defaults to 1."""
     name, colon, scale = text.partition(":")
     if not name.strip():
         raise ArgumentTypeError(f"{_shown(text)} has no name: write NAME or NAME:SCALE")

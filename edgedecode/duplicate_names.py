@@ -1,4 +1,4 @@
-"""Refuses a name that occurs twice in a file: parsers differ in which of the two values they take."""
+"""Refuses a name that occurs twice in a file, because parsers differ in which of the two values they use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 def add_once(values: dict[str, _Value], name: str, value: _Value, *, what: str) -> None:
-    """Add a named value. Raises ValueError, which calls it `what`, for a name that is taken."""
+    """Add a named value. what: the kind of name, for the message. Raises ValueError if the name exists."""
     if name in values:
         raise ValueError(f"the {what} {name[:60]!r} appears twice")
     values[name] = value

@@ -1,16 +1,16 @@
-"""Every error a caller may meet.
+"""The errors that callers may get.
 
     EdgeDecodeError
     ├── InputError            a prompt, message, number or option that cannot be used
     │   └── ContextExceeded   the prompt is longer than the model's context
-    ├── ManifestError         a pack, or a file in it, that is missing, damaged, foreign or newer
+    ├── ManifestError         a pack, or a file in it, that is missing, damaged, invalid or of a newer format
     ├── IncompatiblePair      a target and a draft that cannot work together
     ├── BudgetExceeded        an allocation that does not fit the memory budget (carries the table)
     ├── CapabilityError       an explicit request for what a model or engine cannot do
-    ├── RuntimeUnavailable    an engine that is not installed or does not start (says the pip line)
+    ├── RuntimeUnavailable    an engine that is not installed or does not start (includes the pip command)
     └── ExportError           an export that cannot start, or whose result is wrong
 
-A message says what happened, with the values, and what to do. The command line prints it as one line and exits 1.
+A message states what happened, with the values, and what to do. The command line prints it as one line and exits 1.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
 
 
 class EdgeDecodeError(Exception):
-    """The root: catch this to catch everything edgedecode raises on purpose."""
+    """The base class of all errors that edgedecode raises on purpose."""
 
     @property
     def reason(self) -> str:
-        """What happened, in one line and without advice: for a sentence that says what is done about it."""
+        """The message in one line, without advice, for use inside another message."""
         return " ".join(str(self).split())
 
 
@@ -46,7 +46,7 @@ class ContextExceeded(InputError):
 
 
 class ManifestError(EdgeDecodeError):
-    """A pack, or a file in it, is missing, damaged, foreign, or of a newer format."""
+    """A pack, or a file in it, is missing, damaged, invalid, or of a newer format."""
 
 
 class IncompatiblePair(EdgeDecodeError):
@@ -56,7 +56,7 @@ class IncompatiblePair(EdgeDecodeError):
 class BudgetExceeded(EdgeDecodeError):
     """An allocation was refused before it was made; `table` lists every lease and the request.
 
-    advice: what can be done about it. needed_nbytes: the budget that would have held these; 0: that is not said.
+    advice: what the user can do. needed_nbytes: the budget that would have been sufficient; 0: unknown.
     """
 
     def __init__(self, message: str, advice: str = "", *, table: str, needed_nbytes: int = 0) -> None:
@@ -74,11 +74,11 @@ class BudgetExceeded(EdgeDecodeError):
 
 
 class CapabilityError(EdgeDecodeError):
-    """Something was asked for explicitly that this model, graph or engine cannot do."""
+    """An explicit request for something that this model, graph or engine does not support."""
 
 
 class RuntimeUnavailable(EdgeDecodeError):
-    """An engine is not installed, or does not start here; the message says how to install it."""
+    """An engine is not installed, or does not start here; the message includes how to install it."""
 
 
 class ExportError(EdgeDecodeError):

@@ -1,6 +1,6 @@
-"""Advisory locks between processes and between threads. The system ends a lock with its process: none goes stale.
+"""Advisory locks between processes and between threads. The system releases them when a process ends, so none is stale.
 
-A folder is locked itself, so that nothing lies in it for that; on Windows a file in the user's cache stands for it.
+A folder is locked directly, without a lock file in it; on Windows a file in the user's cache is locked instead.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["FOLDER", "Lock", "take_lock", "wait_for_lock"]
 FOLDER = "locks"
 _POLL_SECONDS = 0.01
 _SILENT_SECONDS = 0.5
-"""Waits shorter than this are not worth a notice."""
+"""Shorter waits produce no notice."""
 
 
 class Lock:
-    """A lock that is held until it is released. A context manager, which releases it."""
+    """A lock that is held until `release`. As a context manager it releases itself."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def release(self) -> None:
-        """Give it back. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -43,10 +43,10 @@ class Lock:
 
 
 def take_lock(path: Path, *, shared: bool = False, make: bool = True) -> Lock | None:
-    """Lock a folder, or a file, which is made where it is not there; None: somebody else holds it.
+    """Lock a folder, or a file, which is created if it does not exist; None: the lock is held elsewhere.
 
-    make: False raises FileNotFoundError where nothing is there, and makes nothing.
-    shared: beside others who share it, instead of alone; on Windows alone. Raises OSError where nothing can be locked.
+    make: False creates nothing and raises FileNotFoundError instead.
+    shared: take a shared instead of an exclusive lock; exclusive on Windows. Raises OSError if locking is impossible.
     """
     place = _place(path)
     flags = os.O_RDONLY if place.is_dir() else os.O_RDWR | (os.O_CREAT if make or place != path else 0)
@@ -67,18 +67,21 @@ def take_lock(path: Path, *, shared: bool = False, make: bool = True) -> Lock | 
 def wait_for_lock(
     path: Path, *, seconds: float, waiting: str = "", shared: bool = False, make: bool = True
 ) -> Lock | None:
-    """Take a lock as soon as it is free, with the notice `waiting`; None: somebody holds it still. Raises OSError."""
-    started, told = monotonic(), not waiting
+    """Wait up to `seconds` for a lock; None: it is still held elsewhere. Raises OSError.
+
+    waiting: a notice for the user, unless the wait is short.
+    """
+    started, notified = monotonic(), not waiting
     while (lock := take_lock(path, shared=shared, make=make)) is None and monotonic() - started < seconds:
-        if not told and monotonic() - started > _SILENT_SECONDS:
+        if not notified and monotonic() - started > _SILENT_SECONDS:
             notice(waiting)
-            told = True
+            notified = True
         sleep(_POLL_SECONDS)
     return lock
 
 
 def _place(path: Path) -> Path:
-    """Return what is locked for `path`."""
+    """Return the path that is locked for `path`."""
     if sys.platform == "win32" and path.is_dir():
         folder = cache_folder(FOLDER)
         if folder is None:
@@ -88,7 +91,7 @@ def _place(path: Path) -> Path:
 
 
 def _taken(handle: int, *, shared: bool) -> bool:
-    """Try once. Raises OSError where the disk knows no locks."""
+    """Try once to take the lock. Raises OSError if the file system does not support locks."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -107,7 +110,7 @@ def _taken(handle: int, *, shared: bool) -> bool:
 
 
 def _is_at(place: Path, handle: int) -> bool:
-    """Tell whether the file is still the one at this place: it may have been replaced before it was locked."""
+    """Return whether the open file is still the one at this path; it may have been replaced before it was locked."""
     try:
         return os.path.samestat(os.fstat(handle), place.stat())
     except FileNotFoundError:
