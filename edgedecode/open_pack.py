@@ -1,4 +1,4 @@
-"""Opens a pack: checks it, chooses an engine, and makes the pair; or plans what a session of it would take."""
+"""Opens a pack: checks it, chooses an engine, and creates the pair. Or plans a session's memory without loading."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ KV_TYPES = ("float32", "float16", SMALLER_KV)
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """The plan of a pack on an engine. limit: what is in force; None: nothing limits.
+    """The plan of a session of a pack on an engine. limit: the memory limit in force; None: no limit.
 
-    least_with_int8: the smallest limit with `kv_type="int8"`, which is lossy and never chosen by itself; None where
-    another type was asked for, or the pack has no such graph for this engine. speed: of the plan, speed_uncut: of one
-    that no limit cuts; None where nothing was decoded here before.
+    least_with_int8: the smallest sufficient limit with `kv_type="int8"`, which is lossy and never chosen automatically;
+    None if a KV type was asked for, or the pack has no such graph for this engine. speed: the plan's predicted speed.
+    speed_uncut: that without a limit. Both are None if no session has run here before.
     """
 
     pack: str
@@ -56,7 +56,7 @@ class PackPlan:
     speed_uncut: PredictedSpeed | None = None
 
 
-def load(  # noqa: PLR0913  (what may be said of a pack)
+def load(  # noqa: PLR0913  (the options of a pack)
     pack: str | Path | None = None,
     *,
     memory: int | str | None = None,
@@ -73,19 +73,19 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
-    memory: the budget in bytes, or text such as "800MB". In force is the least of it, the variable EDGEDECODE_MEMORY,
-    the container's limit and the machine's memory.
-    runtime: an installed engine's name, an engine of your own, or "auto": of those that can run the pack the one that
-    is faster here, which is measured once; None: what the variable EDGEDECODE_RUNTIME says, else auto. threads: None
-    chooses for this machine. verify: hash every file now (else only at the first opening, size and time afterwards).
-    kv_type: how keys and values are kept, the draft's too where it can; None: as the engine does by itself. "int8"
-    takes a quarter of float32's memory, and answers may differ slightly.
-    context: the positions that sessions will plan for, which auto asks for under a budget; None: the usual number.
-    mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
-    as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
-    itself where a budget asks for it, the second is slower.
-    adapters: the models are opened so that sessions may use the pack's adapters (`SessionOptions.adapter`).
-    wrap: what is made of the engine before models are opened on it, a stopwatch for example.
+    memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
+    EDGEDECODE_MEMORY, the container's limit and the machine's memory.
+    runtime: an installed engine's name, a `Runtime` object, or "auto": the fastest engine here that can run the pack,
+    which is measured once; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None chooses for this machine.
+    verify: hash every file now (default: hash at the first opening, compare size and time afterwards).
+    kv_type: the KV cache's type, also the draft's if it has that type; None: the engine's default. "int8" takes a
+    quarter of float32's memory, and answers may differ slightly.
+    context: the positions that sessions will plan for, for auto's choice under a budget; None: the default number.
+    mmap, repack: for llama.cpp. mmap=False reads the weights instead of mapping their file; repack=False uses them in
+    the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
+    fast, and is chosen automatically if a budget requires it; the file's layout is slower.
+    adapters: open the models so that sessions may use the pack's adapters (`SessionOptions.adapter`).
+    wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
@@ -107,7 +107,7 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
         with opening(root):
             return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
     except BudgetExceeded as error:
-        advice = f"{error.advice}; `edgedecode plan` lists what a session takes"
+        advice = f"{error.advice}; `edgedecode plan` lists what a session needs"
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
@@ -123,11 +123,11 @@ def plan(  # noqa: PLR0913  (as `load`)
     mmap: bool = True,
     repack: bool = True,
 ) -> PackPlan:
-    """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, and load nothing.
+    """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
 
-    It tells who takes how many bytes, and what is given up for the limit in force. "auto" takes the engine that is
-    faster here, of those that can run the pack. Raises as `load`, but for BudgetExceeded: a plan says whether it fits;
-    CapabilityError for an engine that does not tell what models take.
+    The plan lists the bytes of each part, and what is cut to fit the limit in force. "auto" plans for the fastest
+    engine here that can run the pack. Raises the errors of `load` except BudgetExceeded (the plan states whether it
+    fits), and CapabilityError for an engine that does not report the models' memory.
     """
     limit = _limit(memory)
     request = _request(
@@ -144,11 +144,11 @@ def plan(  # noqa: PLR0913  (as `load`)
     root = find_pack(pack)
     with opening(root):
         manifest = check_pack(root, full=False)
-        engine = None if wanted == AUTO else find_runtime(wanted)  # in the order of `load`: the process counts
+        engine = None if wanted == AUTO else find_runtime(wanted)  # in `load`'s order, for the same process memory
         tokenizer = pack_tokenizer(manifest, root, Budget())
         engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
-            raise CapabilityError(f"the engine {engine.name} does not tell what a model takes before it is loaded")
+            raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
         footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
         options = options or SessionOptions()
         fitted = footprint.fit(options, None if limit is None else limit.nbytes)
@@ -180,11 +180,11 @@ def _request(
     context: int | None,
     limit: Limit | None,
 ) -> EngineRequest:
-    """Return how an engine is opened. Raises InputError."""
+    """Check the options and return how to open an engine. Raises InputError."""
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
-        raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
+        raise InputError(f"unknown KV type {kv_type!r}: use one of {', '.join(KV_TYPES)}")
     asked = {NO_MMAP: not mmap, NO_REPACK: not repack, ADAPTERS: adapters}
     loading = tuple(need for need, wanted in asked.items() if wanted)
     memory = None if limit is None else limit.nbytes
@@ -194,7 +194,7 @@ def _request(
 
 
 def _limit(memory: int | str | None) -> Limit | None:
-    """Return the limit in force, and tell the user where it is less than what was asked for."""
+    """Return the limit in force; notify the user if it is lower than the one asked for."""
     limit = limit_in_force(memory)
     if memory is not None and limit is not None and limit.name != ASKED:
         asked = memory if isinstance(memory, str) else format_nbytes(memory)
@@ -212,7 +212,7 @@ def _open_pack(
     wrap: Callable[[Runtime], Runtime] | None,
     asked: bool,
 ) -> Pair:
-    """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
+    """Open the pack at `root`; "auto": on the fastest of its engines. asked: whether the caller asked for auto."""
     manifest = check_pack(root, full=verify)
     _warn_if_short(manifest)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
@@ -246,7 +246,7 @@ def _open_pack(
 def _footprint(
     manifest: Manifest, root: Path, *, tokenizer: Tokenizer, engine: PlanningRuntime, request: EngineRequest
 ) -> PackFootprint:
-    """Return what sessions of a pack take that is not open, beside what this process holds now."""
+    """Return the footprint of sessions of a pack that is not open, in addition to this process's memory now."""
     return PackFootprint(
         manifest,
         root,
@@ -271,19 +271,22 @@ def _refused(
     request: EngineRequest,
     limit: Limit | None,
 ) -> BudgetExceeded:
-    """Return the refusal of a target that does not fit, which tells the smallest budgets of its sessions."""
+    """Return the refusal of a target that does not fit, with the smallest sufficient budgets of its sessions."""
     if limit is None or not isinstance(engine, PlanningRuntime):
         return error
     footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
     try:
         plan = footprint.fit(SessionOptions(context=request.context), limit.nbytes)
-    except EdgeDecodeError:  # what is wrong with the pack or the options, a pack that fits says
+    except EdgeDecodeError:  # the budget error comes first; this one is reported once the pack fits
         return error
     return plan.refusal(error, limit, context_asked=request.context is not None)
 
 
 def _experience_path(manifest: Manifest, engine: str, request: EngineRequest, card: ModelCard) -> Path | None:
-    """Return where what is learnt of the pack on this engine is kept; None: nothing can be. card: the target's."""
+    """Return the file of the scheduler's experience with the pack on this engine; None: it is not kept.
+
+    card: the target's.
+    """
     if (version := engine_version(engine)) is None:
         return None
     settings = (request.provider, card.threads, request.kv_type, card.kernels)
@@ -291,17 +294,17 @@ def _experience_path(manifest: Manifest, engine: str, request: EngineRequest, ca
 
 
 def _warn_if_short(manifest: Manifest) -> None:
-    """Tell the user where other programs leave less memory than the target's weights take."""
+    """Notify the user if less memory is free than the target's weights take."""
     free, needed = free_memory(), target_nbytes(manifest)
     if free is not None and free.nbytes < needed:
         notice(
-            f"only {format_nbytes(free.nbytes)} of memory are free here, the target's weights take "
-            f"{format_nbytes(needed)}: close other programs, or expect it to be slow"
+            f"only {format_nbytes(free.nbytes)} of memory is free, and the target's weights take "
+            f"{format_nbytes(needed)}: close other programs, or expect slow answers"
         )
 
 
 def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:
-    """Open the pair on the first of these engines that takes it; of each that does not, tell why."""
+    """Open the pair on the first of these engines that can run it; notify the user of each failure's reason."""
     name, *others = names
     try:
         return opened(find_runtime(name))

@@ -1,4 +1,4 @@
-"""How a session decodes: the values a caller chooses. Holds no behaviour."""
+"""The options of a session."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ __all__ = [
 ]
 
 DEFAULT_CONTEXT = 4096
-"""Positions of a session that says nothing else, where the model has as many."""
+"""Default positions of a session, at most those of the model. More take more KV cache."""
 DEFAULT_QUALITY = 0.97
 """Share of the target's accuracy that entropy switching keeps by default."""
 DEFAULT_MAX_TOKENS = 512
-"""Tokens of an answer, where neither the caller nor the pack says how many."""
+"""Most tokens of an answer if neither the caller nor the pack sets a limit."""
 TREE = "tree"
-"""The drafter that proposes nothing but trees."""
+"""The drafter that proposes only trees."""
 BRANCHING = (TREE, "recycle")
 """The drafters that can propose trees."""
 
 
 class WhenFull(StrEnum):
-    """What happens to a conversation that no longer fits its context."""
+    """How to handle a conversation that no longer fits its context."""
 
     DROP = "drop"
-    """Its oldest turns are dropped, whole ones, and what is kept is read again, which is exact; the system messages
-    stay."""
+    """Drop its oldest turns, except system messages, and prefill the rest again, which is exact."""
     STOP = "stop"
-    """An answer ends there, and what does not fit is refused."""
+    """End the answer when the context is full, and refuse a prompt that does not fit."""
     SHIFT = "shift"
-    """As DROP, but keys and values of what is kept move down in the cache instead of being computed again: no wait, and
-    answers may differ, since they were computed with the dropped turns in sight. Only llama.cpp can."""
+    """As DROP, but move the remaining keys and values down in the KV cache instead of computing them again: no wait,
+    but answers may differ, since the remaining rows were computed with attention to the dropped turns. llama.cpp only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,22 @@ class SwitchOptions:
 class SessionOptions:
     """How a session decodes. None takes the pack's own default.
 
-    drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
-    draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
-    for. seed: of the first answer; later ones have their own, made of it and their number, or all a fresh one (None).
-    reproducible: same seed, same text, whatever drafts did (passes padded to widths that round alike on this
-    device, which is measured once; chains, a fixed length, match). trace: a file to write the scheduler's signals and
-    plans to (counts and times, no text). remember: keep outputs in the user's cache, on disk, to draft from in later
-    runs; nothing else reads them. tree: drafts may branch, where a tree promises more than the best chain; with a
-    fixed draft_max each draft is a tree of that many nodes.
+    drafter: a registered name, "none", or None: in each round the scheduler chooses among those that may be
+    profitable. draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context:
+    positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
+    random seed for each answer. reproducible: the same seed gives the same text, independent of drafts. Passes are
+    padded to widths whose rounding is identical on this device, which is measured once, and drafts are chains of a
+    fixed length under the match rule. trace: a file for the scheduler's signals and plans (counts and times, no text).
+    remember: keep outputs on disk in the user's cache, to draft from in later runs; they have no other use. tree:
+    drafts may branch if a tree is expected to be faster than the best chain; with a fixed draft_max each draft is a
+    tree of that many nodes.
     """
 
     sampling: SamplingOptions | None = None
     adapter: str | None = None
-    """The name of one that the pack lists, for the target alone; None: none."""
+    """The name of one of the pack's adapters of the target; None: no adapter."""
     adapter_scale: float = 1.0
-    """What the adapter's change is multiplied by, beside its own scale."""
+    """Factor for the adapter's change, in addition to the adapter's own scale."""
     drafter: str | None = None
     draft_max: int | None = None
     context: int | None = None
@@ -111,23 +112,23 @@ class SessionOptions:
 
     @property
     def fixed(self) -> bool:
-        """Whether the draft length is fixed, not chosen by measured costs."""
+        """Whether the draft length is fixed instead of chosen from measured costs."""
         return self.draft_max is not None or self.reproducible
 
 
 def wants_trees(options: SessionOptions) -> bool:
-    """Tell whether drafts may branch."""
+    """Return whether drafts may branch."""
     return options.tree or options.drafter == TREE
 
 
 def sampling_defaults(generation: Generation) -> SamplingOptions:
-    """Take the defaults of the pack's `generation_config`; what it does not set stays greedy and off."""
+    """Return the pack's defaults from its `generation_config`; unset options stay greedy or off."""
     given: dict[str, Any] = dict(generation.sampling)
     return SamplingOptions(**given)
 
 
 def answer_limit(asked: int | None, generation: Generation) -> int:
-    """Return the most tokens of an answer. Raises InputError."""
+    """Return the most tokens of an answer. Raises InputError if the caller asks for less than 1."""
     limit = generation.max_tokens or DEFAULT_MAX_TOKENS if asked is None else asked
     if limit < 1:
         raise InputError(f"max_tokens {limit} is out of range: 1 or more")
@@ -135,7 +136,7 @@ def answer_limit(asked: int | None, generation: Generation) -> int:
 
 
 def planned_context(asked: int | None, most: int) -> int:
-    """Return the positions to plan for. Raises InputError when more are asked for than the model has."""
+    """Return the positions to plan for. Raises InputError if more are asked for than the model has, or less than 2."""
     if asked is None:
         return min(most, DEFAULT_CONTEXT)
     if not 2 <= asked <= most:

@@ -38,13 +38,13 @@ __all__ = ["PROCESS", "Pair"]
 class Pair:
     """A target, its optional draft, and everything that sessions share. Use it as a context manager, or `close` it.
 
-    Several threads may use it and its sessions at once. Models work for one of them at a time: `turn` is held for a
-    round of a session's decoding (drafts, pass, verification), for a piece of its prompt, while a session is opened or
-    closed, and never while a caller looks at a chunk; threads that wait get it in the order of asking. Direct calls of
-    a model's `forward` are not locked: wrap them in `pair.turn.run(...)`.
+    Several threads may use it and its sessions at once. The models serve one thread at a time: `turn` is held for one
+    round of decoding (drafts, pass, verification), for one chunk of a prompt, and while a session is opened or closed,
+    but never while a caller processes a chunk of output. Waiting threads get it in the order in which they asked.
+    Direct calls of a model's `forward` are not locked: wrap them in `pair.turn.run(...)`.
     """
 
-    def __init__(  # noqa: PLR0913  (what may be said of a pack)
+    def __init__(  # noqa: PLR0913  (the options of a pack)
         self,
         manifest: Manifest,
         root: Path,
@@ -91,7 +91,7 @@ class Pair:
             adapters=adapters,
             turn=turn,
         )
-        """What its sessions decode with."""
+        """The resources that its sessions share."""
         self._adapters = self.shared.adapters.choice()
 
     @property
@@ -105,12 +105,12 @@ class Pair:
 
     @property
     def turn(self) -> FairLock:
-        """Held by whoever uses the models, or what sessions share."""
+        """The lock that a thread holds to use the models, or state that sessions share."""
         return self.shared.turn
 
     @property
     def experience(self) -> Experience:
-        """What passes cost here and what drafts gained: every session's scheduler learns in it."""
+        """Measured costs of passes and acceptance of drafts on this device, updated by every session's scheduler."""
         return self.shared.experience
 
     @experience.setter
@@ -120,61 +120,64 @@ class Pair:
     @property
     def draft(self) -> LanguageModel | None:
         """The draft model, loaded at its first use; None when the pack has none. Raises InputError once closed."""
-        return self.turn.run(lambda: self._still_open().drafts.offering())  # noqa: PLW0108 (asked in its turn)
+        return self.turn.run(lambda: self._still_open().drafts.offering())  # noqa: PLW0108 (checked under the lock)
 
     def adapter(self, name: str) -> AdapterUse:
-        """Return the pack's adapter of this name, loaded at its first use; it stays until the pair is closed.
+        """Return the pack's adapter of this name, loaded at its first use; it stays loaded until the pair is closed.
 
-        Raises as `PackAdapters.use`, and InputError once the pair is closed.
+        Raises the errors of `PackAdapters.use`, and InputError once the pair is closed.
         """
         chosen = self.turn.run(lambda: self._still_open()._adapters.choose(name, more=True))
         assert chosen is not None
         return chosen.use
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
-        """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
+        """Open a conversation, optionally after earlier messages.
+
+        Raises InputError, CapabilityError or BudgetExceeded.
+        """
         return self.turn.run(lambda: self._opened(options or SessionOptions(), messages))
 
     def drafter_names(self, options: SessionOptions) -> tuple[str, ...]:
-        """Return the drafters these options mean. Raises as `choose_drafters`."""
+        """Return the drafters that these options select. Raises the errors of `choose_drafters`."""
         return self.shared.choice(options).names
 
     def drafter_source(self, name: str) -> DrafterSource:
-        """Return the pair's one source of this name. Raises InputError for an unknown name."""
+        """Return the pair's drafter source of this name. Raises InputError for an unknown name."""
         return self.shared.drafter_source(name)
 
     def add_drafter_source(self, source: DrafterSource) -> None:
-        """Let sessions name a drafter that no entry point names; the pair closes its source."""
+        """Register a drafter that has no entry point, for sessions to select by name; the pair closes its source."""
         self.shared.sources[source.name] = source
 
     def keep_experience(self, path: Path | None) -> None:
-        """Resume from the experience stored at `path`; store it there again on close."""
+        """Load the scheduler's experience from `path`, and store it there again on close. None: it is not stored."""
         self.experience, self._experience_path = load_experience(path), path
 
     def save_experience(self) -> None:
-        """Store now what was learnt, where it is to be stored at all."""
+        """Store the scheduler's experience now, if it has a path."""
         self.turn.run(self._save_experience)
 
     def close(self) -> None:
-        """Close every session and model, keep what was learnt, and release every lease. Idempotent.
+        """Close every session and model, store the scheduler's experience, and release every lease. Idempotent.
 
-        Running answers are stopped, in whichever threads, and waited for, as by `Session.close`.
+        Stops running answers in all threads and waits for them, like `Session.close`.
         """
         self._closed = True
-        if self.turn.held:  # in the middle of a round: the answers are told to stop, the rest waits for its end
+        if self.turn.held:  # during a round: ask the answers to stop; the rest is done after the round
             for session in list(self._sessions):
                 session.close()
         when_free(self._close_all)
 
     def _close_all(self) -> None:
-        """Close the sessions, then everything else, whichever of them fails."""
+        """Close the sessions, then everything else, even if one of them fails."""
         with ExitStack() as closing:
-            closing.callback(self.turn.run, self._give_back)
+            closing.callback(self.turn.run, self._release)
             for session in self.turn.run(lambda: list(self._sessions)):
                 closing.callback(session.close)
 
     def _still_open(self) -> Pair:
-        """Return this pair. Raises InputError once it is closed: what is loaded then would stay in memory."""
+        """Return this pair. Raises InputError once it is closed: a model loaded then would never be released."""
         if self._closed:
             raise InputError("this pair is closed: open the pack again with edgedecode.load")
         return self
@@ -200,9 +203,9 @@ class Pair:
         if self._experience_path is not None and self.experience.costs.tables:
             store_experience(self._experience_path, self.experience)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         with ExitStack() as closing:
-            closing.callback(release_pages)  # last: of what the models took
+            closing.callback(release_pages)  # last, after the models are freed
             closing.callback(self._process.release)
             closing.callback(self.drafts.close)
             closing.callback(self.target.close)
@@ -240,12 +243,12 @@ class Pair:
         with opening(self.root):
             check_unchanged(self.manifest, self.root, names)
             if ADAPTERS in self._loading and self.manifest.has_draft_adapters:
-                with suppress(BudgetExceeded, CapabilityError):  # then it drafts without them
+                with suppress(BudgetExceeded, CapabilityError):  # then drafts without adapters
                     return self._open("draft", needs=(*needs, ADAPTERS))
             return self._open("draft", needs=needs)
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
-        """Open a role's model with the KV type asked for; nobody asked it of a draft, which may have another only."""
+        """Open a role's model with the KV type asked for; a draft that lacks it opens with its default."""
         if self._kv_type is None:
             return self._open_with(role, needs=needs)
         try:

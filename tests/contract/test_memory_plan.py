@@ -263,7 +263,7 @@ def test_loading_beside_other_programs_that_leave_little_memory_is_told(
         monkeypatch.setattr(open_pack, "free_memory", lambda free=free: FreeMemory(free, 8_000_000_000))
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine):
-            assert any("only 1.0 MB of memory are free here" in line for line in caplog.messages) is told
+            assert any("only 1.0 MB of memory is free" in line for line in caplog.messages) is told
 
 
 def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:

@@ -240,7 +240,7 @@ def test_load_int8_keeps_floats_for_a_draft_without_kv8(llama: Path, tmp_path: P
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         assert pair.draft is not None
         assert (pair.target.card.kv_type, pair.draft.card.kv_type) == ("int8", "float32")
-    with pytest.raises(InputError, match="no KV type"):
+    with pytest.raises(InputError, match="unknown KV type"):
         edgedecode.load(tmp_path / "pack", kv_type="int4")
 
 
