@@ -12,6 +12,7 @@ from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import (
     AdapterFileModel,
     AdapterModel,
+    AdapterUse,
     Head,
     HeadedModel,
     LanguageModel,
@@ -89,8 +90,11 @@ class TimedAdapterModel(TimedModel):
     def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
         self._taker.add_adapter(digest, matrices, scale=scale)
 
-    def remove_adapter(self, digest: str) -> None:
-        self._taker.remove_adapter(digest)
+    def prepare_adapter(self, use: AdapterUse) -> object:
+        return self._taker.prepare_adapter(use)
+
+    def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
+        self._taker.remove_adapter(digest, scale=scale)
 
 
 class TimedAdapterFileModel(TimedAdapterModel):

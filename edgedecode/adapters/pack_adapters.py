@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import TypeAlias, overload
 from weakref import WeakSet
 
+import numpy as np
+
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
-from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
@@ -29,6 +31,10 @@ _MOST_TENSORS = 512
 """Tensors assumed for an adapter whose file is not read."""
 _LEAST_USED = -(1 << 29)
 """Base of the leases' priorities: each use of an adapter gets a higher one, all below 0."""
+
+
+_Key: TypeAlias = "tuple[str, float]"
+"""An adapter's name and scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,50 +56,60 @@ class AdapterChoice:
 
     def __init__(self, adapters: PackAdapters) -> None:
         self._adapters = adapters
-        self.names: frozenset[str] = frozenset()
+        self._held: Mapping[_Key, object] = {}
+        """By name and scale: what keeps the model's memory for that scale allocated. Replaced, never changed."""
 
     def choose(self, name: str | None, *, scale: float = 1.0, more: bool = False) -> ActiveAdapter | None:
         """Load and hold an adapter. The previous ones are released first, so that they can be evicted, unless `more`.
 
         Raises as `PackAdapters.use`; the previous adapters are then held again.
         """
-        before = self.names
+        before = frozenset(self._held)
         if not more:
             self.release()
         try:
             chosen = self._adapters.use(name, scale=scale)
+            self.keep(chosen, more=before if more else ())
         except BaseException:
             with suppress(EdgeDecodeError):  # another thread may have taken their memory; the next answer tries again
                 self.keep(more=before)
             raise
-        self.keep(chosen, more=before if more else ())
         return chosen
 
-    def keep(self, *adapters: ActiveAdapter | None, more: Collection[str] = ()) -> None:
+    def keep(self, *adapters: ActiveAdapter | None, more: Collection[_Key] = ()) -> None:
         """Hold only these adapters, and load evicted ones again. Raises as `PackAdapters.use`."""
-        names = frozenset((*more, *(adapter.use.name for adapter in adapters if adapter is not None)))
-        for name in names - self.names:
-            before = self.names
-            self._set(before | {name})  # first, so that it is not evicted for another one
+        keys = {*more, *_keys(adapters)}
+        for key in keys - self._held.keys():
+            before = self._held
+            self._held = {**before, key: None}  # first, so that it is not evicted for what its scale needs
             try:
-                self._adapters.hold(name)
+                self._held = {**before, key: self._adapters.hold(*key)}
             except BaseException:
-                self._set(before)
+                self._keep_only(before.keys())
                 raise
-        self._set(names)
+        self._keep_only(keys)
 
-    def narrow(self, adapter: ActiveAdapter | None) -> None:
-        """Release every adapter but this one, which is not loaded if it was released before."""
-        self._set(self.names & ({adapter.use.name} if adapter is not None else set()))
+    def narrow(self, *adapters: ActiveAdapter | None) -> None:
+        """Release every adapter but these, which are not loaded if they were released before."""
+        self._keep_only(_keys(adapters))
 
     def release(self) -> None:
         """Hold no adapter. Idempotent. A finalizer may call it, in any thread and outside the turn."""
-        self._set(frozenset())
+        self._keep_only(())
 
-    def _set(self, names: frozenset[str]) -> None:
-        released, self.names = self.names - names, names
-        for name in released:
-            self._adapters.offer(name)
+    def holds(self, name: str, *, scale: float | None = None) -> bool:
+        """Return whether it holds an adapter, at any scale or at this one."""
+        return any(key[0] == name and scale in (None, key[1]) for key in self._held)
+
+    def _keep_only(self, keys: Collection[_Key]) -> None:
+        before = self._held
+        self._held = {key: kept for key, kept in before.items() if key in keys}
+        for name, scale in before.keys() - self._held.keys():
+            self._adapters.offer(name, scale)
+
+
+def _keys(adapters: Iterable[ActiveAdapter | None]) -> set[_Key]:
+    return {(each.use.name, each.use.scale) for each in adapters if each is not None}
 
 
 class PackAdapters:
@@ -152,6 +168,7 @@ class PackAdapters:
         """
         if name is None:
             return None
+        _check_scale(scale)
         if name not in self._loaded:
             before = set(self._budget.leases)
             adapter = self._load(name)
@@ -165,19 +182,27 @@ class PackAdapters:
         adapter = self._loaded[name].adapter
         return replace(adapter, use=replace(adapter.use, scale=scale))
 
-    def hold(self, name: str) -> None:
-        """Load an adapter that a conversation holds, if necessary. It is then not evicted."""
+    def hold(self, name: str, scale: float) -> object:
+        """Load an adapter that a conversation holds, if necessary, so that it is not evicted.
+
+        Return what keeps the model's memory for this scale allocated.
+        """
         if name not in self._loaded:
             self.use(name)
         self._mark(name)
+        assert isinstance(self._model, AdapterModel)
+        return self._model.prepare_adapter(replace(self._loaded[name].adapter.use, scale=scale))
 
-    def offer(self, name: str) -> None:
+    def offer(self, name: str, scale: float) -> None:
         """Let the budget evict an adapter that a conversation released, unless another one holds it.
 
         May be called outside the turn: who holds it is then checked before it is evicted.
         """
         if self._turn.held:
             self._mark(name)
+            if name in self._loaded and not self._is_held(name, scale=scale):
+                assert isinstance(self._model, AdapterModel)
+                self._model.remove_adapter(self._loaded[name].adapter.use.digest, scale=scale)
             return
         for lease in self._leases(name):
             lease.reclaim = lambda: self._evict(name)
@@ -199,8 +224,8 @@ class PackAdapters:
         assert isinstance(self._model, AdapterModel)
         self._model.remove_adapter(self._loaded.pop(name).adapter.use.digest)
 
-    def _is_held(self, name: str) -> bool:
-        return any(name in choice.names for choice in self._choices)
+    def _is_held(self, name: str, *, scale: float | None = None) -> bool:
+        return any(choice.holds(name, scale=scale) for choice in self._choices)
 
     def _leases(self, name: str) -> Sequence[Lease]:
         loaded = self._loaded.get(name)
@@ -259,6 +284,13 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> int:
         return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS
     found = read_peft_adapter(root / listed.config, root / listed.file)
     return FLOAT_NBYTES * found.values * 9 // 8 + _TENSOR_NBYTES * found.tensors
+
+
+def _check_scale(scale: float) -> None:
+    """Raise InputError unless an engine, which takes it as float32, can multiply by it."""
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.float32(scale)):
+            raise InputError(f"an adapter's scale must be a finite number of 32 bits, not {scale}")
 
 
 def _digest_of(*parts: str) -> str:

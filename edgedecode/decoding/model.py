@@ -236,8 +236,19 @@ class AdapterModel(Protocol):
         """
         ...
 
-    def remove_adapter(self, digest: str) -> None:
-        """Release an adapter's memory; does nothing if it is not loaded."""
+    def prepare_adapter(self, use: AdapterUse) -> object:
+        """Allocate what passes with this adapter at this scale need, and return an object that keeps it allocated.
+
+        A state that had such a pass keeps it allocated too. Raises CapabilityError if the adapter is not loaded,
+        InputError for a scale that is not a finite number, BudgetExceeded before anything is copied.
+        """
+        ...
+
+    def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
+        """Release an adapter's memory; does nothing if it is not loaded.
+
+        scale: release only what states keep allocated for this scale.
+        """
         ...
 
 

@@ -135,9 +135,14 @@ class LlamaModel:
             self._check_open()
             self._adapters.add_file(digest, path, scale=scale, users=list(self._contexts))
 
-    def remove_adapter(self, digest: str) -> None:
+    def prepare_adapter(self, use: AdapterUse) -> None:
         with self._lock:
-            self._adapters.remove(digest, users=list(self._contexts))
+            self._adapters.applied(use, rows=1)  # the engine scales the products itself
+
+    def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
+        if scale is None:
+            with self._lock:
+                self._adapters.remove(digest, users=list(self._contexts))
 
     def close(self) -> None:
         """Close every state and release the memory, after a running pass has ended. Idempotent."""

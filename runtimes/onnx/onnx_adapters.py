@@ -6,6 +6,8 @@ The engine's own adapter support is ignored by passes that run on a binding, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections, graph_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
@@ -38,33 +40,58 @@ class _Matrices:
         self.nbytes = first.nbytes + second.nbytes
 
 
+class _Form:
+    """An adapter's matrices by product, at one scale; or those of no adapter."""
+
+    __slots__ = ("__weakref__", "matrices")
+
+    def __init__(self, matrices: Mapping[str, _Matrices]) -> None:
+        self.matrices = matrices
+
+
 class _Adapter:
-    """One adapter's matrices by product, and a copy with other second ones for the last scale that is not 1."""
+    """One adapter, with a copy of its second matrices for each other scale that is in use.
 
-    def __init__(self, matrices: Mapping[str, _Matrices], lease: Lease, *, value: Value) -> None:
-        self._matrices, self._value = matrices, value
-        self._lease = lease
-        self._scaled = matrices
-        self._scale = 1.0
+    A copy exists, with its lease, as long as a state has it bound or somebody else refers to it.
+    """
 
-    def at(self, scale: float) -> Mapping[str, _Matrices]:
+    def __init__(self, form: _Form, lease: Lease, *, value: Value, budget: Budget) -> None:
+        self._form, self._value = form, value
+        self._lease, self._budget = lease, budget
+        self._scaled: WeakValueDictionary[float, _Form] = WeakValueDictionary()
+
+    def at(self, scale: float) -> _Form:
         """Return the matrices with `scale` in the second ones. Raises BudgetExceeded before a copy is made."""
-        if scale != self._scale:
-            self._scaled, self._scale = self._matrices, 1.0
-            held = sum(pair.nbytes for pair in self._matrices.values())
-            if scale == 1.0:
-                self._lease.resize(held)
-            else:
-                self._lease.resize(held + sum(FLOAT_NBYTES * _size(pair.second) for pair in self._matrices.values()))
-                self._scaled = {
-                    name: _Matrices(pair.first, _scaled(pair.second, scale), value=self._value)
-                    for name, pair in self._matrices.items()
-                }
-                self._scale = scale
-        return self._scaled
+        with np.errstate(over="ignore"):
+            scale = float(np.float32(scale))
+        if scale == 1.0:
+            return self._form
+        if (found := self._scaled.get(scale)) is not None:
+            return found
+        pairs = self._form.matrices
+        with ExitStack() as undo:
+            most = sum(FLOAT_NBYTES * _size(pair.second) for pair in pairs.values())
+            lease = undo.enter_context(self._budget.reserve(self._lease.name, most))
+            made = _Form({name: self._scaled_pair(pair, scale) for name, pair in pairs.items()})
+            lease.resize(sum(pair.second.nbytes for pair in made.matrices.values()))
+            finalize(made, lease.release)
+            undo.pop_all()
+        self._scaled[scale] = made
+        return made
+
+    def forms(self, scale: float | None) -> list[_Form]:
+        """Return the copy for a scale, if there is one; None: all of them, and the matrices as they are."""
+        if scale is None:
+            return [self._form, *self._scaled.values()]
+        with np.errstate(over="ignore"):
+            found = self._scaled.get(float(np.float32(scale)))
+        return [] if found is None else [found]
 
     def close(self) -> None:
         self._lease.release()
+
+    def _scaled_pair(self, pair: _Matrices, scale: float) -> _Matrices:
+        return _Matrices(pair.first, _scaled(pair.second, scale), value=self._value)
 
 
 class Adapters:
@@ -89,7 +116,8 @@ class Adapters:
             hint="export the pack again with --lora-modules",
         )
         self._held: dict[str, _Adapter] = {}
-        self._none = {_input(product): self._made(Parts(product, ()), scale=1.0) for product in products}
+        none = {_input(product): self._made(Parts(product, ()), scale=1.0) for product in products}
+        self._none = _Form(none) if none else None
 
     def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float) -> None:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
@@ -107,7 +135,7 @@ class Adapters:
         except BaseException:
             lease.release()
             raise
-        self._held[digest] = _Adapter(made, lease, value=self._value)
+        self._held[digest] = _Adapter(_Form(made), lease, value=self._value, budget=self._budget)
 
     def remove(self, digest: str) -> None:
         """Forget an adapter."""
@@ -119,22 +147,27 @@ class Adapters:
         for digest in list(self._held):
             self.remove(digest)
 
-    def matrices(self, use: AdapterUse | None) -> Mapping[str, _Matrices] | None:
+    def forms(self, digest: str, *, scale: float | None = None) -> list[_Form]:
+        """Return what passes may have bound of an adapter, which need not be held; scale: only for this one."""
+        return self._held[digest].forms(scale) if digest in self._held else []
+
+    def form(self, use: AdapterUse | None) -> _Form | None:
         """Return what a pass with this adapter binds; None: nothing, as for a graph that takes no adapters.
 
-        Raises CapabilityError for an adapter that is not held.
+        Raises CapabilityError for an adapter that is not held, InputError for a scale that its values do not allow,
+        BudgetExceeded.
         """
         if use is None:
-            return self._none or None
+            return self._none
         if not self._card.lora_rank:
             raise CapabilityError(f"{self._card.name} has no adapter inputs: {use.name!r} cannot be applied")
         if use.digest not in self._held:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
         return self._held[use.digest].at(use.scale)
 
-    def bind(self, binding: Untyped, matrices: Mapping[str, _Matrices]) -> None:
+    def bind(self, binding: Untyped, form: _Form) -> None:
         """Bind matrices to the graph's inputs."""
-        for name, pair in matrices.items():
+        for name, pair in form.matrices.items():
             first, second = pair.values
             binding.bind_ortvalue_input(f"{name}.a", first)
             binding.bind_ortvalue_input(f"{name}.b", second)
@@ -172,7 +205,10 @@ def _floats(matrix: npt.NDArray[np.generic]) -> FloatArray:
 
 
 def _scaled(matrix: npt.NDArray[np.generic], scale: float) -> npt.NDArray[np.generic]:
-    values = _floats(matrix) * np.float32(scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = _floats(matrix) * np.float32(scale)
+    if not np.isfinite(values).all():
+        raise InputError(f"an adapter's scale must be a finite number that its values allow, not {scale}")
     return _to_bytes(values) if matrix.dtype == np.uint8 else values
 
 

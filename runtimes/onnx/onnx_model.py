@@ -6,7 +6,7 @@ shape contains the total length), ids and positions when the width changes, logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,11 +180,18 @@ class OnnxModel(SessionModel[OnnxState]):
         with self._lock:
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
+            self._unbind(self._adapters.forms(digest))
             self._adapters.add(digest, matrices, scale=scale)
 
-    def remove_adapter(self, digest: str) -> None:
+    def prepare_adapter(self, use: AdapterUse) -> object:
         with self._lock:
-            self._adapters.remove(digest)
+            return self._adapters.form(use)
+
+    def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
+        with self._lock:
+            self._unbind(self._adapters.forms(digest, scale=scale))
+            if scale is None:
+                self._adapters.remove(digest)
 
     def _drop(self) -> None:
         self._tiles.clear()
@@ -301,10 +308,16 @@ class OnnxModel(SessionModel[OnnxState]):
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""
-        matrices = self._adapters.matrices(use)
-        if matrices is state.bound_adapter or (use is None and state.bound_adapter is None):
+        form = self._adapters.form(use)
+        if form is state.bound_adapter or (use is None and state.bound_adapter is None):
             return
-        assert matrices is not None
+        assert form is not None
         state.bound_adapter = ()  # after an interrupt, neither adapter counts as bound
-        self._adapters.bind(state.binding, matrices)
-        state.bound_adapter = matrices
+        self._adapters.bind(state.binding, form)
+        state.bound_adapter = form
+
+    def _unbind(self, forms: Collection[object]) -> None:
+        """Bind no adapter where one of these is bound, as the states keep what is bound."""
+        for state in self._open_states():
+            if any(form is state.bound_adapter for form in forms):
+                self._bind_adapter(state, None)

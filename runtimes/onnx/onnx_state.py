@@ -127,6 +127,7 @@ class OnnxState(SessionState):
 
     def _drop(self) -> None:
         self.tree = None
+        self.bound_adapter = None  # the binding, which has its matrices too, is gone
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
 
     def _gather(self, path: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,6 +163,82 @@ def test_two_states_with_two_scales(shape: ToyShape, lora: LanguageModel) -> Non
         assert_close(right, halved[start : start + 20])
 
 
+def test_memory_of_scales_is_leased_while_they_are_in_use(engine: Engine, shape: ToyShape) -> None:
+    """A copy for each scale is shared by the states that it is bound to, and gone with the last of them."""
+    budget = Budget()
+    model = engine.open(budget=budget)
+    assert isinstance(model, AdapterModel)
+
+    def leased() -> int:
+        return sum(lease.nbytes for lease in budget.leases if lease.name.startswith("adapter:"))
+
+    model.add_adapter(USE.digest, adapter(shape))
+    plain = leased()
+    half, quarter = replace(USE, scale=0.5), replace(USE, scale=0.25)
+    kept = model.prepare_adapter(half)
+    copy = leased() - plain
+    assert (copy > 0) == engine.onnx
+    model.prepare_adapter(quarter)
+    assert leased() == plain + copy
+    states = [model.new_state(60) for _ in range(4)]
+    for state, use in zip(states, (half, half, quarter, USE), strict=True):
+        model.forward(TOKENS[:5], state, adapter=use)
+        state.keep(range(5))
+    assert leased() == plain + 2 * copy
+    del kept
+    model.forward(TOKENS[:5], states[2], adapter=half)
+    assert leased() == plain + copy
+    states[0].close()
+    assert leased() == plain + copy
+    model.remove_adapter(USE.digest, scale=0.5)
+    assert leased() == plain
+    whole = model.forward(TOKENS[5:9], states[3], adapter=USE).logits.copy()
+    budget.limit = Limit(budget.used_nbytes + copy // 2)
+    if engine.onnx:
+        with pytest.raises(BudgetExceeded):
+            model.prepare_adapter(half)
+    states[3].crop(5)
+    assert np.array_equal(model.forward(TOKENS[5:9], states[3], adapter=USE).logits, whole)
+    model.remove_adapter(USE.digest)
+    assert leased() == 0
+    model.close()
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39, 3e38])
+@pytest.mark.filterwarnings("error")
+def test_scales_that_the_values_do_not_allow_are_refused(engine: Engine, lora: LanguageModel, scale: float) -> None:
+    held(lora).add_adapter(USE.digest, [replace(part, up=part.up * 8) for part in adapter(engine.shape)])
+    if not engine.onnx and scale < float("inf"):
+        pytest.skip("llama.cpp multiplies the products")
+    with pytest.raises(InputError, match="scale must be a finite number"):
+        held(lora).prepare_adapter(replace(USE, scale=scale))
+    state = lora.new_state(8)
+    with pytest.raises(InputError, match="scale must be a finite number"):
+        lora.forward([1], state, adapter=replace(USE, scale=scale))
+    lora.forward([1], state, adapter=USE)
+
+
+def test_removed_matrices_and_those_of_closed_states_are_freed(opener: Opener) -> None:
+    model = opener(PACKED, needs=("lora",))
+    states = [model.new_state(60) for _ in range(3)]
+
+    def live() -> int:
+        gc.collect()
+        return sum(isinstance(each, onnx_adapters._Matrices) for each in gc.get_objects())
+
+    none = live()
+    held(model).add_adapter(USE.digest, adapter(PACKED))
+    for state, scale in zip(states, (1.0, 0.5, 0.25), strict=True):
+        model.forward(TOKENS[:5], state, adapter=replace(USE, scale=scale))
+    all_of_them = live() - none
+    states[2].close()
+    assert live() - none == all_of_them * 2 // 3
+    held(model).remove_adapter(USE.digest)
+    assert live() == none
+    model.forward(TOKENS[5:9], states[0])
+    model.close()
+
+
 def test_an_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: LanguageModel) -> None:
     held(lora).add_adapter(USE.digest, adapter(shape))
     state = settled(lora, TOKENS[:20], capacity=60)
@@ -196,7 +273,8 @@ def test_adapters_are_leased(engine: Engine, shape: ToyShape) -> None:
     held(model).add_adapter(USE.digest, matrices)
     plain = leased()
     assert plain >= sum(part.down.nbytes + part.up.nbytes for part in matrices)
-    model.forward([1], model.new_state(8), adapter=replace(USE, scale=0.5))
+    state = model.new_state(8)
+    model.forward([1], state, adapter=replace(USE, scale=0.5))
     assert leased() > plain or not engine.onnx, "the graph takes scaled matrices, llama.cpp a scale"
     budget.limit = Limit(budget.used_nbytes + 100)
     with pytest.raises(BudgetExceeded, match="adapter:target:p1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import edgedecode
 from edgedecode import Message, Pair, SamplingOptions, Session, SessionOptions
 from edgedecode.adapters.peft_folder import WEIGHTS
-from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.sessions.answer import Answer
@@ -225,6 +225,67 @@ def test_unused_adapters_are_evicted_for_the_encoding_of_a_long_prompt(pair: Pai
             pair.budget.limit = None
         assert not done.stats.dropped_turns
         assert "ordinary" not in adapters_of(pair)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("-inf"), 1e39])
+@pytest.mark.filterwarnings("error")
+def test_a_scale_that_is_no_number_changes_nothing(pair: Pair, scale: float) -> None:
+    with pair.session(options("ordinary")) as session:
+        first = session.generate(PROMPTS[0], max_tokens=8)
+        with pytest.raises(InputError, match="an adapter's scale must be a finite number"):
+            session.use_adapter("another", scale=scale)
+        session.reset()
+        assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
+        with pytest.raises(InputError, match="an adapter's scale must be a finite number"):
+            pair.session(replace(options("ordinary"), adapter_scale=scale))
+
+
+def test_a_scale_that_does_not_fit_is_refused_when_it_is_chosen(pair: Pair) -> None:
+    """ONNX Runtime's graph takes scaled matrices; llama.cpp takes the scale itself."""
+    pair.turn.run(pair.budget.give_back)
+    with pair.session(options("ordinary")) as session:
+        first = session.generate(PROMPTS[0], max_tokens=8)
+        try:
+            pair.budget.limit = Limit(pair.budget.used_nbytes + 10_000)
+            if pair.runtime == "onnx":
+                with pytest.raises(BudgetExceeded):
+                    session.use_adapter("ordinary", scale=0.5)
+            else:
+                session.use_adapter("ordinary", scale=0.5)
+                session.use_adapter("ordinary")
+            session.reset()
+            assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
+        finally:
+            pair.budget.limit = None
+
+
+def test_sessions_with_several_scales_answer_as_alone_and_release_them(pair: Pair) -> None:
+    """Their rounds alternate. What a scale needs is gone when no session has chosen it, also before the next answer."""
+
+    def leased() -> int:
+        return sum(lease.nbytes for lease in pair.budget.leases if lease.name == "adapter:ordinary")
+
+    scales = (1.0, 0.5, 2.0, 0.5)
+    given = [replace(options("ordinary"), adapter_scale=scale) for scale in scales]
+    alone = []
+    for each in given:
+        with pair.session(each) as session:
+            alone.append(session.generate(PROMPTS[0], max_tokens=12).tokens)
+    plain, said = leased(), [list[int]() for _ in scales]
+    with ExitStack() as opened:
+        sessions = [opened.enter_context(pair.session(each)) for each in given]
+        most = leased()
+        answers = [session.stream(PROMPTS[0], max_tokens=12) for session in sessions]
+        for chunks in zip(*answers, strict=True):
+            for tokens, chunk in zip(said, chunks, strict=True):
+                tokens += chunk.tokens
+        assert leased() == most
+        assert [tuple(tokens) for tokens in said] == alone
+        for session in sessions:
+            session.use_adapter(None)
+        assert leased() == plain
+    assert (most > plain) == (pair.runtime == "onnx")
+    assert len({tuple(tokens) for tokens in said}) == 3
 
 
 def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
