@@ -1,6 +1,6 @@
-"""Public test doubles: a toy model that notices stale caches, a byte tokenizer, scripted drafters, a toy pair.
+"""Public test doubles: a toy model that detects stale caches, a byte tokenizer, scripted drafters, a toy pair.
 
-For tests of edgedecode and of what is built on it. Pure Python and numpy; nothing is downloaded.
+For tests of edgedecode and of programs that use it. Pure Python and numpy; downloads nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POSITIONS = 7
 
 
 class TableState:
-    """The tokens themselves, as settled list and pending tree; charges 8 bytes a position to the budget."""
+    """Stores the tokens, as settled list and pending tree; charges 8 bytes per position to the budget."""
 
     oldest_crop = 0
 
@@ -101,11 +101,11 @@ class TableState:
 
 
 class TableModel:
-    """An order-2 Markov model over tables, which also looks at the position: a stale cache changes its answer.
+    """An order-2 Markov model over tables that also depends on the position, so that a stale cache changes its output.
 
-    logits after a row = first[token] + second[the token before it] + third[position mod 7]. `first`, `second`: float32
-    [vocabulary, rows]; `third`: [7, rows]. The output buffer is overwritten with NaN by the next forward, so that a
-    view kept too long is noticed. `passes` records the width of every forward, `rows_made` the logits rows computed.
+    logits after a row = first[token] + second[previous token] + third[position mod 7]. `first`, `second`: float32
+    [vocabulary, rows]; `third`: [7, rows]. The next forward overwrites the output buffer with NaN, to detect views that
+    are used too late. `passes` records the width of every forward, `rows_made` the number of logits rows computed.
     """
 
     def __init__(self, tables: tuple[FloatArray, ...], *, context: int = 512, budget: Budget | None = None) -> None:
@@ -153,10 +153,10 @@ class TableModel:
         return Output(self._last.reshape(len(wanted), self.card.rows))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
     def logits_after(self, tokens: Sequence[int]) -> FloatArray:
-        """Return the row after a whole sequence, computed without any state: the reference."""
+        """Return the logits after a full sequence, computed without a state, as a reference."""
         before = tokens[-2] if len(tokens) > 1 else 0
         row: FloatArray = self._first[tokens[-1]] + self._second[before] + self._third[(len(tokens) - 1) % _POSITIONS]
         return row
@@ -181,7 +181,7 @@ def _row_indices(rows: RowRequest, width: int) -> Sequence[int]:
 def toy_tables(
     vocabulary: int, *, seed: int, scale: float = 2.0, near: tuple[FloatArray, ...] | None = None
 ) -> tuple[FloatArray, ...]:
-    """Return random tables for `TableModel`; with `near`, those plus noise of `scale`: a draft that differs."""
+    """Return random tables for `TableModel`. near: tables to which the random ones are added, for a similar draft."""
     rng = np.random.default_rng(seed)
     shapes = ((vocabulary, vocabulary), (vocabulary, vocabulary), (_POSITIONS, vocabulary))
     tables = tuple((scale * rng.standard_normal(shape)).astype(np.float32) for shape in shapes)
@@ -189,7 +189,7 @@ def toy_tables(
 
 
 class ScriptedDrafter:
-    """Proposes what a script says: `script` maps a context length to a draft; every verdict is recorded."""
+    """Proposes drafts from `script`, which maps context lengths to drafts; records every verdict."""
 
     name = "scripted"
     nbytes = 0
@@ -200,7 +200,7 @@ class ScriptedDrafter:
         self.verdicts: list[Verdict] = []
 
     def begin(self, context: Sequence[int]) -> None:
-        """Nothing is cached."""
+        """Do nothing: it has no cache."""
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -212,7 +212,7 @@ class ScriptedDrafter:
         self.verdicts.append(verdict)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -227,7 +227,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class TableRuntime:
-    """A runtime whose models are given, by role."""
+    """A runtime of table models, one per role."""
 
     name = "table"
 
@@ -241,7 +241,7 @@ class TableRuntime:
 
     def open(self, request: ModelRequest) -> TableModel:
         if missing := set(request.needs) - {"tree"}:
-            raise CapabilityError(f"a table model offers no {', '.join(sorted(missing))}")
+            raise CapabilityError(f"a table model does not support {', '.join(sorted(missing))}")
         self.opened.append(request.name)
         return TableModel(self._tables[request.name], context=self._context, budget=request.budget)
 

@@ -1,7 +1,7 @@
 """A first-in-first-out lock, and callbacks deferred until the calling thread holds no such lock.
 
-A finalizer or a signal handler may run in the middle of whatever its thread does. What it closes then may be in use a
-few frames below, and waiting for another thread may be for ever: such work is deferred until the thread is out.
+A finalizer or a signal handler interrupts its thread at any point. An object that it closes may be in use a few frames
+below, and waiting for another thread may deadlock, so closing is deferred until the thread has left its locks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 class _Here(local):
-    """What the calling thread holds or waits for, and what it does when it has left all of it."""
+    """The locks that the calling thread holds or waits for, and the calls deferred until it has left them all."""
 
     def __init__(self) -> None:
         self.tickets: dict[FairLock, LockType] = {}
         self.held: set[FairLock] = set()
-        """Those of `tickets` whose turn has come."""
+        """The locks of `tickets` that this thread holds."""
         self.later: deque[Callable[[], None]] = deque()
         self.catching_up = False
 
@@ -38,11 +38,10 @@ _here = _Here()
 
 
 class FairLock:
-    """Held by one thread at a time; those that wait get it in the order they came.
+    """Held by one thread at a time; waiting threads get it in the order of arrival.
 
-    The first ticket in the queue has the lock. To wake a thread is to release its ticket, which harms nobody where the
-    ticket is the first or has been it: so every step may be done twice, and an interrupt between two of them loses
-    nothing.
+    The first ticket in the queue has the lock. Releasing a ticket wakes its thread, which is harmless if the ticket is
+    or was the first. So every step may be repeated, and an interrupt between two steps loses nothing.
     """
 
     __slots__ = ("_queue",)
@@ -52,14 +51,14 @@ class FairLock:
 
     @property
     def held(self) -> bool:
-        """Whether this thread holds it; one that waits for it does not."""
+        """Whether this thread holds it; waiting does not count."""
         return self in _here.held
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, called with the lock held; this thread may hold it already.
+        """Return the result of `call`, called with the lock held. Re-entrant.
 
-        Raises CapabilityError in a signal handler or a finalizer of a thread that waits for it: another thread has it,
-        and gives it to the frames below first.
+        Raises CapabilityError in a signal handler or a finalizer of a thread that waits for the lock: the interrupted
+        frames would get it first, and cannot run.
         """
         here = _here
         if self in here.held:
@@ -75,12 +74,12 @@ class FairLock:
                 return call()
             finally:
                 self._leave(here)
-        except BaseException:  # an interrupt may have come before it was left
+        except BaseException:  # an interrupt may have come before `_leave`
             self._leave(here)
             raise
 
     def pass_on(self) -> None:
-        """Let every thread that waits come first. Where this is interrupted the lock is not held any more."""
+        """Let every waiting thread go first. After an interrupt the lock is no longer held."""
         if len(self._queue) > 1:
             before = _here.tickets[self]
             try:
@@ -90,7 +89,7 @@ class FairLock:
                 raise
 
     def _wait(self, here: _Here, before: LockType | None = None) -> None:
-        """Queue up, give the ticket `before` back, and wait for the lock."""
+        """Join the queue, drop the ticket `before`, and wait for the lock."""
         queue, ticket = self._queue, Lock()
         ticket.acquire()
         try:
@@ -118,36 +117,36 @@ class FairLock:
             _catch_up(here)
 
     def _drop(self, ticket: LockType) -> None:
-        """Take a ticket out of the queue, and wake whose turn it is."""
+        """Remove a ticket from the queue, and wake the thread of the first one."""
         queue = self._queue
         if ticket in queue:
             queue.remove(ticket)
         if queue:
-            with suppress(IndexError, RuntimeError):  # nobody waits any more, or it is awake
+            with suppress(IndexError, RuntimeError):  # the queue is empty now, or the thread is awake
                 queue[0].release()
 
 
 def _catch_up(here: _Here) -> None:
-    """Do what was deferred. What fails is logged: whoever left the lock has asked for something else."""
+    """Run the deferred calls. Errors are logged, since they are not those of the call that left the lock."""
     here.catching_up = True
     try:
         while here.later and not here.tickets:
-            _done(here.later.popleft())
+            _run_logged(here.later.popleft())
     finally:
         here.catching_up = False
 
 
-def _done(call: Callable[[], None]) -> None:
+def _run_logged(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception:
-        logging.getLogger("edgedecode").exception("what was closed in the middle of a round failed to close")
+        logging.getLogger("edgedecode").exception("a close deferred until the end of a round failed")
 
 
 def when_free(call: Callable[[], None]) -> None:
-    """Call now; where this thread is in a lock or waits for one, when it has left the last.
+    """Call now, or, if this thread holds or waits for locks, when it has left the last one.
 
-    What fails then is logged with its traceback, not raised.
+    Errors of a deferred call are logged with their traceback, not raised.
     """
     if _here.tickets:
         _here.later.append(call)

@@ -1,4 +1,4 @@
-"""Parsed JSON as dataclasses, with strict types, by msgspec: what is wrong is one line with the field and its value."""
+"""Converts parsed JSON to dataclasses with strict types, using msgspec. Errors name the field and its value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Amount", "Count", "Finite", "JsonValue", "Positive", "Seconds", "Sha
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 _MOST = 1 << 53
-"""No size, count or id is larger; arithmetic and arrays of 64 bits take this much."""
+"""Largest size, count or id; safe in 64-bit arithmetic and arrays, and exact as a float."""
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
@@ -28,9 +28,9 @@ _Kind = TypeVar("_Kind")
 
 
 def typed(value: JsonValue, kind: type[_Kind], where: str) -> _Kind:
-    """Return the value as a `kind`, a dataclass mostly; keys that it has not are passed over.
+    """Convert the value to a `kind`, mostly a dataclass; unknown keys are ignored.
 
-    Raises ValueError, one line that begins with the place of what is wrong, named from `where` on.
+    Raises ValueError with one line that begins with the path of the invalid value, starting at `where`.
     """
     try:
         return convert(value, kind)
@@ -42,7 +42,7 @@ def typed(value: JsonValue, kind: type[_Kind], where: str) -> _Kind:
 
 
 def _found(value: JsonValue, kind: type[Any], path: str, *, error: str) -> tuple[str, JsonValue]:
-    """Return a path of msgspec's with the keys of mappings, which it does not tell, and what stands there."""
+    """Return msgspec's error path with the keys of mappings, which msgspec leaves out, and the value there."""
     whole = inner = deepcopy(value)
     place = ""
     for name, index in _STEP.findall(path):
@@ -57,7 +57,7 @@ def _found(value: JsonValue, kind: type[Any], path: str, *, error: str) -> tuple
 
 
 def _each_alone(entries: dict[str, JsonValue]) -> Iterator[str]:
-    """Take all entries but one out of a mapping and yield its key; then the same with the next one."""
+    """Reduce a mapping to each of its entries in turn, in place, and yield the entry's key."""
     for key, entry in list(entries.items()):
         entries.clear()
         entries[key] = entry

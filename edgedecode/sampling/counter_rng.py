@@ -1,6 +1,6 @@
-"""Noise by counter: a number per (key, id), the same wherever it is asked for (splitmix64, Steele 2014).
+"""Counter-based noise: one number per (key, id), independent of the order of requests (splitmix64, Steele 2014).
 
-Every step is an integer operation or a single IEEE operation in a stated order: native code gives the same bits.
+Every step is an integer operation or a single IEEE operation in a fixed order, so native code gives the same bits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _STEP_64, _FIRST_64, _SECOND_64 = np.uint64(_STEP), np.uint64(_FIRST), np.uint64(_SECOND)
 _30, _27, _31, _12 = (np.uint64(bits) for bits in (30, 27, 31, 12))
 _PIECE = 8192
-"""Pieces of this size stay in the cache: a quarter of the time at 152,000 ids."""
+"""Ids per step. Pieces of this size stay in the CPU cache, which takes a quarter of the time at 152,000 ids."""
 _MARGIN = 1 + 2.0**-40
-"""Far more than the logarithm and the divisions round."""
+"""Far above the rounding errors of the logarithm and the divisions."""
 
 
 def mixed(value: int) -> int:
-    """Return splitmix64's output for the state `value`, 64 bits."""
+    """Return splitmix64's 64-bit output for the state `value`."""
     value = (value + _STEP) & _MASK
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     value = ((value ^ (value >> 27)) * _SECOND) & _MASK
@@ -34,16 +34,16 @@ def mixed(value: int) -> int:
 
 
 def exponentials(key: int, ids: IntArray) -> _Doubles:
-    """Return an exponential of mean 1 for each id: the (id + 1)st output of a generator that began at `key`."""
+    """Return an exponential of mean 1 for each id, from output id + 1 of a generator seeded with `key`."""
     return np.negative(_logarithm(_uniforms(_hashes(key, ids))))
 
 
 def first_arrivals(key: int, ids: IntArray | None, rates: npt.NDArray[np.floating], *, count: int = 1) -> list[int]:
     """Return the indices of the first `count` arrivals, in order, where id i takes exponential(i) / rate(i).
 
-    The first is a draw from the distribution proportional to `rates` (the arg-max of log rate + Gumbel noise), all of
-    them are draws without replacement. Of equal arrivals the smaller index comes first. ids: None: the indices.
-    rates: positive, of any sum.
+    The first is a sample from the distribution proportional to `rates` (the arg-max of log rate + Gumbel noise); all
+    together are samples without replacement. Among equal arrivals the smaller index comes first. ids: None uses the
+    indices. rates: positive, of any sum.
     """
     likely, times = np.empty(0, np.int64), np.empty(0)
     for start in range(0, len(rates), _PIECE):
@@ -60,8 +60,8 @@ def first_arrivals(key: int, ids: IntArray | None, rates: npt.NDArray[np.floatin
 
 
 def _arrivals(key: int, ids: IntArray, rates: _Doubles, *, count: int, limit: float) -> tuple[IntArray, _Doubles]:
-    """Return places, ascending, and times of those that may be among the first `count`, or arrive by `limit`."""
-    bounds = _uniforms(~_hashes(key, ids))  # an exponential, -log u, is above 1 - u, which is much cheaper
+    """Return the indices, ascending, and times of a superset of the first `count` arrivals that come by `limit`."""
+    bounds = _uniforms(~_hashes(key, ids))  # 1 - u is a lower bound on the exponential, -log u, and much cheaper
     bounds /= rates
     if count < len(ids):
         lowest = np.argpartition(bounds, count - 1)[:count] if count > 1 else np.array([bounds.argmin()])
@@ -85,7 +85,7 @@ def _hashes(key: int, ids: IntArray) -> npt.NDArray[np.uint64]:
 
 
 def _uniforms(hashes: npt.NDArray[np.uint64]) -> _Doubles:
-    """Return the hashes over 2**64, as odd multiples of 2**-53: never 0 or 1, and 1 - u is that of ~hash, exactly."""
+    """Return the hashes over 2**64, as odd multiples of 2**-53: never 0 or 1, and exactly 1 - u for ~hash."""
     uniforms = (hashes >> _12).astype(np.float64)
     uniforms += 0.5
     uniforms *= 2.0**-52

@@ -1,7 +1,7 @@
 """Exponentials of a row's logits, and exact sums of them, in numpy; native code gives the same bits (`row_draw`).
 
-Sums are of integers, in units of 2**-40, so that no order of addition matters; every float operation stands alone in a
-stated order.
+Sums are of integers, in units of 2**-40, so that the order of addition does not matter. Every float operation is
+separate and in a fixed order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["MASS_UNIT", "damaged_logits", "exponent_scale", "largest", "masses",
 
 MASS_UNIT = 2.0**40
 _PIECE = 16384
-"""Pieces of this size stay in the cache."""
+"""Elements per step; pieces of this size stay in the CPU cache."""
 _LEAST_EXPONENT = np.float32(-125)
-"""Weights below 2**-125 are 0: no result is subnormal."""
+"""Weights below 2**-125 are set to 0, so that no result is subnormal."""
 _ROUNDER = np.float32(1.5 * 2**23)
-"""Adding it rounds to an integer, in the low bits."""
+"""Adding it rounds a float to an integer, which is then in the low bits."""
 _ROUNDER_BITS = _ROUNDER.view(np.uint32)
 _23 = np.uint32(23)
 _COEFFICIENTS = [
     np.float32(float.fromhex(text))
     for text in ("0x1.444004p-13", "0x1.5f0896p-10", "0x1.3b2a1cp-7", "0x1.c6af6cp-5", "0x1.ebfbe0p-3", "0x1.62e430p-1")
 ]
-"""Of (2**f - 1) / f on [-1/2, 1/2], by f's powers, the highest first: Chebyshev interpolation."""
+"""Coefficients of (2**f - 1) / f on [-1/2, 1/2], highest power first, by Chebyshev interpolation."""
 
 
 def damaged_logits() -> CapabilityError:
@@ -41,14 +41,14 @@ def damaged_logits() -> CapabilityError:
 
 
 def exponent_scale(temperature: float) -> np.float32:
-    """Return what a difference of logits is multiplied by to be an exponent of 2."""
+    """Return the factor that converts a difference of logits to an exponent of 2."""
     return np.float32(math.log2(math.e) / temperature)
 
 
 def largest(logits: FloatArray) -> int:
-    """Return the index of the largest logit, the first of equal ones. Raises CapabilityError where one is NaN."""
+    """Return the index of the largest logit, the first of equal ones. Raises CapabilityError if one is NaN."""
     best = int(logits.argmax())
-    if logits[best] != logits[best]:  # numpy's arg-max is the first NaN where there is one
+    if logits[best] != logits[best]:  # numpy's arg-max is the first NaN, if there is one
         raise damaged_logits()
     return best
 
@@ -57,7 +57,7 @@ def unnormalised(logits: FloatArray, top: np.float32, scale: np.float32) -> Floa
     """Return 2**((logit - top) * scale) for logits up to `top`, as float32; 0 below 2**-125."""
     weights = np.empty(len(logits), np.float32)
     spare = np.empty((3, min(_PIECE, len(logits))), np.float32)
-    with np.errstate(over="ignore"):  # infinitely far below the top is far enough
+    with np.errstate(over="ignore"):  # an overflow to -inf gives weight 0, as intended
         for start in range(0, len(logits), _PIECE):
             piece = logits[start : start + _PIECE]
             exponents, rounded, f = spare[:, : len(piece)]
@@ -73,7 +73,7 @@ def total_mass(weights: FloatArray) -> int:
 
 
 def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
-    """Return the weights in units of 2**-40, to the nearest: 2**23 of them can be added."""
+    """Return the weights in units of 2**-40, rounded to nearest; 2**23 of them can be added without overflow."""
     units = weights.astype(np.float64)
     units *= MASS_UNIT
     return np.rint(units, out=units).astype(np.int64)

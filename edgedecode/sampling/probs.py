@@ -19,20 +19,20 @@ class UniformSource(Protocol):
 
 
 class NoiseSource(UniformSource, Protocol):
-    """A stream of uniforms that also has noise per id, a position for each token."""
+    """A stream of uniforms that also has noise per id; each token takes one position."""
 
     def take(self) -> int:
         """Return the key of the current position's noise per id, and advance."""
 
 
 class SharedNoise(Protocol):
-    """The noise of a stream as a function of the position: whoever asks consumes nothing."""
+    """The noise of a stream as a function of the position; reading it does not advance the stream."""
 
     def key_at(self, position: int) -> int:
         """Return the key of this position's noise per id, for `Sampler.draw`."""
 
     def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
-        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
+        """Return the first `count` tokens that this position's noise samples from `probs` without replacement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Probs:
     """Probabilities of the token ids in the support, which is sorted; every other id has probability 0.
 
     ids: int64 [n], ascending. p: float64 [n], positive, summing to 1.
-    The order by id, not by probability, keeps an inverse-CDF draw stable when two logits nearly tie.
+    The order by id, not by probability, keeps inverse-CDF sampling stable when two logits nearly tie.
     """
 
     ids: npt.NDArray[np.int64]
@@ -48,19 +48,19 @@ class Probs:
 
     @classmethod
     def point(cls, token: int) -> Probs:
-        """All mass on one token."""
+        """Return a distribution with all mass on one token."""
         return cls(np.array([token], dtype=np.int64), _ONE)
 
     @classmethod
     def dense(cls, p: npt.NDArray[np.float64]) -> Probs:
-        """Every index of `p` with positive mass; `p` need not be normalised but must have mass."""
+        """Return the distribution over the indices of `p`, which need not be normalised but must have mass."""
         ids = np.flatnonzero(p > 0)
         shares = p[ids] / p[ids].sum()
-        held = shares > 0  # the least of numbers may vanish in the division
-        return cls(ids, shares) if held.all() else cls(ids[held], shares[held])
+        positive = shares > 0  # the division may underflow to 0
+        return cls(ids, shares) if positive.all() else cls(ids[positive], shares[positive])
 
     def draw(self, uniform: float) -> int:
-        """Draw by inverse CDF from one uniform in [0, 1)."""
+        """Sample a token by inverse CDF from one uniform in [0, 1)."""
         if len(self.ids) == 1:
             return int(self.ids[0])
         index = int(np.searchsorted(np.cumsum(self.p), uniform, side="right"))
@@ -76,7 +76,7 @@ class Probs:
         return int(self.ids[int(self.p.argmax())])
 
     def minus(self, other: Probs) -> Probs | None:
-        """Return norm(max(self - other, 0)), the residual of a rejection; None when nothing is left."""
+        """Return norm(max(self - other, 0)), the residual distribution after a rejection; None if it has no mass."""
         p = self.p.copy()
         places = np.searchsorted(self.ids, other.ids)
         inside = places < len(self.ids)

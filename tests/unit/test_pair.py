@@ -254,7 +254,7 @@ def test_an_explicit_kv_type_is_asked_of_the_engine(
 
 
 def test_an_unknown_kv_type(pack: Path) -> None:
-    with pytest.raises(InputError, match="'int4': it is float32, float16, int8"):
+    with pytest.raises(InputError, match="unknown KV type 'int4': use one of float32, float16, int8"):
         load(pack, kv_type="int4")
 
 
