@@ -1,7 +1,7 @@
-"""Drawing a token from one row of logits: the seam for a faster helper, and the definition in numpy that it must equal.
+"""Sampling a token from one row of logits: the interface for a faster helper, and the reference in numpy.
 
-A helper gives the same token for the same row, options and key, to the last bit of what decides it; so whether there
-is one never changes a text.
+A helper must return the same token for the same row, options and key, with bit-identical intermediate results, so that
+using one never changes a text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TOP", "Drawing", "Leading", "NumpyRowDraw", "RowDraw", "row_draw_of"]
 
 MOST_TOP = 64
+"""Largest k of `RowDraw.top`."""
 _FOLDS = 64
 _FOLDED = 16384
 """Rows wider than this are folded before the search: 52 instead of 296 µs at 152,000 logits."""
@@ -34,9 +35,9 @@ class Leading:
 
     index: int
     others: float
-    """The mass of all other elements over its own, to 2**-40."""
+    """The mass of all other elements divided by its own, to 2**-40."""
     margin: float
-    """Its logit less the second largest one; infinite where there is none."""
+    """Its logit minus the second largest; infinite in a row of one element."""
 
     @property
     def probability(self) -> float:
@@ -44,14 +45,14 @@ class Leading:
 
 
 class RowDraw(Protocol):
-    """Draws from rows of logits, float32 [n], which are only read. Serves one session, not several threads.
+    """Samples from rows of logits, float32 [n], without modifying them. For one session; not thread-safe.
 
-    Every method raises CapabilityError where a logit is NaN; `leading`, and `draw` unless it is greedy, also where the
-    largest one is infinite.
+    Every method except `top` raises CapabilityError if a logit is NaN; `leading`, and `draw` unless it is greedy, also
+    if the largest one is infinite.
     """
 
     def scratch_nbytes(self, size: int) -> int:
-        """Return the bytes it holds for drawing from rows of up to `size` elements; the budget is charged with them."""
+        """Return the bytes it holds to sample from rows of up to `size` elements; the budget is charged for them."""
         ...
 
     def argmax(self, row: FloatArray) -> int:
@@ -59,23 +60,23 @@ class RowDraw(Protocol):
         ...
 
     def leading(self, row: FloatArray) -> Leading:
-        """Return the arg-max with its share of the softmax."""
+        """Return the arg-max with its margin and probability."""
         ...
 
     def top(self, row: FloatArray, k: int) -> IntArray:
-        """Return the indices of the k largest logits, 1 to `MOST_TOP` of them, largest first, equal ones in any order.
+        """Return the indices of the k largest logits, largest first, equal ones in any order. k: 1 to `MOST_TOP`.
 
-        Infinite and NaN logits raise nothing here: what is guessed from them is verified like everything.
+        Infinite and NaN logits raise no error, because drafts made from them are verified anyway.
         """
         ...
 
     def draw(
         self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
     ) -> int:
-        """Return the id that the noise of `key` draws: the first arrival among the weights that the options leave.
+        """Return the id sampled with the noise of `key`: the first arrival among the weights that the options keep.
 
-        The order is that of `SamplingOptions`; greedy options take the arg-max after the penalties.
-        seen: int64 indices into the row that penalties count, in any order and any number of times.
+        Options apply in the order of `SamplingOptions`; greedy options take the arg-max after the penalties.
+        seen: int64 indices into the row to penalise, in any order, duplicates allowed.
         ids: int64 [n], the id of each element, ascending; None: its index.
         """
         ...
@@ -83,21 +84,21 @@ class RowDraw(Protocol):
 
 @runtime_checkable
 class Drawing(Protocol):
-    """A runtime that brings its own helper."""
+    """A runtime with a helper."""
 
     def row_draw(self) -> RowDraw | None:
-        """Return a new helper; None where this installation has none."""
+        """Return a new helper; None: this installation has none."""
         ...
 
 
 def row_draw_of(runtime: object) -> RowDraw:
-    """Return the runtime's helper, or numpy's."""
+    """Return the runtime's helper, or the numpy reference."""
     offered = runtime.row_draw() if isinstance(runtime, Drawing) else None
     return offered or NumpyRowDraw()
 
 
 class NumpyRowDraw:
-    """The definition. It holds nothing between calls; what a call allocates is charged as sampling anyway."""
+    """The reference. Holds no memory between calls; allocations during a call are charged as sampling."""
 
     def scratch_nbytes(self, size: int) -> int:
         return 0
@@ -115,7 +116,7 @@ class NumpyRowDraw:
         return Leading(best, mass / MASS_UNIT, float(top) - float(second))
 
     def top(self, row: FloatArray, k: int) -> IntArray:
-        """Find them. A wide row is folded into columns first: they lie in the k columns of the largest maxima."""
+        """Search a wide row in folded form: the k largest logits are in the k columns with the largest maxima."""
         width = len(row) // _FOLDS
         if len(row) <= _FOLDED or width < k:
             ids = np.argpartition(row, -k)[-k:]

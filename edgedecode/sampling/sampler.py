@@ -1,7 +1,7 @@
-"""From one row of logits to the distribution a token is drawn from. Rows are processed only when they are reached.
+"""Sampling from one row of logits, and the noise for it. Rows are processed only when verification reaches them.
 
-The order is that of `SamplingOptions`: penalties over context and path, temperature, top-k, top-p, min-p, as
-transformers has it.
+Options apply in the order of `SamplingOptions`, as in transformers: penalties over context and path, temperature,
+top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from .weights import SamplingOptions, weighted
 __all__ = ["Noise", "Sampler", "answer_seed"]
 
 _NOISE_BLOCK = 256
+"""Uniforms that are generated at once."""
 _SEED_BITS = 53
 
 
 class Noise:
-    """An answer's noise, per emitted position: a function of (seed, stream, position) alone, and per id for `draw`.
+    """An answer's noise per position, and per id for `draw`: a function of (seed, stream, position) only.
 
-    A generation that was abandoned and taken up again therefore draws what an uninterrupted one would have drawn.
-    Verification reads stream 0, drafters stream 1: what is drafted never changes what the target draws. A drafter may
-    look at stream 0 with `draw_at`: what it draws from a distribution near the target's is then mostly the same token.
+    So a generation that was interrupted and resumed samples the same tokens as an uninterrupted one.
+    Verification uses stream 0 and drafters stream 1, so that drafts never change the target's samples. A drafter may
+    read stream 0 with `draw_at`: from a distribution close to the target's it then mostly samples the same token.
     """
 
     __slots__ = ("_block", "_block_start", "_hash_key", "_key", "_stream", "position")
@@ -42,7 +43,7 @@ class Noise:
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
-        """Take another seed, and start over."""
+        """Restart with this seed."""
         if not 0 <= seed < 2**64:
             raise InputError(f"seed {seed} is out of range: 0 to 2**64 - 1")
         self._key = np.array([seed, self._stream], dtype=np.uint64)
@@ -69,23 +70,24 @@ class Noise:
         return self.key_at(self.position - 1)
 
     def key_at(self, position: int) -> int:
-        """Return the key of this position's noise per id; nothing is consumed."""
+        """Return the key of this position's noise per id, without advancing."""
         return mixed(self._hash_key + position)
 
     def draw_at(self, probs: Probs, position: int) -> int:
-        """Return the token that this position's noise draws from `probs`; nothing is consumed."""
+        """Return the token that this position's noise samples from `probs`, without advancing."""
         return self.ranked_at(probs, position, count=1)[0]
 
     def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
-        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
+        """Return the first `count` tokens that this position's noise samples from `probs` without replacement."""
         ranked: list[int] = probs.ids[first_arrivals(self.key_at(position), probs.ids, probs.p, count=count)].tolist()
         return ranked
 
 
 def answer_seed(seed: int | None, number: int) -> int:
-    """Return the seed of a session's answer of this number: the first has the session's own, or each a fresh one.
+    """Return the seed of answer `number` of a session: the session's for the first, derived seeds after it.
 
-    Drawn and derived seeds have 53 bits, which survive JSON readers that keep numbers as float64.
+    seed: the session's; None: a random seed for each answer. Random and derived seeds have 53 bits, so that JSON
+    readers which store numbers as float64 keep them exact.
     """
     if seed is None:
         return secrets.randbits(_SEED_BITS)
@@ -93,13 +95,13 @@ def answer_seed(seed: int | None, number: int) -> int:
 
 
 _ROOM = 256
-"""Ids that a penalty counts, at first."""
+"""Initial capacity of the array of penalised ids; it doubles when it is full."""
 
 
 class Sampler:
-    """Turns logits into tokens, or into `Probs`, for one sequence; knows which ids the sequence already holds.
+    """Turns logits into tokens, or into `Probs`, for one sequence; records the ids that penalties need.
 
-    row_draw: what draws a token from a row; None: numpy.
+    row_draw: the helper that samples a token from a row; None: numpy.
     """
 
     __slots__ = ("_count", "_known", "_length", "_penalises", "_row_draw", "_seen", "options", "vocabulary_size")
@@ -115,7 +117,7 @@ class Sampler:
         self._length = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Take `tokens` as the sequence so far, forgetting any other."""
+        """Start a sequence with `tokens`, forgetting the previous one."""
         self._known.clear()
         self._count = self._length = 0
         self.extend(tokens)
@@ -135,14 +137,14 @@ class Sampler:
 
     @property
     def takes_largest(self) -> bool:
-        """Whether it draws the arg-max of every row as it is."""
+        """Whether it takes the arg-max of every unmodified row."""
         return self.options.greedy and not self._penalises
 
     def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
-        """Draw a token with the noise of `key`: the one that `Noise.draw_at` draws from `probs`, without making these.
+        """Sample a token with the noise of `key`: the token of `Noise.draw_at` on `probs`, without computing `probs`.
 
-        ids: int64, ascending, the ids that the row's elements are the logits of; None: their indices.
-        Raises as `probs`.
+        ids: int64, ascending, the id of each of the row's elements; None: its index.
+        Raises the errors of `probs`.
         """
         logits = row[: self.vocabulary_size if ids is None else len(ids)]
         seen = self._seen_with(path)
@@ -153,14 +155,14 @@ class Sampler:
         return self._row_draw.draw(logits, self.options, key=key, seen=seen, ids=ids)
 
     def top(self, row: FloatArray, k: int) -> IntArray:
-        """Return the ids of the k largest raw logits of a row, or of all, likeliest first; padding is none of them."""
+        """Return the ids of the k largest raw logits of a row (all if fewer), likeliest first; padding is excluded."""
         return self._row_draw.top(row[: self.vocabulary_size], min(k, self.vocabulary_size, len(row)))
 
     def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
 
-        Ids at and above the tokenizer's size are padding and get nothing. Raises CapabilityError for
-        logits that are not numbers.
+        Ids from the tokenizer's size on are padding with probability 0. Raises CapabilityError for logits that are not
+        numbers.
         """
         logits = self.options.penalised(row[: self.vocabulary_size], self._seen_with(path))
         if self.options.greedy:
@@ -171,7 +173,7 @@ class Sampler:
         return Probs(np.arange(len(p)) if ids is None else ids, p)
 
     def _seen_with(self, path: Sequence[int]) -> IntArray:
-        """Return the ids that a penalty counts after `path`: those of the sequence once, then the path's."""
+        """Return the ids to penalise after `path`: those of the sequence, each once, then the path's."""
         if not self._penalises or not path:
             return self._seen[: self._count]
         drafted = [token for token in path if token < self.vocabulary_size]

@@ -1,7 +1,7 @@
-"""The sampling options, and what each does: from a row of logits to the weights that a token is drawn with.
+"""The sampling options and their effects: from a row of logits to the weights of the tokens to sample from.
 
-Weights are float32, the largest is 1 before options drop any. A new option is a function and a field here: the order of
-the fields is that of processing. What the native draw does not know is processed here.
+Weights are float32; the largest is 1. To add an option, add a function and a field here; fields are processed in their
+order. Options that the native helper does not support are processed here.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, 
 __all__ = ["SamplingOption", "SamplingOptions", "penalised", "sampling_table", "weighted"]
 
 Penalty = Callable[[FloatArray, IntArray, float], FloatArray]
-"""Takes a row of logits, the indices seen, in any order and any number of times, and the option's value."""
+"""(row of logits, indices seen in any order with duplicates, the option's value) → the penalised row."""
 Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
-"""Takes weights, of which at least one is positive, and the option's value; tells which to keep, at least one."""
+"""(weights, at least one of them positive, the option's value) → a mask of the weights to keep, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOption:
-    """A row of the table of options: what one does, which values it takes, and what users and files call it.
+    """A row of the table of options: its effect, its range, and its names on the command line and in files.
 
     The field's name in `SamplingOptions` is also the key in a pack, and in transformers' generation_config.json.
     """
 
     between: tuple[float, float]
-    """The least and the most that it can be; the value that is off is allowed too."""
+    """Minimum and maximum; the value `off` is allowed too."""
     allowed: str
-    """The same for people."""
+    """The allowed values in words, for messages."""
     flag: str
-    """On the command line, with the name of its value."""
+    """The command-line flag with the placeholder of its value."""
     help: str
     gguf: str = ""
-    """The key in a GGUF file, after `general.sampling.`; empty: there is none."""
+    """The key in a GGUF file, after `general.sampling.`; empty: none."""
     penalise: Penalty | None = None
-    """What it does to a row of logits; None: nothing."""
+    """Changes a row of logits; None: no change."""
     keeps: Truncation | None = None
-    """Which weights it keeps, of those that the options before it left; None: all."""
+    """Selects the weights to keep, among those that earlier options kept; None: all."""
     name: str = ""
+    """The field's name."""
     off: float = 0
-    """The field's name and default, which changes nothing."""
+    """The field's default, which disables the option."""
 
     @property
     def whole(self) -> bool:
-        """Whether its values are whole numbers."""
+        """Whether its values are integers."""
         return isinstance(self.off, int)
 
     def allows(self, value: float) -> bool:
@@ -70,12 +71,12 @@ def penalised(logits: FloatArray, seen: IntArray, penalty: float) -> FloatArray:
 
 
 def nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
-    """Keep the fewest likeliest whose share reaches `top_p`, and what ties with the last of them."""
+    """Keep the smallest set of likeliest tokens whose share reaches `top_p`, and ties with the last of them."""
     return weights >= _nucleus_floor(weights, top_p)
 
 
 def near_best(weights: FloatArray, min_p: float) -> npt.NDArray[np.bool_]:
-    """Keep weights from `min_p` of the largest on, which is 1: top-p keeps it."""
+    """Keep weights of at least `min_p` times the largest, which is 1 because top-p keeps it."""
     return weights >= np.float32(min_p)
 
 
@@ -84,10 +85,10 @@ _ABOVE_0 = math.ulp(0.0)
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How to draw a token. temperature 0 is greedy: the arg-max of the penalised row.
+    """How to sample a token. temperature 0 is greedy: the arg-max of the penalised row.
 
-    The table of options, in the order of processing: penalties, temperature, top-k, then whatever keeps some of the
-    weights. Raises InputError for values out of range.
+    The order of processing is penalties, temperature, top-k, then the options with `keeps` in the order of the fields.
+    Raises InputError for values out of range.
     """
 
     temperature: Annotated[
@@ -144,7 +145,7 @@ class SamplingOptions:
         ),
     ] = 1.0
     active: Mapping[str, SamplingOption] = field(init=False, repr=False, compare=False)
-    """Those that are not off, by name, in order."""
+    """The options that are not off, by name, in the order of the fields."""
 
     def __post_init__(self) -> None:
         table = sampling_table(type(self))
@@ -160,18 +161,18 @@ class SamplingOptions:
 
     @property
     def penalises(self) -> bool:
-        """Whether the tokens so far matter."""
+        """Whether logits depend on the tokens so far."""
         return any(option.penalise is not None for option in self.active.values())
 
     def penalised(self, logits: FloatArray, seen: IntArray) -> FloatArray:
-        """Return the row after all penalties; the row itself where there are none."""
+        """Return the row after all penalties; the same array if there are none."""
         for name, option in self.active.items():
             if option.penalise is not None:
                 logits = option.penalise(logits, seen, getattr(self, name))
         return logits
 
     def truncations(self) -> Iterator[tuple[Truncation, float]]:
-        """Yield what keeps some of the weights, with its value, in order."""
+        """Yield the active truncations with their values, in order."""
         for name, option in self.active.items():
             if option.keeps is not None:
                 yield option.keeps, getattr(self, name)
@@ -180,7 +181,7 @@ class SamplingOptions:
         return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}
 
     def ranking(self, count: int) -> SamplingOptions:
-        """Return options with the same penalties that leave the `count` likeliest ids, at temperature 1."""
+        """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
         off = {name: option.off for name, option in self.active.items() if option.penalise is None}
         changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count}
         return replace(self, **changes)
@@ -190,7 +191,7 @@ _TABLES: dict[type[SamplingOptions], tuple[SamplingOption, ...]] = {}
 
 
 def sampling_table(kind: type[SamplingOptions] = SamplingOptions) -> tuple[SamplingOption, ...]:
-    """Return the options, in the order of processing; a class's fields are read once."""
+    """Return the options in the order of the fields; cached per class."""
     if kind not in _TABLES:
         _TABLES[kind] = _fields_table(kind)
     return _TABLES[kind]
@@ -207,12 +208,10 @@ def _fields_table(kind: type[SamplingOptions]) -> tuple[SamplingOption, ...]:
 
 
 def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | None, FloatArray]:
-    """Return the indices that may be drawn, ascending, and their weights, which are positive and do not sum to 1.
+    """Return the indices to sample from, ascending (None: all), and their weights, positive and not normalised.
 
-    None stands for all indices.
-
-    Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or where the
-    largest logit is infinite.
+    Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or if the largest
+    logit is infinite.
     """
     top = logits[largest(logits)]
     if not np.isfinite(top):
@@ -224,20 +223,22 @@ def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | N
         logits = logits[indices]
     weights = unnormalised(logits, top, exponent_scale(options.temperature))
     for keeps, value in options.truncations():
-        indices, weights = _those(keeps(weights, value), indices, weights)
-    return (indices, weights) if weights.all() else _those(weights > 0, indices, weights)
+        indices, weights = _selected(keeps(weights, value), indices, weights)
+    return (indices, weights) if weights.all() else _selected(weights > 0, indices, weights)
 
 
-def _those(kept: npt.NDArray[np.bool_], indices: IntArray | None, weights: FloatArray) -> tuple[IntArray, FloatArray]:
+def _selected(
+    kept: npt.NDArray[np.bool_], indices: IntArray | None, weights: FloatArray
+) -> tuple[IntArray, FloatArray]:
     places = np.flatnonzero(kept)
     return (places if indices is None else indices[places]), weights[places]
 
 
 def _nucleus_floor(weights: FloatArray, top_p: float) -> np.float32:
-    """Return the smallest weight inside the nucleus: of the fewest likeliest indices whose share reaches `top_p`."""
+    """Return the smallest weight in the nucleus, the smallest set of likeliest indices whose share reaches `top_p`."""
     total = total_mass(weights)
     enough = max(1, int(top_p * float(total)))
-    # Weights below an even share of what may be left out are, together, less than that.
+    # All weights below an even share of the mass to drop sum to less than that mass, so they need not be sorted.
     share = (total - enough) / len(weights) / MASS_UNIT * (1 - 2.0**-20) - 1 / MASS_UNIT
     head = np.sort(weights[weights >= np.float32(max(share, 0.0))])[::-1]
     place = int(np.searchsorted(np.cumsum(masses(head)), enough))
