@@ -1,4 +1,4 @@
-"""Large files in the user's cache, each beside a record of its content: they are whole or made again."""
+"""Large files in the user's cache, each with a record of its digest next to it; damaged files are rebuilt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["is_whole", "owner_of", "record_whole"]
 
 
 def is_whole(path: Path) -> bool:
-    """Tell whether a file is what was recorded: by its size and times, else by its content. Says so where it is not."""
+    """Return whether a file matches its record, by size and time, else by digest; notify the user if it does not."""
     try:
         known = kept_json(_record(path), dict[str, str])
         if known["stamp"] == _stamp(path):
@@ -22,21 +22,21 @@ def is_whole(path: Path) -> bool:
         if file_sha256(path) == known["sha256"]:
             record_whole(path, known["sha256"], owner=known.get("owner", ""))
             return True
-        notice(f"{path} is damaged and is made again")
+        notice(f"{path} is damaged and will be rebuilt")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, ManifestError):
-        notice(f"{path} or its record cannot be read: it is made again")
+        notice(f"{path} or its record cannot be read: the file will be rebuilt")
     return False
 
 
 def record_whole(path: Path, sha256: str, *, owner: str = "") -> None:
-    """Record a file that was written in full. owner: whose it is; a later file of theirs may replace it."""
+    """Record a completely written file. owner: a key of its source; a newer file of the same owner may replace it."""
     keep_json(_record(path), {"sha256": sha256, "stamp": _stamp(path), "owner": owner})
 
 
 def owner_of(path: Path) -> str:
-    """Return the recorded owner of a file; empty where there is none."""
+    """Return the recorded owner of a file; empty: none is recorded."""
     try:
         return kept_json(_record(path), dict[str, str]).get("owner", "")
     except (OSError, ValueError):

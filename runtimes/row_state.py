@@ -1,4 +1,4 @@
-"""What every state of a conversation counts, and what is checked of rows to be computed, kept or dropped."""
+"""The row counts of a KV state, and checks of the rows that a pass computes, keeps or drops."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 
 class RowState:
-    """A state of `capacity` rows whose first `length` are settled; the next `pending` wait for `keep`.
+    """A state of `capacity` rows: the first `length` are settled, the next `pending` are not yet kept.
 
-    owner: the model that made it.
+    owner: the model that created it.
     """
 
     def __init__(self, *, capacity: int, owner: object) -> None:
@@ -54,25 +54,27 @@ class RowState:
 
 
 LEAST_ROWS = 2
-"""Kernels for one row round differently from those for several: of a pass of two and more, two rows are computed where
-one is asked for, so that it does not meet the one-row kernel."""
+"""Fewest logits rows of a pass of two or more rows. One-row kernels round differently from the others, so two rows are
+computed even if one is asked for."""
 
 
 def check_capacity(capacity: int, card: ModelCard) -> None:
-    """Raise InputError or CapabilityError unless a model of this card can have a state of `capacity` rows."""
+    """Raise InputError or CapabilityError unless a model with this card supports a state of `capacity` rows."""
     if capacity < 1:
-        raise InputError(f"a state of {capacity} rows: give 1 or more")
+        raise InputError(f"a state of {capacity} rows is out of range: 1 or more")
     if capacity > card.context:
-        raise CapabilityError(f"a state of {capacity} rows: {card.name} holds {card.context} at most")
+        raise CapabilityError(f"a state of {capacity} rows is too long: {card.name} supports {card.context} at most")
 
 
 def check_tokens(tokens: Sequence[int], card: ModelCard) -> None:
-    """Raise InputError unless there are tokens, all of them ids the model can read."""
+    """Raise InputError if there are no tokens, or one is not an input id of the model."""
     if not len(tokens):
         raise InputError("a forward pass needs at least one token")
-    count = card.rows if card.token_ids is None else card.vocabulary_size  # a trimmed head speaks less than it reads
+    count = (
+        card.rows if card.token_ids is None else card.vocabulary_size
+    )  # a trimmed head has fewer rows than input ids
     if min(tokens) < 0 or max(tokens) >= count:
-        raise InputError(f"token ids go from 0 to {count - 1}, not {min(tokens)} to {max(tokens)}")
+        raise InputError(f"token ids {min(tokens)} to {max(tokens)} are out of range: 0 to {count - 1}")
 
 
 def check_room(count: int, *, used: int, capacity: int) -> None:
@@ -85,26 +87,26 @@ def check_room(count: int, *, used: int, capacity: int) -> None:
 
 
 def check_kept(path: Sequence[int], *, pending: int) -> None:
-    """Raise InputError when more rows are to be kept than are pending."""
+    """Raise InputError if `path` has more rows than are pending."""
     if len(path) > pending:
-        raise InputError(f"{len(path)} pending rows cannot be kept: there are {pending}")
+        raise InputError(f"cannot keep {len(path)} pending rows: only {pending} are pending")
 
 
 def check_chain(path: Sequence[int]) -> None:
-    """Raise InputError unless `path` is the first rows of a chain."""
+    """Raise InputError unless `path` consists of the first rows of a chain."""
     for index, node in enumerate(path):
         if node != index:
-            raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+            raise InputError(f"cannot keep pending row {node} as row {index} of the chain: keep the chain's first rows")
 
 
 def check_crop(length: int, *, settled: int) -> None:
-    """Raise CapabilityError unless a state of `settled` positions can be cut to `length`."""
+    """Raise CapabilityError unless a state of `settled` positions can be rolled back to `length`."""
     if not 0 <= length <= settled:
         raise CapabilityError(f"cannot go back to length {length}: {settled} positions are settled")
 
 
 def continues(parents: Sequence[int], *, count: int, after: int) -> bool:
-    """Tell whether each row continues the one before it. Raises InputError when they are no tree."""
+    """Return whether each row continues the one before it. Raises InputError if the parents are not a tree."""
     if len(parents) != count:
         raise InputError(f"{len(parents)} parents for {count} tokens")
     chain = True
@@ -121,8 +123,8 @@ def wanted_rows(rows: RowRequest, *, count: int) -> Sequence[int]:
         if rows == "last":
             return (count - 1,)
         if rows not in ("none", "all"):
-            raise InputError(f"rows {rows!r}: none, last, all, or indices")
+            raise InputError(f"unknown rows {rows!r}: use none, last, all, or indices")
         return range(count if rows == "all" else 0)
     if len(rows) and not (0 <= min(rows) <= max(rows) < count and len(rows) <= count):
-        raise InputError(f"rows {list(rows)[:8]} of a pass of {count} rows")
+        raise InputError(f"rows {list(rows)[:8]} are out of range in a pass of {count} rows")
     return rows

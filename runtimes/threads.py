@@ -1,4 +1,4 @@
-"""How many threads a model gets when nobody says."""
+"""The default number of threads of a model."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from edgedecode.errors import InputError
 __all__ = ["check_threads", "default_threads", "most_threads"]
 
 SMALL_NBYTES = 32 * 2**20
-"""Weights below this sit in cache: a second thread gains little when its core is free (bundled target, five rows: 2.1
-against 2.7 ms) and loses much when it is not (5.5 to 6.6 against 3.1 ms)."""
+"""Smaller weights fit the CPU cache. A second thread then gains little if its core is free (bundled target, five rows:
+2.1 against 2.7 ms) and loses much if it is not (5.5 to 6.6 against 3.1 ms)."""
 MOST_THREADS = 8
 """Decoding is bound by memory reads; a few cores saturate them."""
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise InputError for a number of threads that is none; None leaves the choice to the runtime."""
+    """Raise InputError for fewer than 1 thread; None leaves the choice to the runtime."""
     if threads is not None and threads < 1:
-        raise InputError(f"{threads} threads: give 1 or more")
+        raise InputError(f"{threads} threads are out of range: 1 or more")
 
 
 def default_threads(weights_nbytes: int) -> int:
-    """Return one thread for a tiny model, else the physical cores this process may use, eight at most."""
+    """Return 1 for a small model, else `most_threads`."""
     return 1 if weights_nbytes < SMALL_NBYTES else most_threads()
 
 
 def most_threads() -> int:
-    """Return the most threads worth trying: the physical cores this process may use, eight at most."""
+    """Return the most useful number of threads: the physical cores available to this process, at most eight."""
     return min(MOST_THREADS, _physical_cores())
 
 
 def _physical_cores() -> int:
-    """Count physical cores where Linux tells, else logical ones."""
+    """Return the number of physical cores if Linux reports it, else of logical ones."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)

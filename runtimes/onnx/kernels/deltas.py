@@ -1,4 +1,4 @@
-"""Lets products of a rewritten graph add the deltas of adapters themselves: product + (x · first) · second."""
+"""Merges adapter deltas into the products of a rewritten graph: product + (x · first) · second."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .products import UINT8
 __all__ = ["MATRICES", "TILE", "join_deltas", "narrow_ranks"]
 
 MATRICES = 4
-"""Inputs of a product in front of an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
+"""Number of a product's inputs before an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
 TILE = 32
-"""Columns of a product that lie together, of its weights and of an adapter's second matrix."""
+"""Columns per tile, of a product's weights and of an adapter's second matrix."""
 _PIECE = 512
-"""Inputs that an adapter's first product sums together: kPiece in operators.cpp."""
+"""Inputs per partial sum of an adapter's first product: kPiece in operators.cpp."""
 
 
 def join_deltas(file: GraphFile, *, kv_width: int) -> None:
-    """Replace the two products and the sum of each delta behind one of our products by inputs of that product.
+    """Replace the two products and the addition of each delta after one of our products by inputs of that product.
 
-    kv_width: outputs of the key projection, where query, key and value are one product.
+    kv_width: outputs of the key projection, for models whose query, key and value projections are one product.
     """
     for wide in [node for node in file.nodes if node.op_type == "MatMul"]:
         narrow, users = _maker(file, wide.inputs[0]), _users(file, wide.outputs[0])
@@ -50,13 +50,13 @@ def join_deltas(file: GraphFile, *, kv_width: int) -> None:
         product.attributes |= dict(zip(("second_part", "third_part"), starts[1:], strict=False))
         product.inputs = [*product.inputs, *[""] * (MATRICES - len(product.inputs)), *matrices]
         product.outputs = add.outputs
-        _take_bytes(file, matrices)
+        _declare_bytes(file, matrices)
         for node in (narrow, wide, add):
             file.nodes.remove(node)
 
 
 def narrow_ranks(product: Node) -> int:
-    """Return how many sums of the graph's rank a product keeps of a row: one for each part and piece of inputs."""
+    """Return the number of rank-sized partial sums that a product holds per row: one per part and piece of inputs."""
     if product.op_type != "RowsProduct" or len(product.inputs) <= MATRICES:
         return 0
     parts = len(product.inputs[MATRICES::2]) + len({"second_part", "third_part"} & product.attributes.keys())
@@ -65,7 +65,7 @@ def narrow_ranks(product: Node) -> int:
     return -(-inner // _PIECE) * parts
 
 
-def _take_bytes(file: GraphFile, names: Sequence[str]) -> None:
+def _declare_bytes(file: GraphFile, names: Sequence[str]) -> None:
     """Declare an adapter's matrices as bytes, [.., .., 2] for float16 or [.., .., 4] for float32."""
     for index, value in enumerate(file.inputs):
         if value.name in names:

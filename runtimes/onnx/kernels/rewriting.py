@@ -1,7 +1,7 @@
-"""Replaces a graph's operators by ours. The pack keeps the standard graph: other engines and providers read that one.
+"""Replaces a graph's operators by ours, in memory: the pack keeps the standard graph for other engines and providers.
 
-What is left to the engine keeps its node; whether a row's bits then still depend on that row and its past alone is
-known from what is left: data that is moved, and single IEEE operations on each value, never change that.
+Nodes that we do not replace stay the engine's. They determine whether the graph is row-invariant: operators that only
+move data or apply single IEEE operations to each value keep it so.
 """
 
 from __future__ import annotations
@@ -34,46 +34,47 @@ Attributes = Mapping[str, AttributeValue]
 PARENTS = "tree_parents"
 """int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
-"""uint8 [bytes]: the weights file's matrices as tiles, and those that the graph itself holds."""
+"""uint8 [bytes]: the matrices of the weights file and of the graph file, as tiles."""
 _INT32, _INT64, _INT8 = 6, 7, 3
 _BYTE = 8
-"""Bits; of narrower embeddings two share a byte, which tensors write in more than one way."""
+"""Bits of the supported embeddings; narrower ones pack two values per byte, which tensors encode in several ways."""
 _FUNCTIONS = 25
-"""A model's functions, by their field's number in onnx.proto."""
+"""Field number of a model's functions in onnx.proto."""
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
 _MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantized Identity Range Reshape Shape Slice"
 _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
-"""Operators of the engine that move values or round each one alone."""
+"""Engine operators that only move values or round each value separately, and so keep rows invariant."""
 _KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
 _LOCAL_LOGITS = "local_logits"
-"""Of a head in the drafts of older packs, which is not used."""
+"""Output of an unused head in the drafts of older packs."""
 
 
 @dataclass(slots=True)
 class Rewritten:
-    """The graph as the engine opens it, and the matrices it takes as tiles, by initializer."""
+    """The rewritten graph for the engine, and the matrices that it reads as tiles, by initializer."""
 
     data: bytes = b""
     stored: dict[str, Stored] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
-    """The bias inputs that parents have replaced: those of layers that see everything, of those with a window."""
+    """The attention-bias inputs that `PARENTS` replaces, of layers with full attention and with a window."""
     left: Counter[str] = field(default_factory=Counter)
-    """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
+    """Number of the engine's remaining operators whose bits may depend on the number of rows, by operator."""
 
     narrow_ranks: int = 0
-    """The most sums a product keeps of a row for adapters, in ranks of the graph."""
+    """The most partial sums that a product holds per row for adapters, in multiples of the graph's rank."""
     unserved: Counter[str] = field(default_factory=Counter)
-    """Quantized products among them that allow rounded activations, by the reason: ours would be faster."""
+    """Number of the quantized products in `left` that allow rounded activations, by the reason why they were not
+    replaced; our kernels would be faster."""
 
     @property
     def row_invariant(self) -> bool:
         return not self.left
 
     def sources(self) -> dict[str, list[Stored]]:
-        """Return the matrices by the input that brings their tiles: those of the weights file, the graph's own."""
+        """Return the matrices by the graph input of their tiles, `TILES` or `GRAPH_TILES`."""
         found: dict[str, list[Stored]] = {}
         for _, stored in sorted(self.stored.items()):
             found.setdefault(GRAPH_TILES if stored.offsets is None else TILES, []).append(stored)
@@ -83,12 +84,12 @@ class Rewritten:
 def rewrite(
     file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int
 ) -> Rewritten | None:
-    """Return the graph with our operators; None where its attention cannot be ours: then the engine keeps all of it.
+    """Return the graph with our operators; None: our attention cannot replace its attention, and the engine runs it.
 
-    window: positions that layers with a window see.
+    window: the attention window of layers with one, in positions.
     """
-    if _may_name_ours(file):
-        return None  # only a graph made here may: the engine refuses one that comes with a pack
+    if _may_contain_ours(file):
+        return None  # only graphs rewritten here may contain our operators; the engine refuses those of packs
     work = _Rewriting(file, library, weights, window=window, threads=threads)
     if not work.attention():
         return None
@@ -100,8 +101,8 @@ def rewrite(
     return work.finish()
 
 
-def _may_name_ours(file: GraphFile) -> bool:
-    """Whether a graph names our operators, in itself or where this does not look: in functions and inner graphs."""
+def _may_contain_ours(file: GraphFile) -> bool:
+    """Return whether a graph uses our operators, or may use them in functions or inner graphs, which are not parsed."""
     if DOMAIN in file.opset or any(number == _FUNCTIONS for number, _ in file.model_rest):
         return True
     hidden = (value for node in file.nodes for value in node.attributes.values() if isinstance(value, RawAttribute))
@@ -121,7 +122,7 @@ class _Rewriting:
         self._made = Rewritten()
 
     def attention(self) -> bool:
-        """Replace every attention node, or none."""
+        """Replace all attention nodes and return True, or replace none and return False."""
         nodes = [node for node in self._file.nodes if node.op_type == "GroupQueryAttention"]
         made = [self._tree_attention(node) for node in nodes]
         if not nodes or any(node is None for node in made):
@@ -137,7 +138,7 @@ class _Rewriting:
         return True
 
     def norms(self) -> None:
-        """Replace RMS norms, with and without a sum in front."""
+        """Replace RMS norms, including those fused with a preceding addition."""
         for index, node in enumerate(self._file.nodes):
             if node.op_type in ("SimplifiedLayerNormalization", "RMSNormalization"):
                 inputs, outputs, weight = node.inputs[:2], node.outputs[:1], node.inputs[1]
@@ -156,7 +157,7 @@ class _Rewriting:
             self._replace(index, "RowsNorm", inputs, [name for name in outputs if name], {"epsilon": epsilon})
 
     def products(self) -> None:
-        """Replace products with quantized matrices, and the sum with a bias behind them."""
+        """Replace products with quantized matrices, including the addition of a bias after them."""
         for index, node in enumerate(self._file.nodes):
             if node.op_type != "MatMulNBits":
                 continue
@@ -182,10 +183,7 @@ class _Rewriting:
         join_deltas(self._file, kv_width=self._kv_width)
 
     def embeddings(self) -> None:
-        """Take the rows of an embedding from the tiles of a product's matrix that is the same array, a tied head's.
-
-        Otherwise the engine keeps the array as well.
-        """
+        """Read the rows of an embedding from the tiles of a tied head; otherwise the engine keeps the array too."""
         stored = {each.offsets: each for each in self._made.stored.values() if each.offsets is not None}
         ids = {value.name for value in self._file.inputs if value.elem_type == _INT64}
         for index, node in enumerate(self._file.nodes):
@@ -201,14 +199,14 @@ class _Rewriting:
             self._replace(index, "TileRows", [node.inputs[1], tied.name], node.outputs, sizes)
 
     def gates(self) -> None:
-        """Join gate and up projection with the activation between them into one product."""
+        """Merge gate projection, up projection and the activation between them into one product."""
         for final in [node for node in self._file.nodes if node.op_type == "Mul"]:
             for act, up in (final.inputs, final.inputs[::-1]):
                 if self._join_gate(final, act, up):
                     break
 
     def rest(self) -> None:
-        """Replace activations and the small float products of adapters; count what stays the engine's."""
+        """Replace activations and the small float products of adapters; count the engine's remaining operators."""
         for index, node in enumerate(self._file.nodes):
             if node.domain == DOMAIN or _LOCAL_LOGITS in node.outputs:
                 continue
@@ -221,7 +219,7 @@ class _Rewriting:
                 self._made.left[node.op_type] += 1
 
     def finish(self) -> Rewritten:
-        """Drop the initializers that no node reads, and add those that are given as tiles."""
+        """Drop unused initializers, add the inputs of the tiles, and serialise the graph."""
         inputs = {value.name for value in self._file.inputs}
         read = {name for node in self._file.nodes for name in node.inputs} | inputs
         self._file.initializers = {name: each for name, each in self._file.initializers.items() if name in read}
@@ -232,7 +230,7 @@ class _Rewriting:
             self._file.inputs.append(ValueInfo(source, UINT8, [f"{source}_nbytes"]))
             for node in self._file.nodes:
                 self._place(node, source, places)
-        if self._made.left:  # the engine's threads compute: ours would wait for them, and they for ours
+        if self._made.left:  # share the engine's thread pool: two pools would wait for each other
             for node in self._file.nodes:
                 if node.domain == DOMAIN:
                     node.attributes["engines_pool"] = 1
@@ -241,7 +239,7 @@ class _Rewriting:
         return self._made
 
     def _place(self, node: Node, source: str, places: Mapping[str, int]) -> None:
-        """Let a product read its matrices from the tiles of all of them."""
+        """Replace a product's matrices by offsets into the input of all tiles."""
         if node.op_type not in ("RowsProduct", "TileRows"):
             return
         for index, attribute in ((1, "offset"), (3, "up_offset")):
@@ -250,7 +248,7 @@ class _Rewriting:
                 node.inputs[index] = source
 
     def _tree_attention(self, node: Node) -> Node | None:
-        """Return our node for the engine's; None for a form that ours does not have."""
+        """Return our replacement for an attention node; None: our kernels do not support its form."""
         inputs = [*node.inputs, *[""] * (14 - len(node.inputs))]
         attributes = node.attributes
         types = {value.name: value for value in self._file.inputs}
@@ -346,7 +344,7 @@ class _Rewriting:
         return True
 
     def _is_plain(self, node: Node) -> bool:
-        """Whether an activation has no bias and, where it has two forms, the one with tanh."""
+        """Return whether an activation has no bias and, for Gelu, whether it uses the tanh approximation."""
         if node.op_type == "Gelu":
             return node.attributes.get("approximate") == b"tanh"
         return not any(node.inputs[1:])
@@ -366,7 +364,7 @@ class _Rewriting:
 
 
 def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
-    """Whether a node gathers rows of an array [columns, inner] of bytes that is this matrix."""
+    """Return whether a node gathers rows of a byte array [columns, inner] with the layout of this matrix."""
     attributes = node.attributes
     columns, blocks = matrix.packed.shape[:2]
     return (
@@ -384,7 +382,7 @@ def _is_bias(tensor: Tensor, product: Node) -> bool:
 
 
 def _joinable(first: Node, second: Node) -> bool:
-    """Whether two products without biases read the same rows and differ in their weights alone."""
+    """Return whether two products have no bias, read the same rows, and differ only in their weights."""
     return (
         first.op_type == second.op_type == "RowsProduct"
         and first is not second

@@ -1,4 +1,4 @@
-"""Whether a graph is opened with our kernels, and what that takes: the rewritten graph and the tiles it reads."""
+"""Prepares a graph for our kernels: rewrites it and provides its tiles, or reports why the engine runs it."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ PRODUCT = "MatMulNBits"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A graph that our kernels can run. The engine's threads are not used where it keeps nothing that needs them."""
+    """A graph that our kernels can run."""
 
     library: KernelLibrary
     rewritten: Rewritten
     nbytes: int
-    """Of the tiles."""
+    """Size of the tiles."""
     weights: WeightsFile
     digest: str
-    """Of the weights file; empty: it belongs to no pack."""
+    """Digest of the weights file; empty: it is not part of a pack."""
     scratch_nbytes: int
-    """What the operators hold beside the engine's memory, all threads together."""
+    """Memory of our operators for all threads, in addition to the engine's."""
 
     def tiles(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Map or make the tiles, by the graph's input; their bytes must be leased before."""
+        """Map or build the tiles, by graph input. Their bytes must be leased first."""
         found = {}
         for source, stored in self.rewritten.sources().items():
             if source == GRAPH_TILES:
@@ -57,20 +57,20 @@ class Served:
 
 
 def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int) -> Served | None:
-    """Rewrite the graph at `path`; None where the engine's kernels run it, by choice or because ours cannot.
+    """Rewrite the graph at `path`; None: the engine's kernels run it, by choice or because ours cannot.
 
-    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an invalid `EDGEDECODE_KERNELS`.
     """
     library = load_kernels()
     if library is None:
         return None
     read = _rewritten(entry, path, root=root, library=library, threads=threads)
-    if isinstance(read, str):  # the engine opens it, or says what is wrong with it
-        notice(f"{path} stays with the engine's kernels: {read}")
+    if isinstance(read, str):  # the engine opens it, or reports its error
+        notice(f"{path} runs with the engine's kernels: {read}")
         return None
     rewritten = read.rewritten
     for reason, count in rewritten.unserved.items():
-        notice(f"{count} products of {path.parent.name}/{path.name} stay with the engine's kernels: {reason}")
+        notice(f"{count} products of {path.parent.name}/{path.name} run with the engine's kernels: {reason}")
     inner = (stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
     rank = max((graph.lora_rank for graph in entry.graphs.values()), default=0)
     narrow = 4 * rows * rank * rewritten.narrow_ranks
@@ -85,7 +85,7 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
 
 
 def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphKernels:
-    """Say which kernels run a graph of the pack at `root` here, and what of it stays with the engine, and why."""
+    """Report which kernels run a graph of the pack at `root` here, and which operators the engine runs, and why."""
     library = load_kernels()
     if library is None:
         return GraphKernels(name, "", kernels_line())
@@ -111,11 +111,11 @@ class _Read:
     weights: WeightsFile
     digest: str
     heads: int
-    """Of queries, at most."""
+    """Most query heads of an attention node."""
 
 
 def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read | str:
-    """Return the graph with our operators, and what it reads; or why the engine keeps all of it."""
+    """Return the graph with our operators and its weights, or the reason why the engine runs all of it."""
     try:
         file = GraphFile.parse(path.read_bytes())
         digest = weights_digest(root, root / entry.weights)
@@ -127,14 +127,14 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
     except (OSError, ValueError, LookupError, TypeError, OverflowError, AssertionError) as error:
         return str(error) or type(error).__name__
     if rewritten is None:
-        return "its attention is of a form that ours does not have"
+        return "our kernels do not support its form of attention"
     heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
     return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
 
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:
-    """Bound the operators' own memory (`Scratch`): rounded rows, queries, and scores of 16 queries a thread."""
-    rounded = rows * widest * 9 // 4  # up to two bytes a value, and eight for each 32
+    """Return a bound on our operators' memory (`Scratch`): rounded rows, queries, scores of 16 queries per thread."""
+    rounded = rows * widest * 9 // 4  # up to two bytes per value, and eight per 32 values
     queries = rows * heads * entry.head_size * 4
     scores = threads * 16 * 4 * (entry.context + 32 + entry.head_size + rows)
     return rounded + queries + scores
