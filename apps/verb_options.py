@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull, load
+from edgedecode import (
+    InputError,
+    Message,
+    Pair,
+    Rule,
+    SamplingOptions,
+    SessionOptions,
+    SwitchOptions,
+    WhenFull,
+    load,
+    plan,
+)
 from edgedecode.commands import count, positive_count, real_number, scaled_name, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.memory.limit import VARIABLE
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.printable import checked_text
+from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
 from .terminal import show_notices
@@ -154,6 +168,13 @@ def _add_switching_options(parser: ArgumentParser) -> None:
         help="with --mode switch: the target verifies, when it takes over, what the draft model wrote",
     )
 
+    group.add_argument(
+        "--one-resident",
+        action="store_true",
+        help="with --mode switch: keep one of the two models in memory at a time; the target, once loaded, ends the "
+        "answer (automatic where --memory or EDGEDECODE_MEMORY holds one but not both)",
+    )
+
 
 def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     """Return the options of --mode switch. Raises InputError for those that need it."""
@@ -165,6 +186,7 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
         "--quality": arguments.quality is not None,
         "--switch-threshold": arguments.switch_threshold is not None,
         "--switch-check": arguments.switch_check,
+        "--one-resident": arguments.one_resident,
     }
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
@@ -188,6 +210,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             adapters = any("lora" in graph.capabilities for graph in manifest.models["target"].graphs.values())
     show_notices()
     with leaving_at_once():
+        one_resident = _takes_turns(arguments)
         return load(
             arguments.model,
             memory=arguments.memory,
@@ -201,7 +224,37 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
             adapters=adapters,
+            one_resident=one_resident,
         )
+
+
+def _takes_turns(arguments: Namespace) -> bool:
+    """Return whether to keep one model in memory at a time: if asked, or if the budget holds one and not both."""
+    if getattr(arguments, "mode", "verify") != "switch" or arguments.one_resident:
+        return getattr(arguments, "one_resident", False)
+    if arguments.memory is None and not os.environ.get(VARIABLE):
+        return False
+    fits = {}
+    for one_resident in (False, True):
+        made = plan(
+            arguments.model,
+            SessionOptions(switch=_switch_options(arguments), context=arguments.ctx_size),
+            memory=arguments.memory,
+            runtime=arguments.runtime,
+            provider=arguments.provider,
+            threads=arguments.threads,
+            kv_type=arguments.kv_type,
+            mmap=not arguments.no_mmap,
+            repack=not arguments.no_repack,
+            one_resident=one_resident,
+        )
+        fits[one_resident] = made.memory.fits
+        if made.memory.fits:
+            break
+    if not fits[False] and fits[True]:
+        notice("the budget holds one of the two models at a time: the target, once it is needed, ends the answer")
+        return True
+    return False
 
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:

@@ -10,6 +10,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.engine_choice import SLACK_NBYTES
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
+from edgedecode.engines.one_resident import OneResident
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
@@ -69,6 +70,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     mmap: bool = True,
     repack: bool = True,
     adapters: bool = False,
+    one_resident: bool = False,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
@@ -85,12 +87,15 @@ def load(  # noqa: PLR0913  (the options of a pack)
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     adapters: open the models so that sessions may use the pack's adapters (`SessionOptions.adapter`).
+    one_resident: keep only one of the two models in memory at a time; for `SwitchOptions`, with one hand-over an
+    answer.
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
     limit = _limit(memory)
+    wrap = _taking_turns(wrap) if one_resident else wrap
     request = _request(
         provider=provider,
         threads=threads,
@@ -122,6 +127,7 @@ def plan(  # noqa: PLR0913  (as `load`)
     kv_type: str | None = None,
     mmap: bool = True,
     repack: bool = True,
+    one_resident: bool = False,
 ) -> PackPlan:
     """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
 
@@ -149,7 +155,8 @@ def plan(  # noqa: PLR0913  (as `load`)
         engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
             raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
-        footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
+        planned = OneResident(engine) if one_resident else engine
+        footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=planned, request=request)
         options = options or SessionOptions()
         fitted = footprint.fit(options, None if limit is None else limit.nbytes)
         smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
@@ -167,6 +174,11 @@ def plan(  # noqa: PLR0913  (as `load`)
 
         uncut = footprint.fit(options, None).choice
         return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
+
+
+def _taking_turns(wrap: Callable[[Runtime], Runtime] | None) -> Callable[[Runtime], Runtime]:
+    """Return a wrapper that lets the models of an engine take turns in memory, around another wrapper."""
+    return lambda engine: OneResident(engine if wrap is None else wrap(engine))
 
 
 def _request(

@@ -81,6 +81,9 @@ class Stats:
     """Tokens that the draft model wrote and the target did not verify (entropy switching)."""
     switches: int = 0
     """Number of switches between the models that write (entropy switching)."""
+    model_loads: int = 0
+    """How often a model was loaded in place of the other (memory mode), in `load_seconds`."""
+    load_seconds: float = 0.0
     taken_back: int = 0
     """Tokens of the draft model that the target's check replaced before they were emitted (entropy switching)."""
     time_to_first_token: float = 0.0
@@ -197,6 +200,8 @@ class Stats:
             "unverified_tokens": self.unverified_tokens,
             "switches": self.switches,
             "taken_back": self.taken_back,
+            "model_loads": self.model_loads,
+            "load_seconds": round(self.load_seconds, 6),
             "acceptance_length": round(self.acceptance_length, 4),
             "survival": list(self.survival),
             "reached": list(self.reached),

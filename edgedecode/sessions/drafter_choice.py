@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
@@ -52,6 +52,8 @@ class DraftingFacts:
     has_draft: bool
     heads: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
+    one_resident: bool = False
+    """The models take turns in memory: the scheduler does without the draft model's drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return ()
     if options.drafter is not None:
         return (options.drafter,)
+    if facts.one_resident:
+        facts = replace(facts, has_draft=False, heads=())
     branching = options.tree and facts.card.tree
     if options.fixed or options.rule is Rule.RATIO:
         if branching:

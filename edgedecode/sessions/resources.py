@@ -13,6 +13,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
+from edgedecode.engines.one_resident import OneResident
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory.budget import Budget
@@ -73,8 +74,9 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
-        has_draft = "draft" in self.manifest.models
-        return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads, self.lookups))
+        has_draft, alone = "draft" in self.manifest.models, isinstance(self.engine, OneResident)
+        facts = DraftingFacts(self.target.card, has_draft, self.heads, self.lookups, one_resident=alone)
+        return choose_drafters(options, facts)
 
     def smaller_session(self, options: SessionOptions) -> SessionOptions | None:
         """Return reduced options that fit the budget: a shorter context, and as the last resort no drafts.

@@ -325,8 +325,7 @@ class Session:
         stats, tokens = self.stats, self._transcript.tokens
         self._shared.mind_memory()
         target, span = self._shared.target, self._reading.span
-        with self._drafts.answering(span.use, self._reading.prompt) as drafting:
-            stats.mode = self._drafts.mode
+        with self._drafts.answering(stats, span.use, self._reading.prompt) as drafting:
             stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
             setting = DecodeSetting(
                 adapter=span.use,

@@ -13,8 +13,10 @@ from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import AdapterSpan, AdapterUse, State
 from edgedecode.decoding.policy import NO_DRAFTER, Policy
+from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
+from edgedecode.engines.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.entries import DRAFT_ADAPTER
@@ -28,6 +30,7 @@ from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.switch_choice import switch_rule
 from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.switching.draft_writer import DraftWriter
+from edgedecode.switching.rule import LONGEST
 from edgedecode.user_notices import notice
 
 __all__ = ["SessionDrafting", "open_drafting", "plan_state"]
@@ -46,6 +49,8 @@ class SessionDrafting:
         self._unused_adapters: set[str] = set()
         """Adapters of the draft model that it could not take, of which the user was told."""
         self._rule = None if options.switch is None else switch_rule(options.switch, shared.manifest)
+        if self._rule is not None and isinstance(shared.engine, OneResident):
+            self._rule = replace(self._rule, down=0.0, dwell=LONGEST)  # the target ends the answer
         self.switching: DraftWriter | None = None
         self.drafting = self._open(options)
         try:
@@ -79,12 +84,14 @@ class SessionDrafting:
         return True
 
     @contextmanager
-    def answering(self, adapter: AdapterUse | None, prompt: Sequence[int]) -> Iterator[Drafting | None]:
+    def answering(self, stats: Stats, adapter: AdapterUse | None, prompt: Sequence[int]) -> Iterator[Drafting | None]:
         """Yield the drafters of the next answer, whose adapter the draft model keeps until the answer ends.
 
-        adapter: what the target reads the prompt with. Raises ManifestError if the draft's adapter is damaged.
+        stats: of the answer; receives the mode and the loads of models. adapter: what the target reads the prompt with.
+        Raises ManifestError if the draft's adapter is damaged.
         """
         drafting = self.begin()
+        stats.mode = self.mode
         name = self._draft_adapter(None if adapter is None else adapter.name)
         with ExitStack() as held:
             for state in self._setting.states.used:
@@ -99,6 +106,8 @@ class SessionDrafting:
                 except (BudgetExceeded, CapabilityError) as error:
                     self._drafts_plainly(name, error)
                 state.read_with(adapter_span(chosen, prompt), refused=partial(self._drafts_plainly, name))
+            if isinstance(engine := self._shared.engine, OneResident):
+                held.enter_context(engine.counted(stats))
             yield drafting
 
     def load_adapter(self, adapter: ActiveAdapter | None) -> ActiveAdapter | None:

@@ -10,10 +10,14 @@ from edgedecode.errors import InputError
 
 from .signals import SIGNALS
 
-__all__ = ["EAD_DWELL", "EAD_WINDOW", "SwitchRule", "Uncertainty"]
+__all__ = ["EAD_DWELL", "EAD_WINDOW", "LONGEST", "SwitchRule", "Uncertainty"]
 
 EAD_WINDOW, EAD_DWELL = 5, 10
 """Window and dwell of the paper on entropy-adaptive decoding (2502.06833), in tokens."""
+
+
+LONGEST = 1 << 20
+"""Largest window and dwell in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class SwitchRule:
             raise InputError(f"no signal is called {self.signal!r}: there are {', '.join(SIGNALS)}")
         if not (self.up >= 0 and self.down >= 0):
             raise InputError(f"switching thresholds are 0 or more, not {self.up} and {self.down}")
-        if not (1 <= self.window <= 1024 and 1 <= self.dwell <= 1024):
-            raise InputError(f"window {self.window} or dwell {self.dwell} is out of range: 1 to 1024 tokens")
+        if not (1 <= self.window <= LONGEST and 1 <= self.dwell <= LONGEST):
+            raise InputError(f"window {self.window} or dwell {self.dwell} is out of range: 1 to {LONGEST} tokens")
 
 
 class Uncertainty:

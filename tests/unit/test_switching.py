@@ -53,7 +53,7 @@ def test_uncertainty_keeps_the_target_for_its_dwell_and_until_it_is_sure() -> No
         lambda: SwitchRule(up=math.nan),
         lambda: SwitchRule(up=1, signal="mood"),
         lambda: SwitchRule(up=1, dwell=0),
-        lambda: SwitchRule(up=1, window=5000),
+        lambda: SwitchRule(up=1, window=1 << 21),
         lambda: SwitchOptions(quality=0),
         lambda: SwitchOptions(quality=1.01),
         lambda: SwitchOptions(threshold=-0.1),
