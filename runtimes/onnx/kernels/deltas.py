@@ -9,7 +9,7 @@ from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
 
 from .products import UINT8
 
-__all__ = ["MATRICES", "TILE", "join_deltas", "narrow_ranks"]
+__all__ = ["MATRICES", "TILE", "consumers", "join_deltas", "narrow_ranks", "producer"]
 
 MATRICES = 4
 """Number of a product's inputs before an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
@@ -25,12 +25,12 @@ def join_deltas(file: GraphFile, *, kv_width: int) -> None:
     kv_width: outputs of the key projection, for models whose query, key and value projections are one product.
     """
     for wide in [node for node in file.nodes if node.op_type == "MatMul"]:
-        narrow, users = _maker(file, wide.inputs[0]), _users(file, wide.outputs[0])
+        narrow, users = producer(file, wide.inputs[0]), consumers(file, wide.outputs[0])
         if narrow is None or narrow.op_type != "MatMul" or [node.op_type for node in users] != ["Add"]:
             continue
         (add,) = users
         (before,) = [name for name in add.inputs if name != wide.outputs[0]] or [""]
-        product, matrices = _maker(file, before), [narrow.inputs[1], wide.inputs[1]]
+        product, matrices = producer(file, before), [narrow.inputs[1], wide.inputs[1]]
         inner = {narrow.outputs[0], wide.outputs[0], before}
         if (
             product is None
@@ -38,7 +38,7 @@ def join_deltas(file: GraphFile, *, kv_width: int) -> None:
             or len(product.inputs) > MATRICES
             or product.inputs[0] != narrow.inputs[0]
             or not all(name.startswith("lora.") for name in matrices)
-            or any(len(_users(file, name)) != 1 for name in inner)
+            or any(len(consumers(file, name)) != 1 for name in inner)
             or any(value.name in inner for value in file.outputs)
         ):
             continue
@@ -75,9 +75,11 @@ def _declare_bytes(file: GraphFile, names: Sequence[str]) -> None:
             file.initializers[value.name] = Tensor(value.name, UINT8, (*empty, 2), b"")
 
 
-def _maker(file: GraphFile, name: str) -> Node | None:
+def producer(file: GraphFile, name: str) -> Node | None:
+    """Return the node that computes a value; None: an input or initializer."""
     return next((node for node in file.nodes if name in node.outputs), None)
 
 
-def _users(file: GraphFile, name: str) -> list[Node]:
+def consumers(file: GraphFile, name: str) -> list[Node]:
+    """Return the nodes that read a value."""
     return [node for node in file.nodes if name in node.inputs]

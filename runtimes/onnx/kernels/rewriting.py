@@ -7,12 +7,12 @@ move data or apply single IEEE operations to each value keep it so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
-from .deltas import MATRICES, join_deltas, narrow_ranks
+from .deltas import MATRICES, consumers, join_deltas, narrow_ranks, producer
 from .library import KernelLibrary, Matrix
 from .products import (
     DOMAIN,
@@ -294,7 +294,7 @@ class _Rewriting:
 
     def _join_biases(self) -> None:
         for product in [node for node in self._file.nodes if node.op_type == "RowsProduct" and len(node.inputs) == 2]:
-            users = list(self._users(product.outputs[0]))
+            users = consumers(self._file, product.outputs[0])
             if len(users) != 1 or users[0].op_type != "Add" or product.outputs[0] in self._outputs:
                 continue
             (add,) = users
@@ -306,13 +306,15 @@ class _Rewriting:
                 self._file.nodes.remove(add)
 
     def _join_gate(self, final: Node, act: str, up: str) -> bool:
-        activation, second = self._maker(act), self._maker(up)
+        activation, second = producer(self._file, act), producer(self._file, up)
         if activation is None or second is None:
             return False
         removed, gate = [final], 0
         if activation.op_type == "Mul":  # x · sigmoid(x)
             sigmoids = [
-                node for node in map(self._maker, activation.inputs) if node is not None and node.op_type == "Sigmoid"
+                node
+                for name in activation.inputs
+                if (node := producer(self._file, name)) is not None and node.op_type == "Sigmoid"
             ]
             if len(sigmoids) != 1 or set(activation.inputs) != {sigmoids[0].inputs[0], sigmoids[0].outputs[0]}:
                 return False
@@ -321,12 +323,12 @@ class _Rewriting:
             removed, gate, source = [final, activation], _GELU, activation.inputs[0]
         else:
             return False
-        first = self._maker(source)
+        first = producer(self._file, source)
         if first is None or not _joinable(first, second):
             return False
         inside = {source, act, up, *(name for node in removed[1:] for name in node.outputs)}
         if (
-            any(node not in (*removed, first, second) for name in inside for node in self._users(name))
+            any(node not in (*removed, first, second) for name in inside for node in consumers(self._file, name))
             or inside & self._outputs
         ):
             return False
@@ -348,12 +350,6 @@ class _Rewriting:
         if node.op_type == "Gelu":
             return node.attributes.get("approximate") == b"tanh"
         return not any(node.inputs[1:])
-
-    def _maker(self, name: str) -> Node | None:
-        return next((node for node in self._file.nodes if name in node.outputs), None)
-
-    def _users(self, name: str) -> Iterator[Node]:
-        return (node for node in self._file.nodes if name in node.inputs)
 
     def _replace(
         self, index: int, kind: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Attributes
