@@ -109,7 +109,7 @@ class Drafting:
             drafter.begin(tokens)
 
     def asks(self) -> bool:
-        """Tell whether to `propose` and `observe` in the next round.
+        """Return whether to `propose` and `observe` in the next round.
 
         A resting round is plain decoding and only decrements a counter.
         """
