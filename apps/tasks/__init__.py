@@ -1,1 +1,1 @@
-"""Tasks with reference answers: read from files, and scored."""
+"""Tasks with references: reading them, scoring answers, running generated code, confidence intervals. No verb."""

@@ -1,33 +1,88 @@
-"""Score an answer against a task's reference."""
+"""Judges answers: exact match, number match, pass@1 of code; and measures the perplexity of references."""
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal, InvalidOperation
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+import numpy as np
+
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.text_scores import ScoredText, score_rows
+from edgedecode.text.messages import Message
+from edgedecode.text.tokenizer import Tokenizer
+
+from .answer_numbers import last_number
+from .code_sandbox import CodeLimits, run_tests
+from .code_tasks import program_of
 from .task_files import Kind, Task
 
-__all__ = ["is_correct", "last_number"]
-
-_NUMBER = re.compile(r"[-−]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-−]?\$?\.\d+")
+__all__ = ["Judgement", "ReferenceLoss", "judge", "perplexity", "reference_loss"]
 
 
-def is_correct(task: Task, answer: str) -> bool | None:
-    """Return whether an answer is correct; None: this kind of task is not scored by comparing texts."""
-    if task.kind is Kind.EXACT:
-        return answer.split() == task.reference.split()
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Whether an answer is correct, and for a wrong one why. correct: None if the task has nothing to compare with."""
+
+    correct: bool | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLoss:
+    """A model's loss on the reference answer of a task, in nats summed over its tokens."""
+
+    nats: float
+    tokens: int
+
+
+def judge(task: Task, answer: str, *, limits: CodeLimits | None = None) -> Judgement:
+    """Judge an answer in the way of the task's kind. Raises CapabilityError where code cannot be run."""
+    if task.kind is Kind.WRITTEN:
+        return Judgement(None)
+    if task.kind is Kind.CODE:
+        assert task.code is not None
+        verdict = run_tests(
+            program_of(answer, task.code),
+            task.code.tests,
+            names=task.code.names,
+            prelude=task.code.prelude,
+            limits=limits,
+        )
+        return Judgement(verdict.passed, verdict.reason)
+    assert task.reference is not None
     if task.kind is Kind.NUMBER:
-        number = last_number(answer)
-        return number is not None and number == last_number(task.reference)
-    return None
+        return _judged_number(answer, task.reference)
+    same = " ".join(answer.split()) == " ".join(task.reference.split())
+    return Judgement(same, "" if same else "it differs from the reference")
 
 
-def last_number(text: str) -> Decimal | None:
-    """Return the last number of a text: with thousands separators, a currency sign or an exponent, or None."""
-    found = _NUMBER.findall(text)
-    if not found:
+def _judged_number(answer: str, reference: str) -> Judgement:
+    found, expected = last_number(answer), last_number(reference)
+    if expected is None:  # a reference of our number families without a number
+        return Judgement(None, "the reference has no number")
+    if found is None:
+        return Judgement(False, "it has no number")
+    return Judgement(found == expected, "" if found == expected else f"{found} is not {expected}")
+
+
+def reference_loss(model: LanguageModel, tokenizer: Tokenizer, task: Task) -> ReferenceLoss | None:
+    """Score the task's reference as the answer to its turn; None without one, or if both exceed the context."""
+    if task.reference is None or len(task.turns) != 1:
         return None
-    try:
-        return Decimal(found[-1].replace(",", "").replace("$", "").replace("−", "-"))
-    except InvalidOperation:
+    prompt = tokenizer.encode(tokenizer.render([*task.history, Message("user", task.turns[0])]))
+    reference = tokenizer.encode(task.reference)
+    if not prompt or not reference or len(prompt) + len(reference) > model.card.context:
         return None
+    text = ScoredText((*prompt, *reference), len(prompt))
+    nats = sum(float(rows.losses.sum(dtype=np.float64)) for rows in score_rows(model, text))
+    return ReferenceLoss(nats, len(reference))
+
+
+def perplexity(losses: Iterable[ReferenceLoss]) -> float | None:
+    """Return the perplexity per token of all references together; None if there are none."""
+    some = list(losses)
+    tokens = sum(loss.tokens for loss in some)
+    mean = sum(loss.nats for loss in some) / tokens if tokens else math.nan
+    return math.exp(mean) if math.isfinite(mean) and mean < 700 else None

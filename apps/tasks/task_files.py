@@ -1,135 +1,222 @@
-"""Read tasks from a jsonl file, in any of the forms that public evaluation sets have."""
+"""Reads tasks from jsonl files in five forms, recognised by their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from edgedecode import InputError, Message
-from edgedecode.text.printable import checked_text, decoded_text
-from edgedecode.text.prompts import interleaved, read_messages, read_object
+from edgedecode.errors import InputError
+from edgedecode.text.messages import Message
+from edgedecode.text.printable import checked_text, file_text
+from edgedecode.text.prompts import read_messages, read_object
 
-__all__ = ["FORMS", "Kind", "Task", "read_tasks"]
+from .answer_numbers import MARK, is_number
+from .code_tasks import CodeTests, code_tests, message_of
 
-FORMS = """\
-ours            {"family": ..., "messages": [{"role": ..., "content": ...}], "answer": ...}
-GSM8K           {"question": ..., "answer": "... #### 18"}
-MBPP, HumanEval {"task_id": ..., "prompt": ..., "test": ..., "entry_point": ...}
-MT-bench        {"turns": [...], "category": ...}, answers are written but not scored
-plain           {"question": ..., "answer": ...} or {"prompt": ..., "answer": ...}"""
-_MOST_NBYTES = 1 << 28
-"""Largest file."""
+__all__ = ["FORMS", "Kind", "Task", "parse_tasks", "read_tasks", "tasks_digest"]
+
+FORMS = (
+    'ours {"family", "messages", "answer"}',
+    'GSM8K {"question", "answer": "… #### 42"}',
+    'HumanEval or MBPP {"task_id", "prompt", "entry_point", "test"} or {"task_id", "text", "test_list"}',
+    'MT-bench or Spec-Bench {"category", "turns"}',
+    'question and answer {"question" or "prompt", "answer"}',
+)
+"""The forms of a line, for messages and help."""
+NUMBERED = ("arithmetic", "word_problem")
+"""Families of ours whose answer is its last number."""
+_LONGEST_LINE = 1 << 20
+_LONGEST_NAME = 60
 
 
 class Kind(StrEnum):
-    """What makes an answer correct."""
+    """How an answer is judged."""
 
-    EXACT = "exact"
-    """The reference, apart from spaces at the ends and between words."""
-    NUMBER = "number"
-    """The answer's last number is the reference's."""
-    CODE = "code"
-    """The code passes its tests."""
-    WRITTEN = "written"
-    """There is no reference."""
+    EXACT = "exact match"
+    NUMBER = "number match"
+    CODE = "pass@1"
+    WRITTEN = "not judged"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question with its earlier messages, and its reference."""
+    """A conversation to answer, and how its last answer is judged. `name` is unique among the tasks of a run."""
 
     name: str
     family: str
-    kind: Kind
     history: tuple[Message, ...]
     turns: tuple[str, ...]
-    """The user's messages, which are answered in order; the last answer is scored."""
-    reference: str = ""
-    entry_point: str = ""
-    """The function that code tests call."""
+    kind: Kind
+    reference: str | None = None
+    code: CodeTests | None = None
 
 
-def read_tasks(path: Path, *, limit: int | None = None) -> list[Task]:
-    """Return the file's tasks, at most `limit`, evenly from every family. Raises InputError with the line's number."""
-    try:
-        if path.stat().st_size > _MOST_NBYTES:
-            raise InputError(f"{path} is larger than {_MOST_NBYTES >> 20} MiB: give a part of it")
-        text = decoded_text(path.read_bytes(), str(path))
-    except OSError as error:
-        raise InputError(f"the tasks {path} cannot be read: {error.strerror or error}") from None
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise InputError(f"{path} is empty: give one task per line, in one of these forms:\n{FORMS}")
-    tasks = [_task(read_object(line, _where(path, number)), _where(path, number), number) for number, line in lines]
-    return interleaved(tasks, name=lambda task: task.family)[:limit]
+def read_tasks(paths: Sequence[str | Path]) -> list[Task]:
+    """Read all tasks of some files. Raises InputError naming the file and the line."""
+    tasks: list[Task] = []
+    labels: dict[str, Path] = {}
+    for path in map(Path, paths):
+        label, number = path.stem, 1
+        if path.absolute() in labels.values():
+            raise InputError(f"{path} is named twice: name each file of tasks once")
+        while label in labels:
+            number += 1
+            label = f"{path.stem}-{number}"
+        labels[label] = path.absolute()
+        try:
+            text = file_text(path)
+        except OSError as error:
+            raise InputError(f"the tasks {path} cannot be read: {error.strerror or error}") from None
+        tasks += parse_tasks(text, str(path), label=label)
+    return tasks
 
 
-def _where(path: Path, number: int) -> str:
-    return f"{path}, line {number}"
+def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
+    """Read the content of a file, called `name` in errors; its tasks are named by `label` and their line.
+
+    The first line decides the form of all. Raises InputError.
+    """
+    tasks: list[Task] = []
+    form: Callable[[dict[str, Any], str], Task] | None = None
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        if len(line) > _LONGEST_LINE:
+            raise InputError(f"{where} has {len(line)} characters, the most is {_LONGEST_LINE}: leave it out")
+        value = read_object(line, where)
+        found = _form(value)
+        if found is None or (form is not None and found is not form):
+            what = "is in no known form" if found is None else "is in another form than the lines before it"
+            raise InputError(f"{where} {what} (its fields: {_fields(value)}); the forms are: {'; '.join(FORMS)}")
+        form = found
+        try:
+            task = found(value, label)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        tasks.append(_checked(task, f"{label}:{number}", where))
+    if not tasks:
+        raise InputError(f"{name} has no tasks: give a file with a JSON object in each line")
+    return tasks
 
 
-def _task(value: Mapping[str, object], where: str, number: int) -> Task:
-    for fits, read in _READERS:
-        if fits(value):
-            task = read(value, where, number)
-            for text in (task.family, task.reference, *task.turns):
-                checked_text(text, where)
-            if not all(turn.strip() for turn in task.turns):
-                raise InputError(f"{where} has an empty question")
-            return task
-    raise InputError(f"{where} has none of the forms that tasks have:\n{FORMS}")
+def tasks_digest(tasks: Sequence[Task]) -> str:
+    """Return the sha256, in hex, of everything in the tasks."""
+    return hashlib.sha256(json.dumps([asdict(task) for task in tasks], sort_keys=True).encode()).hexdigest()
 
 
-def _messages(value: Mapping[str, object], where: str, number: int) -> Task:
-    *history, last = read_messages(value["messages"], where)
-    if last.role != "user":
-        raise InputError(f"{where}: the last message must be the user's, not of the role {last.role!r}")
-    family, reference = _text(value, "family", where, default="tasks"), _text(value, "answer", where, default="")
-    kind = Kind.NUMBER if family in _NUMBERS else Kind.EXACT
-    return Task(
-        f"{family}/{number}", family, kind if reference else Kind.WRITTEN, (*history,), (last.content,), reference
-    )
+def _form(value: dict[str, Any]) -> Callable[[dict[str, Any], str], Task] | None:
+    """Return what reads a line with these fields."""
+    if "messages" in value:
+        return _ours
+    if "turns" in value:
+        return _bench
+    if "test" in value or "test_list" in value:
+        return _code
+    if "answer" in value and ("question" in value or "prompt" in value):
+        marked = isinstance(value["answer"], str) and MARK in value["answer"]
+        return _gsm8k if marked and "question" in value else _question
+    return None
 
 
-def _turns(value: Mapping[str, object], where: str, number: int) -> Task:
+def _ours(value: dict[str, Any], label: str) -> Task:
+    messages = read_messages(value["messages"], "messages")
+    if messages[-1].role != "user":
+        raise InputError(f"the last message must be the user's, not the {messages[-1].role}'s")
+    family = _family(value, label)
+    reference = _reference(value["answer"]) if value.get("answer") is not None else None
+    kind = Kind.WRITTEN if reference is None else Kind.NUMBER if family in NUMBERED else Kind.EXACT
+    return Task("", family, tuple(messages[:-1]), (messages[-1].content,), kind, reference)
+
+
+def _bench(value: dict[str, Any], label: str) -> Task:
     turns = value["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise InputError(f"{where}: turns must be a list of texts")
-    family = _text(value, "category", where, default="turns")
-    return Task(f"{family}/{number}", family, Kind.WRITTEN, (), tuple(turns))
+        raise InputError("turns must be a list of strings, at least one")
+    return Task("", _family(value, label), (), tuple(turns), Kind.WRITTEN)
 
 
-def _code(value: Mapping[str, object], where: str, _number: int) -> Task:
-    name, prompt, tests, entry = (_text(value, key, where) for key in ("task_id", "prompt", "test", "entry_point"))
-    asked = f"Complete this Python function. Answer with the code only.\n\n{prompt}"
-    return Task(name, name.partition("/")[0] or "code", Kind.CODE, (), (asked,), tests, entry)
+def _gsm8k(value: dict[str, Any], label: str) -> Task:
+    number = _string(value, "answer").rpartition(MARK)[2].strip()
+    if not is_number(number):
+        raise InputError(f"there is no number behind {MARK}, but {number[:_LONGEST_NAME]!r}")
+    return Task("", _family(value, label), (), (_string(value, "question"),), Kind.NUMBER, number)
 
 
-def _question(value: Mapping[str, object], where: str, number: int) -> Task:
-    question = _text(value, "question" if "question" in value else "prompt", where)
-    answer = _text(value, "answer", where)
-    if _FINAL in answer:
-        return Task(f"gsm8k/{number}", "gsm8k", Kind.NUMBER, (), (question,), answer.rpartition(_FINAL)[2].strip())
-    family = _text(value, "family", where, default="questions")
-    return Task(f"{family}/{number}", family, Kind.EXACT, (), (question,), answer)
+def _question(value: dict[str, Any], label: str) -> Task:
+    reference = _reference(value["answer"])
+    kind = Kind.NUMBER if is_number(reference) else Kind.EXACT
+    asked = _string(value, "question" if "question" in value else "prompt")
+    return Task("", _family(value, label), (), (asked,), kind, reference)
 
 
-def _text(value: Mapping[str, object], key: str, where: str, *, default: str | None = None) -> str:
-    found = value.get(key, default)
+def _code(value: dict[str, Any], label: str) -> Task:
+    if "test" in value:
+        start, name = _string(value, "prompt"), _string(value, "entry_point").strip()
+        if not name.isidentifier():
+            raise InputError(f"the entry point {name[:_LONGEST_NAME]!r} is not a name")
+        code = code_tests(_string(value, "test"), start=start, entry_point=name)
+        text = start
+    else:
+        tests = value["test_list"]
+        if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+            raise InputError("test_list must be a list of strings, at least one")
+        text = _string(value, "text" if "text" in value else "prompt")
+        prelude = "\n".join(_lines(value, "test_setup_code") + _lines(value, "test_imports"))
+        code = code_tests("\n".join(tests), prelude=prelude)
+    return Task("", _family(value, label), (), (message_of(text, code),), Kind.CODE, _canonical(value, code), code)
+
+
+def _canonical(value: dict[str, Any], code: CodeTests) -> str | None:
+    """Return the task's own solution, which perplexity is measured on; None if it has none."""
+    solution = value.get("canonical_solution", value.get("code"))
+    return f"```python\n{code.start}{solution}\n```" if isinstance(solution, str) and solution.strip() else None
+
+
+def _lines(value: dict[str, Any], name: str) -> list[str]:
+    found = value.get(name) or []
+    lines = [found] if isinstance(found, str) else found
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise InputError(f"{name} must be a string or a list of strings")
+    return lines
+
+
+def _family(value: dict[str, Any], default: str) -> str:
+    family = value.get("family", value.get("category", default))
+    if not isinstance(family, str) or not family.strip():
+        raise InputError("its family is not a name")
+    return family
+
+
+def _string(value: dict[str, Any], name: str) -> str:
+    found = value.get(name)
     if not isinstance(found, str):
-        raise InputError(f"{where}: {key} must be text")
+        raise InputError(f"{name} must be a string")
     return found
 
 
-_FINAL = "#### "
-"""Before the final number of a GSM8K answer."""
-_NUMBERS = {"arithmetic", "word_problem"}
-"""Families of ours in which the last number decides."""
-_READERS: list[tuple[Callable[[Mapping[str, object]], bool], Callable[[Mapping[str, object], str, int], Task]]] = [
-    (lambda value: "messages" in value, _messages),
-    (lambda value: "turns" in value, _turns),
-    (lambda value: {"task_id", "prompt", "test", "entry_point"} <= value.keys(), _code),
-    (lambda value: "answer" in value and ("question" in value or "prompt" in value), _question),
-]
+def _reference(value: object) -> str:
+    """Return an answer to compare with; a number stands for its digits."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise InputError("answer must be a string that is not empty, or a number")
+    return value
+
+
+def _checked(task: Task, name: str, where: str) -> Task:
+    """Return the task with its name. Raises InputError for text that no tokenizer accepts, and for an empty turn."""
+    for text in (task.family, task.reference or "", *task.turns):
+        checked_text(text, where)
+    if not all(turn.strip() for turn in task.turns):
+        raise InputError(f"{where} has an empty turn: a user message needs text")
+    return Task(name, task.family, task.history, task.turns, task.kind, task.reference, task.code)
+
+
+def _fields(value: dict[str, Any]) -> str:
+    return ", ".join(sorted(name[:_LONGEST_NAME] for name in value)[:8]) or "none"

@@ -1,0 +1,111 @@
+"""How answers are judged, and the perplexity of references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgedecode import Message
+from edgedecode.apps.tasks.answer_numbers import is_number, last_number
+from edgedecode.apps.tasks.scoring import Judgement, ReferenceLoss, judge, perplexity, reference_loss
+from edgedecode.apps.tasks.task_files import Kind, Task
+from edgedecode.testing import TableModel, byte_tokenizer, toy_tables
+
+NUMBERS = [
+    ("The answer is 34.", "34"),
+    ("77 + 47 = 124.", "124"),
+    ("It costs $1,234.50 in all.", "1234.5"),
+    ("1,234,567 people", "1234567"),
+    ("the list 3, 4, 5", "5"),
+    ("-7", "-7"),
+    ("−7 degrees", "-7"),
+    ("it fell by -$5", "-5"),
+    ("it fell by $-5", "-5"),
+    ("10-3=7", "7"),
+    ("between 5-9", "9"),
+    ("+12", "12"),
+    (".5 of it", "0.5"),
+    ("1.5e3 and nothing else", "1500"),
+    ("5kg", "5"),
+    ("50%", "50"),
+    ("16 - 7 = <<16-7=9>>9\n#### 18\nso 3 steps", "18"),
+    ("#### 1,018 apples", "1018"),
+    ("step 4: done ####", "4"),
+    ("007", "7"),
+    ("no number", None),
+    ("", None),
+    ("x2 and v1.2", None),
+    ("12,34", "34"),
+]
+
+
+@pytest.mark.parametrize(("text", "number"), NUMBERS, ids=[text for text, _ in NUMBERS])
+def test_last_number(text: str, number: str | None) -> None:
+    found = last_number(text)
+    assert (found is None) == (number is None)
+    assert found is None or found == last_number(number or "")
+
+
+@pytest.mark.parametrize("text", ["18", "1,018", "-3.5", "$5", "50%", "12 km", " 7. ", "3 apples"])
+def test_is_number(text: str) -> None:
+    assert is_number(text)
+
+
+@pytest.mark.parametrize("text", ["", "Paris", "3 and 4", "3/4", "the 5th", "1.2.3", "5 red apples"])
+def test_is_not_a_number(text: str) -> None:
+    assert not is_number(text)
+
+
+def task(kind: Kind, reference: str | None) -> Task:
+    return Task("tasks:1", "family", (), ("Question?",), kind, reference)
+
+
+JUDGED = [
+    (Kind.EXACT, "Paris is big.", " Paris\n is  big. ", True),
+    (Kind.EXACT, "Paris is big.", "paris is big.", False),
+    (Kind.EXACT, "Paris", "", False),
+    (Kind.NUMBER, "The answer is 34.", "He has 20 + 15 - 1 = 34 candles", True),
+    (Kind.NUMBER, "The answer is 34.", "34 of 35", False),
+    (Kind.NUMBER, "1,018", "#### 1018.0", True),
+    (Kind.NUMBER, "34", "many", False),
+    (Kind.NUMBER, "many", "34", None),
+    (Kind.WRITTEN, None, "anything", None),
+]
+
+
+@pytest.mark.parametrize(("kind", "reference", "answer", "correct"), JUDGED)
+def test_judgement(kind: Kind, reference: str | None, answer: str, correct: bool | None) -> None:
+    found = judge(task(kind, reference), answer)
+    assert found.correct is correct
+    assert bool(found.reason) == (correct is False or (kind is Kind.NUMBER and correct is None))
+
+
+def test_judgement_says_what_is_wrong() -> None:
+    assert judge(task(Kind.NUMBER, "34"), "35") == Judgement(False, "35 is not 34")
+
+
+def test_perplexity_of_a_reference_is_that_of_the_models_rows() -> None:
+    tokenizer = byte_tokenizer()
+    model = TableModel(toy_tables(tokenizer.size, seed=1, scale=2.0))
+    found = reference_loss(model, tokenizer, task(Kind.EXACT, "abc"))
+    prompt = tokenizer.encode(tokenizer.render([Message("user", "Question?")]))
+    tokens = [*prompt, *tokenizer.encode("abc")]
+    nats = 0.0
+    for at in range(len(prompt), len(tokens)):
+        logits = model.logits_after(tokens[:at])[: tokenizer.size].astype(np.float64)
+        nats += float(np.log(np.exp(logits).sum()) - logits[tokens[at]])
+    assert found is not None
+    assert found.tokens == 3
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert perplexity([found, found]) == pytest.approx(math.exp(nats / 3), rel=1e-5)
+
+
+def test_references_that_cannot_be_scored_are_left_out() -> None:
+    tokenizer = byte_tokenizer()
+    model = TableModel(toy_tables(tokenizer.size, seed=1), context=64)
+    assert reference_loss(model, tokenizer, task(Kind.WRITTEN, None)) is None
+    assert reference_loss(model, tokenizer, task(Kind.EXACT, "a" * 60)) is None
+    assert perplexity([]) is None
+    assert perplexity([ReferenceLoss(math.inf, 1)]) is None
