@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from edgedecode import Pair, SessionOptions
 from edgedecode.pack.switch_curve import SwitchPoint
 
 from ..tasks.arms import Answered, ArmResult, answer_tasks, arm_results
-from ..tasks.scoring import is_correct
+from ..tasks.intervals import paired_ratio
+from ..tasks.scoring import judge
 from ..tasks.task_files import Task
 
 __all__ = ["SPECULATION", "TARGET", "measure_arms", "point_of", "quality_low"]
 
 TARGET, SPECULATION = "target", "speculation"
-RESAMPLES = 2000
-LOWER = 0.05
-"""Of the one-sided lower bound."""
 
 
 def measure_arms(
@@ -41,7 +36,7 @@ def measure_arms(
     by_target = {answer.task: answer.text.split() for answer in answers if answer.arm == TARGET}
 
     def correct(task: Task, text: str) -> bool:
-        found = is_correct(task, text)
+        found = judge(task, text).correct
         return text.split() == by_target[task.name] if found is None else found
 
     return arm_results(answers, tasks, correct)
@@ -60,9 +55,6 @@ def point_of(up: float, found: ArmResult, target: ArmResult) -> SwitchPoint:
 
 
 def quality_low(found: Sequence[bool], target: Sequence[bool]) -> float:
-    """Return the lower bound of the ratio of two accuracies over the same tasks: paired bootstrap, 95%, seeded."""
-    pairs: npt.NDArray[np.float64] = np.array([found, target], np.float64)
-    draws = np.random.default_rng(0).integers(0, pairs.shape[1], (RESAMPLES, pairs.shape[1]))
-    sums = pairs[:, draws].sum(axis=2)
-    ratios = sums[0] / np.maximum(sums[1], 1.0)
-    return float(np.quantile(ratios, LOWER))
+    """Return the one-sided lower bound of the ratio of two accuracies over the same tasks: paired bootstrap, 95%."""
+    ratio = paired_ratio(found, target, one_sided=True)
+    return 0.0 if ratio is None else ratio.low

@@ -44,6 +44,7 @@ _ACTS = {
 }
 _SIGNALS = {
     "SIGXCPU": "it used more processor time than allowed",
+    "SIGKILL": "it used more processor time or memory than allowed",
     "SIGSYS": "it tried to start a process or thread, use the network or reach another process: refused",
     "SIGSEGV": "it crashed the interpreter",
     "SIGABRT": "it crashed the interpreter",

@@ -51,7 +51,6 @@ def judge(task: Task, answer: str, *, limits: CodeLimits | None = None) -> Judge
             limits=limits,
         )
         return Judgement(verdict.passed, verdict.reason)
-    assert task.reference is not None
     if task.kind is Kind.NUMBER:
         return _judged_number(answer, task.reference)
     same = " ".join(answer.split()) == " ".join(task.reference.split())
@@ -69,7 +68,7 @@ def _judged_number(answer: str, reference: str) -> Judgement:
 
 def reference_loss(model: LanguageModel, tokenizer: Tokenizer, task: Task) -> ReferenceLoss | None:
     """Score the task's reference as the answer to its turn; None without one, or if both exceed the context."""
-    if task.reference is None or len(task.turns) != 1:
+    if not task.reference or len(task.turns) != 1:
         return None
     prompt = tokenizer.encode(tokenizer.render([*task.history, Message("user", task.turns[0])]))
     reference = tokenizer.encode(task.reference)

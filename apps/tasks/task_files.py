@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from edgedecode.errors import InputError
 from edgedecode.text.messages import Message
 from edgedecode.text.printable import checked_text, file_text
-from edgedecode.text.prompts import read_messages, read_object
+from edgedecode.text.prompts import interleaved, read_messages, read_object
 
 from .answer_numbers import MARK, is_number
 from .code_tasks import CodeTests, code_tests, message_of
@@ -37,10 +37,14 @@ _LONGEST_NAME = 60
 class Kind(StrEnum):
     """How an answer is judged."""
 
-    EXACT = "exact match"
-    NUMBER = "number match"
-    CODE = "pass@1"
-    WRITTEN = "not judged"
+    EXACT = "exact"
+    """The answer is the reference, apart from white space."""
+    NUMBER = "number"
+    """The answer's last number is the reference's."""
+    CODE = "code"
+    """The answer's code passes the tests."""
+    WRITTEN = "written"
+    """There is no reference: the answer is written, not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,16 @@ class Task:
 
     name: str
     family: str
+    kind: Kind
     history: tuple[Message, ...]
     turns: tuple[str, ...]
-    kind: Kind
-    reference: str | None = None
+    """The user's messages, which are answered in order."""
+    reference: str = ""
     code: CodeTests | None = None
 
 
-def read_tasks(paths: Sequence[str | Path]) -> list[Task]:
-    """Read all tasks of some files. Raises InputError naming the file and the line."""
+def read_tasks(*paths: str | Path, limit: int | None = None) -> list[Task]:
+    """Return the tasks of all files, at most `limit`, interleaved by family. Raises InputError with the line."""
     tasks: list[Task] = []
     labels: dict[str, Path] = {}
     for path in map(Path, paths):
@@ -73,7 +78,7 @@ def read_tasks(paths: Sequence[str | Path]) -> list[Task]:
         except OSError as error:
             raise InputError(f"the tasks {path} cannot be read: {error.strerror or error}") from None
         tasks += parse_tasks(text, str(path), label=label)
-    return tasks
+    return interleaved(tasks, name=lambda task: task.family)[:limit]
 
 
 def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
@@ -92,8 +97,8 @@ def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
         value = read_object(line, where)
         found = _form(value)
         if found is None or (form is not None and found is not form):
-            what = "is in no known form" if found is None else "is in another form than the lines before it"
-            raise InputError(f"{where} {what} (its fields: {_fields(value)}); the forms are: {'; '.join(FORMS)}")
+            what = "has none of the forms of tasks" if found is None else "has another form than the lines before it"
+            raise InputError(f"{where} {what} (its fields: {_fields(value)}): {'; '.join(FORMS)}")
         form = found
         try:
             task = found(value, label)
@@ -101,7 +106,7 @@ def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
             raise InputError(f"{where}: {error}") from None
         tasks.append(_checked(task, f"{label}:{number}", where))
     if not tasks:
-        raise InputError(f"{name} has no tasks: give a file with a JSON object in each line")
+        raise InputError(f"{name} is empty: give a task in each line, in one of these forms: {'; '.join(FORMS)}")
     return tasks
 
 
@@ -129,30 +134,30 @@ def _ours(value: dict[str, Any], label: str) -> Task:
     if messages[-1].role != "user":
         raise InputError(f"the last message must be the user's, not the {messages[-1].role}'s")
     family = _family(value, label)
-    reference = _reference(value["answer"]) if value.get("answer") is not None else None
-    kind = Kind.WRITTEN if reference is None else Kind.NUMBER if family in NUMBERED else Kind.EXACT
-    return Task("", family, tuple(messages[:-1]), (messages[-1].content,), kind, reference)
+    reference = _reference(value["answer"]) if value.get("answer") is not None else ""
+    kind = Kind.WRITTEN if not reference else Kind.NUMBER if family in NUMBERED else Kind.EXACT
+    return Task("", family, kind, tuple(messages[:-1]), (messages[-1].content,), reference)
 
 
 def _bench(value: dict[str, Any], label: str) -> Task:
     turns = value["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise InputError("turns must be a list of strings, at least one")
-    return Task("", _family(value, label), (), tuple(turns), Kind.WRITTEN)
+    return Task("", _family(value, label), Kind.WRITTEN, (), tuple(turns))
 
 
 def _gsm8k(value: dict[str, Any], label: str) -> Task:
     number = _string(value, "answer").rpartition(MARK)[2].strip()
     if not is_number(number):
         raise InputError(f"there is no number behind {MARK}, but {number[:_LONGEST_NAME]!r}")
-    return Task("", _family(value, label), (), (_string(value, "question"),), Kind.NUMBER, number)
+    return Task("", _family(value, label), Kind.NUMBER, (), (_string(value, "question"),), number)
 
 
 def _question(value: dict[str, Any], label: str) -> Task:
     reference = _reference(value["answer"])
     kind = Kind.NUMBER if is_number(reference) else Kind.EXACT
     asked = _string(value, "question" if "question" in value else "prompt")
-    return Task("", _family(value, label), (), (asked,), kind, reference)
+    return Task("", _family(value, label), kind, (), (asked,), reference)
 
 
 def _code(value: dict[str, Any], label: str) -> Task:
@@ -169,13 +174,13 @@ def _code(value: dict[str, Any], label: str) -> Task:
         text = _string(value, "text" if "text" in value else "prompt")
         prelude = "\n".join(_lines(value, "test_setup_code") + _lines(value, "test_imports"))
         code = code_tests("\n".join(tests), prelude=prelude)
-    return Task("", _family(value, label), (), (message_of(text, code),), Kind.CODE, _canonical(value, code), code)
+    return Task("", _family(value, label), Kind.CODE, (), (message_of(text, code),), _canonical(value, code), code)
 
 
-def _canonical(value: dict[str, Any], code: CodeTests) -> str | None:
-    """Return the task's own solution, which perplexity is measured on; None if it has none."""
+def _canonical(value: dict[str, Any], code: CodeTests) -> str:
+    """Return the task's own solution, which perplexity is measured on; empty if it has none."""
     solution = value.get("canonical_solution", value.get("code"))
-    return f"```python\n{code.start}{solution}\n```" if isinstance(solution, str) and solution.strip() else None
+    return f"```python\n{code.start}{solution}\n```" if isinstance(solution, str) and solution.strip() else ""
 
 
 def _lines(value: dict[str, Any], name: str) -> list[str]:
@@ -211,11 +216,11 @@ def _reference(value: object) -> str:
 
 def _checked(task: Task, name: str, where: str) -> Task:
     """Return the task with its name. Raises InputError for text that no tokenizer accepts, and for an empty turn."""
-    for text in (task.family, task.reference or "", *task.turns):
+    for text in (task.family, task.reference, *task.turns):
         checked_text(text, where)
     if not all(turn.strip() for turn in task.turns):
-        raise InputError(f"{where} has an empty turn: a user message needs text")
-    return Task(name, task.family, task.history, task.turns, task.kind, task.reference, task.code)
+        raise InputError(f"{where} has an empty question: a user message needs text")
+    return replace(task, name=name)
 
 
 def _fields(value: dict[str, Any]) -> str:

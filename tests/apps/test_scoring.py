@@ -38,6 +38,9 @@ NUMBERS = [
     ("", None),
     ("x2 and v1.2", None),
     ("12,34", "34"),
+    ("about 1e3 or 2.5e-1", "0.25"),
+    ("in 2024, 12 apples.", "12"),
+    ("1,2,3.", "3"),
 ]
 
 
@@ -58,8 +61,8 @@ def test_is_not_a_number(text: str) -> None:
     assert not is_number(text)
 
 
-def task(kind: Kind, reference: str | None) -> Task:
-    return Task("tasks:1", "family", (), ("Question?",), kind, reference)
+def task(kind: Kind, reference: str) -> Task:
+    return Task("tasks:1", "family", kind, (), ("Question?",), reference)
 
 
 JUDGED = [
@@ -71,12 +74,12 @@ JUDGED = [
     (Kind.NUMBER, "1,018", "#### 1018.0", True),
     (Kind.NUMBER, "34", "many", False),
     (Kind.NUMBER, "many", "34", None),
-    (Kind.WRITTEN, None, "anything", None),
+    (Kind.WRITTEN, "", "anything", None),
 ]
 
 
 @pytest.mark.parametrize(("kind", "reference", "answer", "correct"), JUDGED)
-def test_judgement(kind: Kind, reference: str | None, answer: str, correct: bool | None) -> None:
+def test_judgement(kind: Kind, reference: str, answer: str, correct: bool | None) -> None:
     found = judge(task(kind, reference), answer)
     assert found.correct is correct
     assert bool(found.reason) == (correct is False or (kind is Kind.NUMBER and correct is None))
@@ -105,7 +108,7 @@ def test_perplexity_of_a_reference_is_that_of_the_models_rows() -> None:
 def test_references_that_cannot_be_scored_are_left_out() -> None:
     tokenizer = byte_tokenizer()
     model = TableModel(toy_tables(tokenizer.size, seed=1), context=64)
-    assert reference_loss(model, tokenizer, task(Kind.WRITTEN, None)) is None
+    assert reference_loss(model, tokenizer, task(Kind.WRITTEN, "")) is None
     assert reference_loss(model, tokenizer, task(Kind.EXACT, "a" * 60)) is None
     assert perplexity([]) is None
     assert perplexity([ReferenceLoss(math.inf, 1)]) is None

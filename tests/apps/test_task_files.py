@@ -44,7 +44,7 @@ def one(value: object) -> Task:
 
 
 def test_our_form() -> None:
-    assert one(OURS) == Task("tasks:1", "fact", (), ("How many days?",), Kind.EXACT, "Seven.")
+    assert one(OURS) == Task("tasks:1", "fact", Kind.EXACT, (), ("How many days?",), "Seven.")
     assert one({**OURS, "family": "word_problem"}).kind is Kind.NUMBER
     assert one({**OURS, "answer": None}).kind is Kind.WRITTEN
     history = [{"role": "system", "content": "Be brief."}, *OURS["messages"]]  # type: ignore[misc]
@@ -52,7 +52,7 @@ def test_our_form() -> None:
 
 
 def test_gsm8k() -> None:
-    assert one(GSM8K) == Task("tasks:1", "tasks", (), ("How many eggs?",), Kind.NUMBER, "1,018")
+    assert one(GSM8K) == Task("tasks:1", "tasks", Kind.NUMBER, (), ("How many eggs?",), "1,018")
 
 
 def test_human_eval() -> None:
@@ -62,7 +62,7 @@ def test_human_eval() -> None:
     assert (task.code.names, task.code.prelude) == (("half",), "import math\n\n")
     assert str(HUMAN_EVAL["prompt"]).rstrip() in task.turns[0]
     assert judge(task, str(HUMAN_EVAL["canonical_solution"])).correct
-    assert judge(task, task.reference or "").correct
+    assert judge(task, task.reference).correct
 
 
 def test_mbpp_with_a_list_of_tests() -> None:
@@ -70,7 +70,7 @@ def test_mbpp_with_a_list_of_tests() -> None:
     assert task.code is not None
     assert (task.code.names, task.code.prelude) == (("plus",), "import math\n")
     assert "assert plus(1) == 2" in task.turns[0]
-    assert judge(task, task.reference or "").correct
+    assert judge(task, task.reference).correct
 
 
 def test_bench_form_is_not_judged() -> None:
@@ -80,24 +80,24 @@ def test_bench_form_is_not_judged() -> None:
 
 
 def test_questions_and_answers() -> None:
-    assert one(QUESTION) == Task("tasks:1", "tasks", (), ("Capital of France?",), Kind.EXACT, "Paris")
+    assert one(QUESTION) == Task("tasks:1", "tasks", Kind.EXACT, (), ("Capital of France?",), "Paris")
     assert one({"prompt": "1 + 1 =", "answer": 2}).kind is Kind.NUMBER
     assert one({"prompt": "1 + 1 =", "answer": "#### 2"}).kind is Kind.EXACT
     assert one({**QUESTION, "category": "cities"}).family == "cities"
 
 
 BAD = {
-    "": "has no tasks",
-    "\n \n": "has no tasks",
+    "": "is empty",
+    "\n \n": "is empty",
     lines(QUESTION) + '{"question": "Capital of': "line 2 is not JSON",
     lines(QUESTION) + "[1, 2]": "line 2 is not a JSON object",
-    lines({"text": "a story"}): "is in no known form (its fields: text); the forms are: ours {",
+    lines({"text": "a story"}): "has none of the forms of tasks (its fields: text): ours {",
     lines({}): "(its fields: none)",
-    lines(QUESTION, BENCH): "line 2 is in another form than the lines before it",
+    lines(QUESTION, BENCH): "line 2 has another form than the lines before it",
     lines({"question": "a", "answer": ""}): "answer must be a string that is not empty",
     lines({"question": "a", "answer": True}): "answer must be a string that is not empty",
     lines({"question": 3, "answer": "b"}): "question must be a string",
-    lines({"question": " ", "answer": "b"}): "an empty turn",
+    lines({"question": " ", "answer": "b"}): "an empty question",
     lines({"question": "a\ud800", "answer": "b"}): "not valid UTF-8",
     lines({"question": "a", "answer": "#### many"}): "no number behind ####",
     lines({**OURS, "family": 3}): "its family is not a name",
@@ -133,11 +133,11 @@ def test_several_files_have_unique_names(tmp_path: Path) -> None:
     paths = [tmp_path / "tasks.jsonl", tmp_path / "a" / "tasks.jsonl"]
     for path in paths:
         path.write_text("\ufeff" + lines(QUESTION, QUESTION), encoding="utf-8")
-    tasks = read_tasks(paths)
-    assert [task.name for task in tasks] == ["tasks:1", "tasks:2", "tasks-2:1", "tasks-2:2"]
-    assert tasks_digest(tasks) == tasks_digest(read_tasks(paths)) != tasks_digest(tasks[:3])
+    tasks = read_tasks(*paths)
+    assert [task.name for task in tasks] == ["tasks:1", "tasks-2:1", "tasks:2", "tasks-2:2"]
+    assert tasks_digest(tasks) == tasks_digest(read_tasks(*paths)) != tasks_digest(tasks[:3])
     with pytest.raises(InputError, match="named twice"):
-        read_tasks([paths[0], paths[0]])
+        read_tasks(paths[0], paths[0])
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         *(("zero.jsonl", "not text"), (".", "cannot be read")),
     ):
         with pytest.raises(InputError, match=message):
-            read_tasks([tmp_path / name])
+            read_tasks(tmp_path / name)
 
 
 # -- the program in an answer ----------------------------------------------------------------------------------------
@@ -200,11 +200,12 @@ def test_answers_without_a_program_are_no_error(answer: str) -> None:
     ],
 )
 def test_real_files(name: str, kinds: dict[Kind, int]) -> None:
-    tasks = read_tasks([SHARED / name])
+    tasks = read_tasks(SHARED / name)
     assert Counter(task.kind for task in tasks) == kinds
+    assert len(read_tasks(SHARED / name, limit=10)) == 10
     for task in tasks:
         if task.kind in (Kind.EXACT, Kind.NUMBER):
-            assert judge(task, task.reference or "").correct
+            assert judge(task, task.reference).correct
 
 
 @needs_shared
@@ -212,5 +213,5 @@ def test_solutions_of_mbpp_pass() -> None:
     """All but 4 of the 427 do: a solution defines `check` itself, and three mix tabs and spaces."""
     path = SHARED / "data/mbpp_sanitized.jsonl"
     solutions = [json.loads(line)["canonical_solution"] for line in path.read_text(encoding="utf-8").splitlines()]
-    for task, solution in list(zip(read_tasks([path]), solutions, strict=True))[1::20]:
+    for task, solution in list(zip(read_tasks(path), solutions, strict=True))[1::20]:
         assert judge(task, solution).correct, task.name
