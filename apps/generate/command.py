@@ -13,6 +13,7 @@ from typing import BinaryIO
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, positive_count
 from edgedecode.memory.peaks import PeakSampler
+from edgedecode.plot_file import check_plot
 from edgedecode.text.printable import checked_text, decoded_text
 
 from ..colour import Paint, add_colour_option
@@ -116,22 +117,37 @@ class GenerateCommand:
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         parser.add_argument("--stats", action="store_true", help="show statistics after the text, with peak memory")
         parser.add_argument("--json", action="store_true", help="write one JSON line instead of streamed text")
+        parser.add_argument(
+            "--plot",
+            type=Path,
+            metavar="FILE",
+            help="with --mode switch: plot the draft model's uncertainty token by token, as .svg or .png",
+        )
         add_colour_option(parser)
         add_pack_options(parser)
         add_session_options(parser)
 
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
+        if arguments.plot is not None:
+            check_plot(arguments.plot)
+            if arguments.mode != "switch":
+                raise InputError("--plot shows where the models switch: it needs --mode switch")
         messages = system_messages(arguments.system)
         with (
             sampling(arguments.stats) as sampler,
             open_pair(arguments) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
-            return _answer(arguments, session, prompt, sampler=sampler)
+            reply = _answer(arguments, session, prompt, sampler=sampler)
+            if arguments.plot is not None:
+                from .switch_strip import plot_strip
+
+                plot_strip(arguments.plot, session.stats, [pair.tokenizer.decode([token]) for token in reply.tokens])
+            return 0
 
 
-def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: PeakSampler | None) -> int:
+def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: PeakSampler | None) -> Reply:
     reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
     chunks = _chunks(arguments, session, prompt)
     try:
@@ -141,7 +157,7 @@ def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: Pea
         _finish(arguments, session, reply, sampler=sampler)
         raise
     _finish(arguments, session, reply, sampler=sampler)
-    return 0
+    return reply
 
 
 def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chunk]:

@@ -84,6 +84,9 @@ class Stats:
     model_loads: int = 0
     """How often a model was loaded in place of the other (memory mode), in `load_seconds`."""
     load_seconds: float = 0.0
+    signals: list[float] = field(default_factory=list)
+    """The draft model's uncertainty before each token that it was asked for; at `handed_over_at` the target writes."""
+    handed_over_at: float = 0.0
     taken_back: int = 0
     """Tokens of the draft model that the target's check replaced before they were emitted (entropy switching)."""
     time_to_first_token: float = 0.0

@@ -106,9 +106,15 @@ class SessionDrafting:
                 except (BudgetExceeded, CapabilityError) as error:
                     self._drafts_plainly(name, error)
                 state.read_with(adapter_span(chosen, prompt), refused=partial(self._drafts_plainly, name))
+            if self.switching is not None:
+                held.callback(self._note_signals, stats, self.switching)
             if isinstance(engine := self._shared.engine, OneResident):
                 held.enter_context(engine.counted(stats))
             yield drafting
+
+    @staticmethod
+    def _note_signals(stats: Stats, writer: DraftWriter) -> None:
+        stats.signals, stats.handed_over_at = stats.signals + writer.signals, writer.rule.up
 
     def load_adapter(self, adapter: ActiveAdapter | None) -> ActiveAdapter | None:
         """Load the draft model's own adapter for the target's, which is returned, so that no answer waits for it.

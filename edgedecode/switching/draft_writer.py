@@ -46,6 +46,8 @@ class DraftWriter:
         self._uncertainty = Uncertainty(rule)
         self._writes = True
         """Whether the draft model writes now."""
+        self.signals: list[float] = []
+        """The signal before each token of the answer that the draft model was asked for."""
         self.state = join_state(setting, model, USER)
 
     @property
@@ -56,6 +58,7 @@ class DraftWriter:
         self.state.begin(tokens)
         self._sampler.begin(tokens)
         self._known = len(tokens)
+        self.signals = []
         self._hand_over(draft=True)
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
@@ -66,7 +69,7 @@ class DraftWriter:
         self._known = len(tokens)
         written: list[int] = []
         row = self.state.catch_up(tokens, self._model)
-        while not self._uncertainty.unsure(self._signal(row[: self._rows], self._row_draw)):
+        while not self._is_unsure(row):
             written.append(self._drawn(row, written, position=len(tokens) + len(written)))
             if len(written) == limit or written[-1] in self._ends:
                 return written
@@ -88,6 +91,10 @@ class DraftWriter:
 
     def close(self) -> None:
         self.state.leave(USER)
+
+    def _is_unsure(self, row: FloatArray) -> bool:
+        self.signals.append(self._signal(row[: self._rows], self._row_draw))
+        return self._uncertainty.unsure(self.signals[-1])
 
     def _hand_over(self, *, draft: bool) -> None:
         self._writes = draft

@@ -155,3 +155,13 @@ def test_switching_needs_a_draft_model() -> None:
         object.__setattr__(pair.manifest, "models", models)
         with pytest.raises(CapabilityError, match="export it with --draft"):
             pair.session(SessionOptions(switch=SwitchOptions()))
+
+
+def test_switching_notes_the_signal_before_each_token() -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1.0), seed=2)) as session:
+        for prompt in ("hello", "again"):
+            chunks = [*session.stream(prompt, max_tokens=40)]
+            stats, sources = session.stats, [chunk.source for chunk in chunks for _ in chunk.tokens]
+            by_draft = [value < stats.handed_over_at for value in stats.signals]
+            assert by_draft[: len(sources)] == [source == "draft" for source in sources]
+            assert len(stats.signals) - len(sources) in (0, 1), "the last may be of a token beyond the limit"
