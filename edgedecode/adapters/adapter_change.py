@@ -180,9 +180,13 @@ def _own_manifest(root: Path) -> Manifest:
 
 
 def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size: int) -> None:
-    """Raise CapabilityError or InputError for an adapter of another model or tokenizer."""
+    """Raise CapabilityError or InputError for an adapter of another model or tokenizer.
+
+    Raises ManifestError for values that are not finite.
+    """
     check_invocation(found.invocation, vocabulary_size=vocabulary_size)
     projections.sort(found.matrices())
+    found.check_values()
 
 
 def gguf_projections(header: Header, *, name: str) -> Projections:

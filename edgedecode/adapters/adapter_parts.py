@@ -117,16 +117,8 @@ class Projections:
         outputs of projection p use rows p * R to p * R + R - 1 of `down`.
         """
         product = given.projection
-        starts = part_starts(product.module, outputs=product.outputs, kv_width=self._kv_width)
-        pieces = [
-            (index, part, slice(start - place.start, stop - place.start))
-            for part in given.parts
-            for place in (self._place(product, part),)
-            for index, (start, stop) in enumerate(pairwise([*starts, product.outputs]))
-            if place.start <= start < place.stop
-        ]
-        ranks = [sum(part.rank for index, part, _ in pieces if index == own) for own in range(len(starts))]
-        rank, filled = max(ranks), [0] * len(starts)
+        starts, rank, pieces = self._stacked(given)
+        filled = [0] * len(starts)
         down = np.zeros((len(starts), rank, product.inputs), np.float32)
         up = np.zeros((product.outputs, rank), np.float32)
         for index, part, outputs in pieces:
@@ -138,6 +130,12 @@ class Projections:
             )
             filled[index] += part.rank
         return LowRank(product.layer, product.module, down.reshape(-1, product.inputs), up)
+
+    def most_nbytes(self, given: Parts, *, scaled: bool = False) -> int:
+        """Return the most memory of `stack` or `join` for a product; scaled: with a second `up`."""
+        starts, rank, _ = self._stacked(given)
+        inputs, outputs = given.projection.inputs, given.projection.outputs * (1 + scaled)
+        return FLOAT_NBYTES * max(rank * (len(starts) * inputs + outputs), given.rank * (inputs + outputs))
 
     def join(self, given: Parts, *, scale: float) -> LowRank:
         """Join the parts of one product along the rank, times `scale`; `up` is zero outside each part's outputs."""
@@ -151,6 +149,20 @@ class Projections:
             np.multiply(part.up, np.float32(scale), out=up[self._place(projection, part), columns])
             start += part.rank
         return LowRank(projection.layer, projection.module, down, up)
+
+    def _stacked(self, given: Parts) -> tuple[list[int], int, list[tuple[int, LowRank, slice]]]:
+        """Return where the product's projections start, their largest rank, and each one's pieces of the parts."""
+        product = given.projection
+        starts = part_starts(product.module, outputs=product.outputs, kv_width=self._kv_width)
+        pieces = [
+            (index, part, slice(start - place.start, stop - place.start))
+            for part in given.parts
+            for place in (self._place(product, part),)
+            for index, (start, stop) in enumerate(pairwise([*starts, product.outputs]))
+            if place.start <= start < place.stop
+        ]
+        ranks = [sum(part.rank for index, part, _ in pieces if index == own) for own in range(len(starts))]
+        return starts, max(ranks), pieces
 
     def _changed(self, part: LowRank) -> Sequence[Projection]:
         """Return the projection that is or contains the part's, or those that the part's consists of."""
@@ -175,15 +187,16 @@ class Projections:
         widths = {other.module: other.outputs for other in self._projections if other.layer == part.layer}
         start = sum(widths[name] for name in names[: names.index(projection.module)])
         # The last one takes the rest, so that matrices of a wrong size are detected.
-        stop = len(part.up) if projection.module == names[-1] else start + projection.outputs
-        return LowRank(part.layer, projection.module, part.down, part.up[start:stop])
+        stop = part.shapes[1][0] if projection.module == names[-1] else start + projection.outputs
+        return part.piece(projection.module, start, stop)
 
     def _check_sizes(self, projection: Projection, part: LowRank) -> None:
         place = self._place(projection, part)
         wanted = (projection.inputs, place.stop - place.start)
-        if (part.down.shape[1], len(part.up)) != wanted or part.up.shape[1] != part.rank:
+        down, up = part.shapes
+        if (down[1], up[0]) != wanted or up[1] != part.rank:
             raise InputError(
-                f"layer {part.layer} {part.module}: matrices {part.down.shape} and {part.up.shape} do not fit a "
+                f"layer {part.layer} {part.module}: matrices {down} and {up} do not fit a "
                 f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is for another model"
             )
 

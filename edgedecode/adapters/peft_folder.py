@@ -11,13 +11,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import ManifestError
 
@@ -90,20 +91,73 @@ class PeftAdapter:
     def matrices(self) -> list[LowRank]:
         """Return each projection's change, with the scale in its second matrix.
 
-        Raises ManifestError for values that are not finite.
+        The file is read when a matrix is used, which raises ManifestError for values that are not finite.
         """
-        return [self._matrix(layer, module) for layer, module in self._scales]
+        return [
+            _Stored(layer, module, _Values(self._file, down), _Values(self._file, up, scale))
+            for (layer, module), (down, up, scale) in self._scales.items()
+        ]
 
-    def _matrix(self, layer: int, module: str) -> LowRank:
-        first, second, scale = self._scales[layer, module]
-        with np.errstate(over="ignore", invalid="ignore"):
-            down, up = self._file.array(first), self._file.array(second) * np.float32(scale)
-        if not (np.isfinite(down).all() and np.isfinite(up).all()):
+    def check_values(self) -> None:
+        """Raise ManifestError for values that are not finite."""
+        for down, up, scale in self._scales.values():
+            _Values(self._file, down).read()
+            _Values(self._file, up, scale).read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """A tensor of a file, times `scale`; its rows from `start` to `stop`."""
+
+    file: SafetensorsFile
+    name: str
+    scale: float = 1.0
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, *others = self.file.shape(self.name)
+        return len(range(rows)[self.start : self.stop]), *others
+
+    def read(self) -> FloatArray:
+        values = self.file.array(self.name)[self.start : self.stop]
+        if self.scale != 1.0:
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = values * np.float32(self.scale)
+        if not np.isfinite(values).all():
             raise ManifestError(
-                f"{self._file.path} has values for layer {layer} {module} that are not finite numbers, or too large "
-                f"ones for its scale of {scale:g}: save the adapter again"
+                f"{self.file.path} has values in {self.name} that are not finite numbers, or too large ones for the "
+                f"scale of {self.scale:g}: save the adapter again"
             )
-        return LowRank(layer, module, down, up)
+        return values
+
+
+class _Stored(LowRank):
+    """Reads its matrices each time that they are used, so that only those of one projection are in memory."""
+
+    __slots__ = ("_down", "_up")
+    _down: _Values
+    _up: _Values
+
+    def __init__(self, layer: int, module: str, down: _Values, up: _Values) -> None:
+        for name, value in {"layer": layer, "module": module, "_down": down, "_up": up}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def down(self) -> FloatArray:
+        return self._down.read()
+
+    @property
+    def up(self) -> FloatArray:
+        return self._up.read()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._down.shape, self._up.shape
+
+    def piece(self, module: str, start: int, stop: int) -> LowRank:
+        return _Stored(self.layer, module, self._down, replace(self._up, start=start, stop=stop))
 
 
 def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:

@@ -71,9 +71,12 @@ class SafetensorsFile:
         """Return a tensor as float32. Raises ManifestError if the file ends too early."""
         stored = self.tensors[name]
         first, last = stored.data_offsets
-        with self.path.open("rb") as file:
-            file.seek(self.start + first)
-            data = file.read(last - first)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start + first)
+                data = file.read(last - first)
+        except OSError as error:
+            raise ManifestError(f"{self.path} cannot be read ({error.strerror}): save the adapter again") from None
         if len(data) != last - first:
             raise ManifestError(f"{self.path} ends in the middle of {name}: download it again")
         values = np.frombuffer(data, _TYPES[stored.dtype]).reshape(stored.shape)

@@ -73,7 +73,16 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        return len(self.down)
+        return self.shapes[0][0]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes of `down` and `up`."""
+        return self.down.shape, self.up.shape
+
+    def piece(self, module: str, start: int, stop: int) -> LowRank:
+        """Return the change of the outputs from `start` to `stop`, which are a projection of this name."""
+        return LowRank(self.layer, module, self.down, self.up[start:stop])
 
     def product(self) -> FloatArray:
         """Return the dense change, [outputs, inputs]."""

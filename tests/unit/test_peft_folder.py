@@ -149,9 +149,23 @@ def test_peft_weights_that_cannot_be_used(tmp_path: Path, spoilt: str) -> None:
 @pytest.mark.filterwarnings("error")
 def test_peft_values_that_are_not_finite(tmp_path: Path, tensors: dict[str, np.ndarray], alpha: float) -> None:
     found = saved(tmp_path / "own", safetensors(pair() | tensors), lora_alpha=alpha)
-    with pytest.raises(ManifestError, match="layer 0 q_proj that are not finite numbers, or too large ones") as raised:
-        found.matrices()
+    with pytest.raises(ManifestError, match=r"q_proj.* that are not finite numbers, or too large ones") as raised:
+        found.check_values()
     assert "\n" not in str(raised.value)
+    (matrix,) = found.matrices()
+    with pytest.raises(ManifestError, match="that are not finite numbers"):
+        matrix.product()
+
+
+def test_peft_matrices_are_read_when_they_are_used(tmp_path: Path) -> None:
+    found = saved(tmp_path / "own")
+    (matrix,) = found.matrices()
+    last = matrix.piece("up_proj", 1, 3)
+    np.testing.assert_array_equal(last.up, 3 * UP[1:])
+    (tmp_path / "own" / WEIGHTS).unlink()
+    assert (matrix.rank, matrix.shapes, last.shapes) == (2, ((2, 4), (3, 2)), ((2, 4), (2, 2)))
+    with pytest.raises(ManifestError, match="cannot be read"):
+        matrix.product()
 
 
 def test_peft_folder_without_a_file(tmp_path: Path) -> None:
