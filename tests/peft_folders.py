@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +43,13 @@ def write_peft(
     invocation: Sequence[int] = (),
     pack: Path = BUNDLED_PACK,
     role: str = "target",
+    modules: Collection[str] | None = None,
 ) -> Path:
-    """Write an adapter of every projection that a pack's model takes."""
+    """Write an adapter of every projection that a pack's model takes, or of those with these names."""
     rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
     for layer, module, inputs, outputs in projections(pack, role):
+        if modules is not None and module not in modules:
+            continue
         place = f"{PARENTS.get(module, 'mlp')}.{module}"
         tensors[LAYER.format(layer, place, "A")] = size * rng.standard_normal((rank, inputs))
         tensors[LAYER.format(layer, place, "B")] = size * rng.standard_normal((outputs, rank))

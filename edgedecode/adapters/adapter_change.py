@@ -40,6 +40,7 @@ __all__ = [
     "check_fits",
     "copy_adapter",
     "gguf_projections",
+    "pack_projections",
     "remove_adapter",
 ]
 
@@ -67,7 +68,7 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
         if found is None:
             entry = _fitting_file(source, manifest, root, role=role)
         else:
-            check_fits(found, _projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
+            check_fits(found, pack_projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
         place = root / adapter_folder(name)
         _check_place(place, source, manifest)
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
@@ -215,7 +216,7 @@ def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> A
     return read_gguf_adapter(contents, path, header, name=role, role=role, vocabulary_size=size)
 
 
-def _projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
+def pack_projections(manifest: Manifest, root: Path, *, role: str) -> Projections:
     """Return the products that take an adapter, of the pack's model of this role."""
     model, name = manifest.located(role), f"the pack's {role}"
     for graph in model.graphs.values():

@@ -19,6 +19,7 @@ from edgedecode.pack.manifest import STACKS
 
 __all__ = [
     "FLOAT_NBYTES",
+    "MAKING",
     "Parts",
     "Projection",
     "Projections",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 FLOAT_NBYTES = 4
+MAKING = 2
+"""Memory that an engine needs while it lays out one projection's matrices, in sizes of the result in float32."""
 
 
 @dataclass(frozen=True, slots=True)

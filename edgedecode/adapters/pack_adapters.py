@@ -20,7 +20,8 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.turns import FairLock
 
-from .adapter_parts import FLOAT_NBYTES
+from .adapter_change import pack_projections
+from .adapter_parts import MAKING
 from .peft_folder import read_peft_adapter
 
 __all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters", "loaded_nbytes"]
@@ -274,16 +275,21 @@ class PackAdapters:
         return (self._manifest.outside.get(listed) or self._manifest.files[listed]).sha256
 
 
-def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> int:
-    """Return the most memory that an engine needs for a loaded adapter of the pack. Raises as `PackAdapters.use`.
+def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
+    """Return the most memory that an engine needs for an adapter of the pack, and for a copy of another scale.
 
-    This is its size in float32, plus an eighth for the zeros of products that several projections share.
+    Of matrices in float32, laid out in whichever way takes more, while the last one is made. Raises as
+    `PackAdapters.use`.
     """
     located, listed = manifest.located_adapter(name), manifest.adapters[name]
     if not listed.config:
-        return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS
+        return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS, 0
     found = read_peft_adapter(root / listed.config, root / listed.file)
-    return FLOAT_NBYTES * found.values * 9 // 8 + _TENSOR_NBYTES * found.tensors
+    projections = pack_projections(manifest, root, role=listed.role)
+    parts = projections.sort(found.matrices())
+    plain = [projections.most_nbytes(each) for each in parts]
+    scaled = [projections.most_nbytes(each, scaled=True) for each in parts]
+    return sum(plain) + MAKING * max(scaled, default=0) + _TENSOR_NBYTES * found.tensors, sum(scaled) - sum(plain)
 
 
 def _check_scale(scale: float) -> None:

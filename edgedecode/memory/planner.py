@@ -42,6 +42,7 @@ class Choice:
     kv_type: str = ""
     adapter: str = ""
     """Name of the adapter that answers; empty: none."""
+    adapter_scale: float = 1.0
     stretch: int | None = None
     """With entropy switching, the most tokens of the draft model that the target checks at once; None: none."""
     sampled: bool = False

@@ -68,7 +68,7 @@ class PackFootprint:
         self._process, self._budget, self._provider, self._threads = tuple(process), budget, provider, threads
         self._kv_type, self._loading = kv_type or "", tuple(loading)
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
-        self._adapters: dict[str, int] = {}
+        self._adapters: dict[str, tuple[int, int]] = {}
 
     @property
     def card(self) -> ModelCard:
@@ -102,7 +102,8 @@ class PackFootprint:
         kept = [lease for lease in budget.leases if lease.reclaim is None or lease.name == adapter]
         if drafts_given_back:
             kept = [lease for lease in kept if not _is_drafts(lease.name)]
-        shared = {adapter, *(holder.name for holder in self._shared(wanted))} & {lease.name for lease in kept}
+        loaded = [*self._adapter(wanted.adapter, wanted.adapter_scale), *self._shared(wanted)]
+        shared = {holder.name for holder in loaded} & {lease.name for lease in kept}
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
         def holders(choice: Choice) -> list[Holder]:
@@ -134,6 +135,7 @@ class PackFootprint:
             tree=wants_trees(options) and card.tree and drafting.names != (),
             kv_type=self._kv_type,
             adapter=options.adapter or "",
+            adapter_scale=options.adapter_scale,
             sampled=options.rule is Rule.RATIO,
             stretch=stretch(options),
         )
@@ -158,7 +160,7 @@ class PackFootprint:
             sampling_holder(size, self._row_draw),
             prompts_holder(self._tokenizer, choice.context),
             *self._shared(choice),
-            *self._adapter(choice.adapter),
+            *self._adapter(choice.adapter, choice.adapter_scale),
         ]
         sources = [find_drafter(name) for name in choice.drafters]
         if _uses_draft(choice):
@@ -174,13 +176,17 @@ class PackFootprint:
                 found += source.holders(capacity=choice.context, vocabulary_size=size)
         return _merged(found)
 
-    def _adapter(self, name: str) -> list[Holder]:
-        """Return the memory of an adapter as float32, which is the most that an engine takes for it."""
+    def _adapter(self, name: str, scale: float) -> list[Holder]:
+        """Return the most memory that an engine takes for an adapter, and for what it copies for a scale."""
         if not name:
             return []
         if name not in self._adapters:
             self._adapters[name] = loaded_nbytes(self._manifest, self._root, name)
-        return [Holder(f"adapter:{name}", self._adapters[name])]
+        nbytes, copied = self._adapters[name]
+        return [
+            Holder(f"adapter:{name}", nbytes),
+            *([Holder(f"adapter:{name}:{scale:g}", copied)] if scale != 1 else []),
+        ]
 
     def _shared(self, choice: Choice) -> list[Holder]:
         """Return what the first session that uses the draft model loads for all sessions."""
@@ -188,7 +194,7 @@ class PackFootprint:
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
-        own = self._adapter(choice.draft_adapter)
+        own = self._adapter(choice.draft_adapter, choice.adapter_scale)
         loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes), *own)
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections, graph_projections
+from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, MAKING, Parts, Projection, Projections, graph_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
@@ -70,8 +70,9 @@ class _Adapter:
             return found
         pairs = self._form.matrices
         with ExitStack() as undo:
-            most = sum(FLOAT_NBYTES * _size(pair.second) for pair in pairs.values())
-            lease = undo.enter_context(self._budget.reserve(self._lease.name, most))
+            sizes = [FLOAT_NBYTES * _size(pair.second) for pair in pairs.values()]
+            most = sum(sizes) + MAKING * max(sizes)
+            lease = undo.enter_context(self._budget.reserve(f"{self._lease.name}:{scale:g}", most))
             made = _Form({name: self._scaled_pair(pair, scale) for name, pair in pairs.items()})
             lease.resize(sum(pair.second.nbytes for pair in made.matrices.values()))
             finalize(made, lease.release)
@@ -127,7 +128,7 @@ class Adapters:
         try:
             made, held = dict[str, _Matrices](), 0
             for parts in sorted_parts:
-                lease.resize(held + parts.nbytes)
+                lease.resize(held + (1 + MAKING) * self._projections.most_nbytes(parts))
                 pair = self._made(parts, scale=scale)
                 made[_input(parts.projection)] = pair
                 held += pair.nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,8 @@ from edgedecode import (
     open_pack,
 )
 from edgedecode.engines.speed_child import _planned_nbytes
+from edgedecode.memory.budget import Lease
+from edgedecode.memory.limit import Limit
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import FreeMemory
 from edgedecode.pack import pack_tokenizer
@@ -335,6 +338,60 @@ def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path
         session.generate("Hello", max_tokens=4)
         (held,) = [lease.nbytes for lease in pair.budget.leases if lease.name == "adapter:odd"]
     assert held <= planned["adapter:odd"] < held + 2_500_000
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("modules", [("q_proj",), ("k_proj", "down_proj"), ("gate_proj",), None], ids=str)
+def test_adapter_fits_what_is_planned_for_it(
+    engine: str, modules: tuple[str, ...] | None, scale: float, tmp_path: Path
+) -> None:
+    """Also one of few parts of merged products, while it is loaded, and its copy for a scale."""
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16, modules=modules))
+    options = SessionOptions(adapter="odd", adapter_scale=scale, context=512, drafter="none")
+    planned = dict(edgedecode.plan(pack, options, runtime=engine).memory.holders)
+    more = sum(nbytes for name, nbytes in planned.items() if name.startswith("adapter:odd"))
+    with (
+        edgedecode.load(pack, runtime=engine, adapters=True) as pair,
+        pair.session(replace(options, adapter=None)) as session,
+    ):
+        session.generate("Hello", max_tokens=2)
+        pair.budget.limit = Limit(pair.budget.used_nbytes + more)
+        session.use_adapter("odd", scale=scale)
+        session.generate("Hello", max_tokens=2)
+        held = {name: nbytes for name, nbytes in leased(pair).items() if name.startswith("adapter:")}
+    assert "adapter:odd" in held
+    assert all(nbytes <= planned[name] for name, nbytes in held.items())
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, scale: float, tmp_path: Path) -> None:
+    """Of numpy's arrays, and of a few Python objects for each tensor."""
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+    options = SessionOptions(context=512, drafter="none")
+    most, resize = 0, Lease.resize
+    with edgedecode.load(pack, runtime=engine, adapters=True) as pair, pair.session(options) as session:
+        session.use_adapter("odd", scale=scale)
+        session.use_adapter(None)
+        pair.turn.run(pair.budget.give_back)
+        before = pair.budget.used_nbytes
+
+        def watched(lease: Lease, nbytes: int) -> None:
+            nonlocal most
+            resize(lease, nbytes)
+            most = max(most, pair.budget.used_nbytes - before)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Lease, "resize", watched)
+            tracemalloc.start()
+            session.use_adapter("odd", scale=scale)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        most = max(most, pair.budget.used_nbytes - before)
+    assert peak < most + 200_000
 
 
 @pytest.mark.parametrize("drafter", [None, "tree"])
