@@ -163,9 +163,9 @@ class PackAdapters:
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None:
         """Load an adapter if necessary, and return the form of it that the model's passes take. name: None for none.
 
-        The caller must hold it in the same turn, or it may be evicted. Raises ManifestError for an unknown name or a
-        damaged file, CapabilityError if the engine or the open graph does not take the adapter, or its files were
-        changed since the pack was opened, BudgetExceeded.
+        The caller must hold it in the same turn, or it may be evicted. Raises ManifestError for an unknown name,
+        or a file that is damaged or has changed, CapabilityError if the engine or the open graph does not take the
+        adapter, InputError for a scale that is not a number, BudgetExceeded.
         """
         if name is None:
             return None
@@ -239,8 +239,7 @@ class PackAdapters:
                 f"the adapter {name!r} is for the {entry.role} and cannot be used with the {self._role}"
             )
         file, config = self._manifest.adapters[name].file, self._manifest.adapters[name].config
-        with opening(self._root):  # the digest is the manifest's: KV caches under it must not meet other matrices
-            check_unchanged(self._manifest, self._root, {file, config})
+        with opening(self._root):
             digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
 
@@ -250,7 +249,7 @@ class PackAdapters:
                 f"the adapter {name!r} is a GGUF file, which the engine {self._runtime} does not take: "
                 f"use --runtime llama"
             )
-        digest = _digest_of(name, self._digest(file))
+        digest = self._digest_of(name, file)
         self._model.add_adapter_file(digest, self._root / self._manifest.located_adapter(name).file)
         return digest
 
@@ -267,12 +266,24 @@ class PackAdapters:
             raise ManifestError(
                 f"the manifest and {config} differ in the tokens that activate {name!r}: add the adapter again"
             )
-        digest = _digest_of(name, self._digest(config), self._digest(file))
+        digest = self._digest_of(name, config, file)
         self._model.add_adapter(digest, found.matrices())
         return digest
 
-    def _digest(self, listed: str) -> str:
-        return (self._manifest.outside.get(listed) or self._manifest.files[listed]).sha256
+    def _digest_of(self, name: str, *listed: str) -> str:
+        """Digest an adapter's name and files, so that two names of the same files are loaded and evicted separately.
+
+        Raises ManifestError if the files are no longer those of the manifest: KV caches of the digest would then be
+        used with other matrices.
+        """
+        try:
+            check_unchanged(self._manifest, self._root, listed)
+        except CapabilityError:
+            raise ManifestError(
+                f"the files of the adapter {name!r} were changed since the pack was opened: open it again"
+            ) from None
+        digests = ((self._manifest.outside.get(each) or self._manifest.files[each]).sha256 for each in listed)
+        return hashlib.sha256(" ".join((name, *digests)).encode()).hexdigest()
 
 
 def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
@@ -297,8 +308,3 @@ def _check_scale(scale: float) -> None:
     with np.errstate(over="ignore"):
         if not np.isfinite(np.float32(scale)):
             raise InputError(f"an adapter's scale must be a finite number of 32 bits, not {scale}")
-
-
-def _digest_of(*parts: str) -> str:
-    """Digest an adapter's name and files, so that two names of the same files are loaded and evicted separately."""
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()

@@ -17,7 +17,7 @@ import pytest
 import edgedecode
 from edgedecode import Message, Pair, SamplingOptions, Session, SessionOptions
 from edgedecode.adapters.peft_folder import WEIGHTS
-from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, ManifestError
 from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.sessions.answer import Answer
@@ -409,7 +409,7 @@ def test_an_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: P
         place, kept = own / "adapters" / "ordinary" / WEIGHTS, tmp_path / "kept"
         place.replace(kept)
         shutil.copyfile(own / "adapters" / "another" / WEIGHTS, place)
-        with pytest.raises(CapabilityError, match="were changed since the pack was opened"):
+        with pytest.raises(ManifestError, match="were changed since the pack was opened"):
             session.use_adapter("ordinary")
         kept.replace(place)
         session.use_adapter("ordinary")
