@@ -43,7 +43,7 @@ class TargetReading:
     def __init__(self, state: State, *, adapter: ActiveAdapter | None, shifts: bool) -> None:
         if shifts:
             _check_shiftable(state)
-        self._state, self._shifts = state, shifts
+        self._state, self._shifts, self._noticed = state, shifts, False
         self.adapter = adapter
         self.answering = adapter
         """The adapter of the running answer, which keeps it when another one is chosen for the next message."""
@@ -76,7 +76,12 @@ class TargetReading:
         self.prompt = new if prompt is None else prompt
         span = adapter_span(adapter, self.prompt)
         alike, length = self.span.shared_with(span), self._state.length
-        shift = self._shifts and dropped > 0 and self.span.use is span.use is None
+        shift = self._shifts and dropped > 0
+        if shift and not self.span.use is span.use is None:
+            shift = False
+            if not self._noticed:
+                self._noticed = True
+                notice("keys and values computed with an adapter do not shift: the kept turns are prefilled again")
         moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)
         self.span = span  # last: after an interrupt, the remaining positions are valid under both spans
         return moved

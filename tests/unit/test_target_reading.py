@@ -44,6 +44,37 @@ def test_span_without_an_invocation_is_off_and_told(
     assert "the adapter 'activated' stays off" in caplog.text
 
 
+class Shifting(TableState):
+    """A state whose positions may move."""
+
+    shiftable = True
+
+    def __init__(self) -> None:
+        super().__init__(512, Budget().reserve("kv:shifting", 0))
+        self.shifts: list[tuple[int, int]] = []
+
+    def shift(self, start: int, stop: int) -> None:
+        self.shifts.append((start, stop))
+
+
+def test_turns_that_do_not_shift_under_an_adapter_are_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    before, after = [1, 2, 3, *range(20, 220)], [1, *range(20, 220)]
+    with caplog.at_level("INFO", logger=NOTICES):
+        for adapter in ADAPTERS[:2]:
+            state = Shifting()
+            reading = TargetReading(state, adapter=adapter, shifts=True)
+            for _ in range(2):
+                reading.begin([], before, adapter=adapter)
+                state.tokens[:] = before
+                moved = reading.begin(before, after, adapter=adapter, dropped=1)
+                assert (moved > 0) == (adapter is None) == bool(state.shifts)
+                state.crop(0)
+            assert caplog.text.count("do not shift: the kept turns are prefilled again") == (adapter is not None)
+
+
 class Marked(TableState):
     """A state that knows what each of its positions was read with."""
 
