@@ -36,7 +36,15 @@ from edgedecode.user_notices import notice
 from .interrupts import leaving_at_once
 from .terminal import show_notices
 
-__all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
+__all__ = [
+    "add_pack_options",
+    "add_sampling_options",
+    "add_session_options",
+    "given_sampling",
+    "open_pair",
+    "session_options",
+    "system_messages",
+]
 
 
 def add_pack_options(parser: ArgumentParser) -> None:
@@ -132,12 +140,7 @@ def add_session_options(parser: ArgumentParser) -> None:
         help="LoRA adapter of the pack to answer with, and the scale of its change (default: 1)",
     )
     _add_switching_options(parser)
-    group = parser.add_argument_group("sampling (defaults: the pack's)")
-    for option in sampling_table():
-        flag, metavar = option.flag.split()
-        kind = count if option.whole else real_number
-        group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
-    group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: random)")
+    add_sampling_options(parser, defaults="the pack's", first_seed="random")
 
 
 def _add_switching_options(parser: ArgumentParser) -> None:
@@ -191,6 +194,22 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
     return None
+
+
+def add_sampling_options(parser: ArgumentParser, *, defaults: str, first_seed: str) -> None:
+    """Add the options for sampling. defaults, first_seed: what applies where they are not given, for the help."""
+    group = parser.add_argument_group(f"sampling (defaults: {defaults})")
+    for option in sampling_table():
+        flag, metavar = option.flag.split()
+        kind = count if option.whole else real_number
+        group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
+    group.add_argument("--seed", type=seed, metavar="N", help=f"seed of the first answer (default: {first_seed})")
+
+
+def given_sampling(arguments: Namespace, defaults: SamplingOptions) -> SamplingOptions:
+    """Return these options with the given ones in their place. Raises InputError for a value out of range."""
+    given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, swaps: bool = False) -> Pair:
@@ -298,5 +317,4 @@ def _check_early(arguments: Namespace) -> None:
 
 
 def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
-    given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
-    return replace(sampling_defaults(generation), **{name: value for name, value in given.items() if value is not None})
+    return given_sampling(arguments, sampling_defaults(generation))

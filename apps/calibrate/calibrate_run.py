@@ -23,7 +23,7 @@ from edgedecode.switching.signals import CONTROL
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
-from ..tasks.arms import ArmResult
+from ..tasks.arms import DRAFT_ALONE, ArmResult
 from ..tasks.task_files import Kind, Task, read_tasks
 from ..terminal import progress
 from ..verb_options import open_pair
@@ -37,8 +37,6 @@ LEAST = 20
 """Fewest questions of each half: with fewer, an interval says nothing."""
 GREEDY = SamplingOptions(temperature=0.0)
 PLAIN = SessionOptions(sampling=GREEDY, drafter="none")
-NEVER = 1e9
-"""A threshold that no signal reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,11 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
         found = _signals(pair, choosing, max_tokens=limit, advance=advance)
     signal = best_signal(found) if arguments.signal == "auto" else arguments.signal
     ups = thresholds(found.values[signal], arguments.points)
-    arms = {TARGET: PLAIN, SPECULATION: SessionOptions(sampling=GREEDY), "draft": _switched(SwitchRule(up=NEVER))}
+    arms = {
+        TARGET: PLAIN,
+        SPECULATION: SessionOptions(sampling=GREEDY),
+        "draft": SessionOptions(sampling=GREEDY, switch=DRAFT_ALONE),
+    }
     arms |= {_name(up): _switched(SwitchRule(up=up, signal=signal)) for up in ups}
     with progress("curve", len(arms) * len(choosing)) as advance:
         results = measure_arms(pair, choosing, arms, max_tokens=limit, advance=advance)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from edgedecode import Pair, SessionOptions, Stats
+from edgedecode import Completion, ContextExceeded, Pair, Session, SessionOptions, SwitchOptions
+from edgedecode.sampling.sampler import answer_seed
+from edgedecode.switching.rule import SwitchRule
 
 from .task_files import Task
 
-__all__ = ["Answered", "ArmResult", "answer_tasks", "arm_results"]
+__all__ = ["DRAFT_ALONE", "Answered", "ArmResult", "answer_tasks", "arm_results"]
+
+DRAFT_ALONE = SwitchOptions(rule=SwitchRule(up=1e9))
+"""The draft model writes everything: no signal reaches this threshold."""
 
 BLOCK = 25
 """Tasks that an arm answers before the next one: the machine's speed drifts, and all arms see the same drift."""
@@ -22,12 +28,20 @@ class Answered:
 
     task: str
     arm: str
-    text: str
+    texts: tuple[str, ...]
+    """The answers to the task's turns; the last may be missing if the conversation exceeds the context."""
     tokens: int
     verified: int
     """Tokens that the target wrote or verified."""
     taken_back: int
     seconds: float
+    complete: bool = True
+    """Whether the conversation fitted the context."""
+
+    @property
+    def text(self) -> str:
+        """The answer to the last turn."""
+        return self.texts[-1] if self.complete else ""
 
 
 @dataclass(slots=True)
@@ -63,30 +77,43 @@ def answer_tasks(
     max_tokens: int,
     done: Collection[tuple[str, str]] = (),
 ) -> Iterator[Answered]:
-    """Yield each task's answer by each arm, in blocks of tasks. done: (task, arm) that are left out."""
+    """Yield each task's answer by each arm, in blocks of tasks. done: (task, arm) that are left out.
+
+    Options with a seed give every task a session and a seed of its own, so that its answer does not depend on `done`.
+    """
+    numbers = {task.name: number for number, task in enumerate(tasks)}
     for start in range(0, len(tasks), BLOCK):
         block = tasks[start : start + BLOCK]
         for arm, options in arms.items():
             missing = [task for task in block if (task.name, arm) not in done]
-            if not missing:
-                continue
-            with pair.session(options) as session:
+            if options.seed is not None:
                 for task in missing:
-                    session.reset(task.history)
-                    started, turns, text = perf_counter(), list[Stats](), ""
-                    for turn in task.turns:
-                        answer = session.generate(turn, max_tokens=max_tokens)
-                        text = answer.text
-                        turns.append(answer.stats)
-                    yield Answered(
-                        task.name,
-                        arm,
-                        text,
-                        tokens=sum(stats.tokens for stats in turns),
-                        verified=sum(stats.verified_tokens for stats in turns),
-                        taken_back=sum(stats.taken_back for stats in turns),
-                        seconds=perf_counter() - started,
-                    )
+                    with pair.session(replace(options, seed=answer_seed(options.seed, numbers[task.name]))) as session:
+                        yield _answered(session, task, arm, max_tokens=max_tokens)
+            elif missing:
+                with pair.session(options) as session:
+                    for task in missing:
+                        yield _answered(session, task, arm, max_tokens=max_tokens)
+
+
+def _answered(session: Session, task: Task, arm: str, *, max_tokens: int) -> Answered:
+    """Answer all turns of a task."""
+    session.reset(task.history)
+    turns: list[Completion] = []
+    started = perf_counter()
+    with suppress(ContextExceeded):
+        for turn in task.turns:
+            turns.append(session.generate(turn, max_tokens=max_tokens))  # noqa: PERF401  (kept if a later one fails)
+    return Answered(
+        task.name,
+        arm,
+        tuple(turn.text for turn in turns),
+        tokens=sum(turn.stats.tokens for turn in turns),
+        verified=sum(turn.stats.verified_tokens for turn in turns),
+        taken_back=sum(turn.stats.taken_back for turn in turns),
+        seconds=perf_counter() - started,
+        complete=len(turns) == len(task.turns),
+    )
 
 
 def arm_results(
