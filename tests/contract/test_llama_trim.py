@@ -190,7 +190,7 @@ def test_adapters_change_both_alike(pair: Toys) -> None:
 def test_ids_outside_the_whole_vocabulary(pack: Path, entry: ModelEntry, bad: list[int]) -> None:
     model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
     state = settled(model, TOKENS[:5], capacity=20)
-    with pytest.raises(InputError, match="from 0 to 127"):
+    with pytest.raises(InputError, match="out of range: 0 to 127"):
         model.forward(bad, state)
     assert (state.length, state.pending) == (5, 0)
     close(model.forward([127], state).logits, logits_of(model, [*TOKENS[:5], 127])[-1:])
