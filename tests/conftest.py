@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before OpenMP is loaded: torch's threads wait for each other where two workers share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.demo_pair import write_demo_pair
 from tests.made_once import made_once, run_folder
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other where two workers share two cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of child processes would compile every module again
 sys.dont_write_bytecode = False  # and pytest would rewrite every assertion again
 
