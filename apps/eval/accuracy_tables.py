@@ -67,21 +67,22 @@ def _show_arms(arms: Sequence[ArmAccuracy]) -> None:
     first = arms[0]
     table.add_column("answers by")
     judged = bool(first.results)
-    columns = ["tokens", "tokens/s", f"speed / {shown(first.name)}", "tokens by the target"]
+    rows: dict[str, list[str]] = {}  # by column; one without any text is left out
     if judged:
-        columns = ["accuracy", f"accuracy / {shown(first.name)}", *columns]
+        rows["accuracy"] = [_percent(arm.share) for arm in arms]
+        rows[f"accuracy / {shown(first.name)}"] = ["", *(_times(arm.ratio(first)) for arm in arms[1:])]
+    rows["tokens"] = [str(arm.tokens) for arm in arms]
+    rows["tokens/s"] = [f"{arm.tokens_per_second:.1f}" for arm in arms]
+    speeds = [arm.tokens_per_second / (first.tokens_per_second or 1) for arm in arms[1:]]
+    rows[f"speed / {shown(first.name)}"] = ["", *(f"× {speed:.2f}" for speed in speeds)]
+    rows["tokens by the target"] = [f"{arm.target_share:.1%}" for arm in arms]
     if any(arm.taken_back for arm in arms):
-        columns.append("taken back")
+        rows["taken back"] = [str(arm.taken_back) for arm in arms]
+    columns = [column for column, cells in rows.items() if any(cells)]
     for column in columns:
         table.add_column(column, justify="right")
-    for arm in arms:
-        speed = arm.tokens_per_second / first.tokens_per_second if first.tokens_per_second else 0.0
-        cells = [str(arm.tokens), f"{arm.tokens_per_second:.1f}", f"× {speed:.2f}", f"{arm.target_share:.1%}"]
-        if judged:
-            cells = [_percent(arm.share), "" if arm is first else _times(arm.ratio(first)), *cells]
-        if "taken back" in columns:
-            cells.append(str(arm.taken_back))
-        table.add_row(shown(arm.name), *cells)
+    for number, arm in enumerate(arms):
+        table.add_row(shown(arm.name), *(rows[column][number] for column in columns))
     table_console().print(table)
 
 

@@ -6,6 +6,7 @@ The first line says what the answers belong to. A last line without its end, fro
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from edgedecode import InputError
+from edgedecode.locks import Lock, take_lock
 from edgedecode.text.printable import shown
 from edgedecode.typed_json import typed
 
@@ -52,7 +54,7 @@ class AnswersFile:
     def __init__(
         self, path: Path | None, header: dict[str, Any], *, resume: bool, expected: Collection[tuple[str, str]]
     ) -> None:
-        self._path, self._file = path, None
+        self._path, self._file, self._lock = path, None, Lock(-1)
         self.answers: list[Judged] = []
         self._first = json.dumps({"edgedecode": "answers", **header}).encode() + b"\n"
         self._expected = set(expected)
@@ -84,6 +86,7 @@ class AnswersFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lock.release()
         if self._file is not None:
             self._file.close()
 
@@ -98,6 +101,7 @@ class AnswersFile:
                 raise InputError(f"{path} exists: give --resume to continue it, or another --answers file")
             file = path.open("r+b", buffering=0)
         try:
+            self._lock = _locked(path)
             content = file.read() if resume else b""
             whole = content.rpartition(b"\n")[0] + b"\n" if b"\n" in content else b""
             if whole:
@@ -109,6 +113,7 @@ class AnswersFile:
             if not whole:
                 file.write(self._first)
         except BaseException:
+            self._lock.release()
             file.close()
             raise
         return file
@@ -143,3 +148,16 @@ class AnswersFile:
 
     def _failure(self, error: OSError) -> InputError:
         return InputError(f"the answers {self._path} cannot be written or read: {error.strerror or error}")
+
+
+def _locked(path: Path) -> Lock:
+    """Lock the file. Raises InputError if another process writes it. No lock where the system has none for files."""
+    if os.name == "nt":  # a lock would keep this process from writing too
+        return Lock(-1)
+    try:
+        lock = take_lock(path)
+    except OSError:
+        return Lock(-1)
+    if lock is None:
+        raise InputError(f"another process writes answers to {path}: wait for it, or name another file")
+    return lock

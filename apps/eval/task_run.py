@@ -19,7 +19,7 @@ from edgedecode.plot_file import check_plot
 from edgedecode.sampling.weights import sampling_table
 
 from ..interrupts import leaving_at_once
-from ..machine import engine_versions
+from ..machine import Machine, engine_versions
 from ..tasks.arms import Answered, answer_tasks
 from ..tasks.code_sandbox import check_sandbox
 from ..tasks.scoring import Judgement, judge, perplexity, reference_loss
@@ -102,6 +102,7 @@ def run_tasks(arguments: Namespace) -> int:
             "tasks": {"files": list(arguments.tasks), "count": len(tasks), "digest": header["tasks"]},
             "engines": {pack.label: pack.conditions for pack in packs},
             "perplexity": perplexities,
+            "machine": asdict(Machine.here()),
             "answers": arguments.answers,
         }
         print(json.dumps(value))

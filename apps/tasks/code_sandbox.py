@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -25,6 +25,8 @@ __all__ = ["CodeLimits", "CodeVerdict", "check_sandbox", "run_tests"]
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _REFUSED = 77
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Variables without which some interpreters do not start."""
 _LONGEST_REPORT = 1 << 14
 _STARTING_SECONDS = 5
 """Most that is added to the time limit: two interpreters start, on a machine that may be busy."""
@@ -70,7 +72,14 @@ class CodeVerdict:
 
 
 def check_sandbox() -> None:
-    """Raise CapabilityError on a system where generated code cannot be run."""
+    """Raise CapabilityError where generated code cannot be run: a right answer would count as wrong."""
+    _check_system()
+    found = run_tests("def f(x):\n    return x", "assert f(1) == 1", names=["f"])
+    if not found.passed:
+        raise CapabilityError(f"code tasks cannot be run here: in the sandbox, {found.reason}")
+
+
+def _check_system() -> None:
     if os.name != "posix":
         raise CapabilityError("code tasks are not run on this system, only on Linux and macOS: use other tasks")
 
@@ -78,12 +87,12 @@ def check_sandbox() -> None:
 def run_tests(
     program: str, tests: str, *, names: Sequence[str], prelude: str = "", limits: CodeLimits | None = None
 ) -> CodeVerdict:
-    """Run `tests` against the functions `names` of `program`. Raises CapabilityError as `check_sandbox`.
+    """Run `tests` against the functions `names` of `program`. Raises CapabilityError on Windows.
 
     The first name is passed to the tests' `check` if they define one. prelude: trusted code that the tests may use,
     such as the imports of the prompt.
     """
-    check_sandbox()
+    _check_system()
     limits = limits or CodeLimits()
     with ExitStack() as undo:
         folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="edgedecode-", ignore_cleanup_errors=True))
@@ -151,7 +160,7 @@ class _Pipe:
 
 
 def _started(role: str, job: dict[str, object], folder: Path, *, keeps: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a role in a new session, with an empty environment and a folder of its own."""
+    """Start a role in a new session, with a folder of its own and nearly no environment."""
     folder.mkdir()
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps({**job, "folder": str(folder.resolve())}).encode())
@@ -162,7 +171,7 @@ def _started(role: str, job: dict[str, object], folder: Path, *, keeps: Sequence
             stdout=subprocess.PIPE if role == "tests" else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env={},
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
             pass_fds=keeps,
             start_new_session=True,
         )
@@ -172,12 +181,14 @@ def _report(judge: subprocess.Popen[bytes], *, seconds: float) -> bytes | None:
     """Return what the process reports until it closes its pipe; None: it did not in time."""
     assert judge.stdout is not None
     end, found = monotonic() + seconds, b""
-    while (left := end - monotonic()) > 0 and len(found) < _LONGEST_REPORT:
-        if select.select([judge.stdout], [], [], left)[0]:
-            data = os.read(judge.stdout.fileno(), _LONGEST_REPORT)
-            found += data
-            if not data or b"\n" in data:
-                return found
+    with selectors.DefaultSelector() as selector:
+        selector.register(judge.stdout, selectors.EVENT_READ)
+        while (left := end - monotonic()) > 0 and len(found) < _LONGEST_REPORT:
+            if selector.select(left):
+                data = os.read(judge.stdout.fileno(), _LONGEST_REPORT)
+                found += data
+                if not data or b"\n" in data:
+                    return found
     return None
 
 

@@ -116,6 +116,32 @@ PLAIN = {
         "import sys\ndel sys.modules['posix']\nimport posix\ndef f(x):\n    return x + 1",
         "no such module",
     ),
+    "gets removed functions back": (
+        """
+        import _imp, importlib.machinery
+        posix = _imp.create_builtin(importlib.machinery.ModuleSpec("posix", None))
+        def f(x):
+            posix.mkfifo("/tmp/edgedecode-was-here")
+            return x + 1
+        """,
+        "PermissionError|AttributeError|OSError" if sys.platform == "linux" else "",
+    ),
+    "looks for ctypes among the classes": (
+        """
+        def f(x):
+            todo, seen = [object], set()
+            while todo:
+                for kind in type.__subclasses__(todo.pop()):
+                    if kind not in seen:
+                        seen.add(kind)
+                        todo.append(kind)
+            for kind in seen:
+                if kind.__name__ in ("CDLL", "LibraryLoader"):
+                    kind(None)
+            return x
+        """,
+        "refused|a test failed",
+    ),
     "starts threads": (
         "import threading\ndef f(x):\n    threading.Thread(target=print).start()\n    return x + 1",
         "thread",

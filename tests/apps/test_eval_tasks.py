@@ -22,6 +22,7 @@ from edgedecode.apps.eval.arm_names import arm_list
 from edgedecode.apps.tasks.task_files import Kind, Task
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
+from tests.peft_folders import write_peft
 
 from .conftest import command_line
 
@@ -129,6 +130,21 @@ def test_eval_compares_packs_by_the_names_of_their_folders(
     assert list(value["arms"]) == ["target", "recipe", "recipe-2"]
     assert value["arms"]["recipe"]["ratio"] == {"value": 1, "low": 1, "high": 1}
     assert set(value["packs"]) == {"demo", "recipe", "recipe-2"}
+
+
+def test_eval_with_adapters(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "own"))
+    adapter = write_peft(tmp_path / "odd", seed=1)
+    assert main(["adapter", "add", str(own), f"odd={adapter}"]) == 0
+    words = ("--tasks", tasks, "-m", own, "--json", "--answers", tmp_path / "answers.jsonl", "--limit", 2)
+    assert evaluate(*words, "--arms", "target,target+odd,verified+odd,draft") == 0
+    lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    texts = {(line["task"], line["arm"]): line["texts"] for line in map(json.loads, lines)}
+    for task in {task for task, _ in texts}:
+        assert texts[task, "target"] != texts[task, "target+odd"] == texts[task, "verified+odd"]
+    capsys.readouterr()
+    assert evaluate("--tasks", tasks, "-m", own, "--json", "--adapter", "odd", "--arms", "verified", "--limit", 2) == 0
+    assert list(figures(capsys)["arms"]) == ["verified"]
 
 
 def test_eval_plots_accuracy_against_speed(tasks: Path, tmp_path: Path) -> None:
@@ -281,6 +297,18 @@ def test_answers_that_cannot_be_written_are_one_error(tmp_path: Path, monkeypatc
         with pytest.raises(InputError, match="No space left"):
             kept.add(judged(1))
         assert kept.answers == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are not locked on this system")
+def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with file_of(path) as kept:
+        kept.add(judged(1))
+        with pytest.raises(InputError, match="another process writes answers"):
+            file_of(path)
+        kept.add(judged(2))
+    with file_of(path) as kept:
+        assert kept.answers == [judged(1), judged(2)]
 
 
 def test_results_are_summed_by_arm_and_family() -> None:
