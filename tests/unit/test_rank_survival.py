@@ -1,4 +1,4 @@
-"""What guesses of each rank are worth: learnt per depth, faded, told only when it moved."""
+"""RankSurvival: hit rates of each rank per depth, with decay, replaced only when they changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from edgedecode.drafters.rank_rates import RankSurvival, stable_rates
 
 
-def test_rates_follow_what_was_right_at_each_depth() -> None:
+def test_rates_follow_the_hits_at_each_depth() -> None:
     survival = RankSurvival()
     for index in range(400):
         survival.score(0, (0, 0, 1, None)[index % 4])
@@ -20,7 +20,7 @@ def test_rates_follow_what_was_right_at_each_depth() -> None:
     assert all(sum(depth) <= 1 for depth in survival.rates())
 
 
-def test_deeper_places_lean_on_those_above_and_share_the_last_counts() -> None:
+def test_rates_of_deep_levels_start_from_the_level_above_and_share_the_last_counts() -> None:
     survival = RankSurvival()
     for _ in range(100):
         survival.score(0, 1)
@@ -31,7 +31,7 @@ def test_deeper_places_lean_on_those_above_and_share_the_last_counts() -> None:
     assert survival.rates()[0][1] > 0.8
 
 
-def test_they_are_the_same_object_until_one_moved() -> None:
+def test_rates_are_the_same_object_until_one_changes() -> None:
     survival = RankSurvival()
     before = survival.rates()
     assert survival.rates() is before

@@ -1,4 +1,4 @@
-"""Recycled logits: what rows taught is what is drafted, within a bound of rows per round."""
+"""The recycle drafter: drafts from rows of earlier logits, with a bound on the rows searched per round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drafter(**setting: object) -> RecycleDrafter:
 
 
 def rows_after(tokens: Sequence[int], *, step: int = 1) -> TargetRows:
-    """Rows whose likeliest id is the token plus `step`, then the ones above it in turn."""
+    """Return rows whose most likely id is the token plus `step`, followed by the next higher ids."""
     logits = np.zeros((len(tokens), VOCABULARY + 3), dtype=np.float32)
     logits[:, VOCABULARY:] = 99.0
     for row, token in enumerate(tokens):
@@ -39,18 +39,18 @@ def rows_after(tokens: Sequence[int], *, step: int = 1) -> TargetRows:
 
 
 def emit(made: RecycleDrafter, context: list[int], draft: Draft, *, step: int = 1) -> list[int]:
-    """Run a round of a target that counts up by `step`; return the context after it."""
+    """Run a round on a target that counts up by `step`; return the context after it."""
     verdict = verify(draft, rows_after([context[-1], *draft.tokens], step=step), Noise(0))
     after = [*context, *verdict.tokens]
     made.observe(after, verdict)
     return after
 
 
-def test_it_knows_nothing_before_it_saw_a_row() -> None:
+def test_recycle_proposes_nothing_before_the_first_row() -> None:
     assert drafter().propose([1, 2], 4, NOISE) == Draft()
 
 
-def test_it_chains_what_rows_taught_and_never_padding() -> None:
+def test_recycle_chains_followers_and_never_padding() -> None:
     made = drafter()
     context = [0]
     for _ in range(VOCABULARY):
@@ -61,16 +61,16 @@ def test_it_chains_what_rows_taught_and_never_padding() -> None:
     assert made.propose([VOCABULARY - 1], 2, NOISE).tokens == (0, 1)
 
 
-def test_rejected_rows_teach_too() -> None:
+def test_recycle_learns_from_rejected_rows() -> None:
     made = drafter()
-    emit(made, [3], Draft((9, 20)))  # the target says 4
+    emit(made, [3], Draft((9, 20)))  # the target's choice is 4
     assert made.propose([3], 1, NOISE).tokens == (4,)
     assert made.propose([9], 1, NOISE).tokens == (10,)
     assert made.propose([20], 1, NOISE).tokens == (21,)
     assert made.propose([4], 1, NOISE).tokens == ()
 
 
-def test_a_chain_grows_with_its_hits_and_shrinks_with_its_misses() -> None:
+def test_recycle_drafts_longer_after_hits_and_shorter_after_misses() -> None:
     made = drafter()
     context = [0]
     for _ in range(3 * VOCABULARY):
@@ -80,22 +80,22 @@ def test_a_chain_grows_with_its_hits_and_shrinks_with_its_misses() -> None:
     assert made._table.rate(0, 0) > 0.9
     for _ in range(6):
         for token in range(VOCABULARY):
-            made._table.score(0, token, (token + 30) % VOCABULARY)  # now nothing of what it knows comes
+            made._table.score(0, token, (token + 30) % VOCABULARY)  # from now on every guess misses
     assert made._table.rate(0, 0) < 0.1
     assert made.propose([5], 8, NOISE) == Draft()
 
 
-def test_another_rank_is_followed_where_that_is_the_one_that_hits() -> None:
+def test_recycle_follows_the_rank_that_hits() -> None:
     made = drafter()
     for token in range(VOCABULARY):
         emit(made, [token], Draft())
     for _ in range(60):
-        made._table.score(0, 5, 7)  # the second likeliest, always
+        made._table.score(0, 5, 7)  # always the second most likely
     assert made.propose([5], 1, NOISE).tokens == (7,)
 
 
 class CountingRows(TargetRows):
-    """Remembers which rows were searched."""
+    """Record which rows were searched."""
 
     __slots__ = ("asked",)
 
@@ -107,10 +107,10 @@ class CountingRows(TargetRows):
 @pytest.mark.parametrize(
     ("budget", "asked"), [(1, [1]), (2 * VOCABULARY, [0, 1]), (3 * VOCABULARY, [2, 0, 1]), (99 * VOCABULARY, None)]
 )
-def test_rows_of_a_wide_vocabulary_are_rationed(
+def test_recycle_limits_the_rows_it_searches_of_a_large_vocabulary(
     budget: int, asked: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row where the target went its own way comes first, then those before it, then rejected ones."""
+    """The row of the correction comes first, then the accepted rows before it, then rejected ones."""
     monkeypatch.setattr(recycle, "ROW_BUDGET", budget)
     made = drafter()
     inner = rows_after([3, 4, 9, 20])
@@ -121,7 +121,7 @@ def test_rows_of_a_wide_vocabulary_are_rationed(
     assert rows.asked == (asked or [3, 2, 0, 1])
 
 
-def test_a_draft_stops_at_an_end_token() -> None:
+def test_recycle_draft_stops_at_an_end_token() -> None:
     made = drafter(ends=frozenset({7}))
     context = [0]
     for _ in range(2 * VOCABULARY):
@@ -129,7 +129,7 @@ def test_a_draft_stops_at_an_end_token() -> None:
     assert made.propose([5], 8, NOISE).tokens == (6, 7)
 
 
-def test_sessions_share_one_table_that_the_source_leases_and_gives_back() -> None:
+def test_recycle_sessions_share_one_table_that_the_source_leases_and_releases() -> None:
     budget = Budget(VOCABULARY * BREADTH * 4)
     source = RecycleSource()
     first, second = (source.open(draft_setting(VOCABULARY, budget=budget)) for _ in range(2))
@@ -146,7 +146,7 @@ def test_sessions_share_one_table_that_the_source_leases_and_gives_back() -> Non
     assert budget.used_nbytes == 0
 
 
-def test_while_it_is_rarely_right_it_looks_seldom_and_comes_back() -> None:
+def test_recycle_searches_rarely_while_it_misses_and_recovers() -> None:
     made = drafter()
     asked = 0
 
@@ -167,13 +167,13 @@ def test_while_it_is_rarely_right_it_looks_seldom_and_comes_back() -> None:
         return asked
 
     assert rounds(5, step=0) == 5
-    rounds(100, step=11)  # the target never says the same thing twice running
+    rounds(100, step=11)  # no token has the same follower twice in a row
     assert rounds(80, step=11) == 80 // recycle.SELDOM
     rounds(400, step=0)
     assert rounds(80, step=0) == 80
 
 
-def test_a_vocabulary_smaller_than_the_breadth() -> None:
+def test_recycle_with_a_vocabulary_smaller_than_the_breadth() -> None:
     made = RecycleSource().open(draft_setting(4))
     logits = np.array([[0, 3, 2, 1]], dtype=np.float32)
     rows = TargetRows(logits, Sampler(SamplingOptions(), vocabulary_size=4))

@@ -1,4 +1,4 @@
-"""Entry points by name, imported only when asked for."""
+"""The registry: entry points by name, imported on first use."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from edgedecode.errors import InputError, RuntimeUnavailable
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    """Pretend that these entry points are all there is."""
+    """Install only these entry points."""
     found = EntryPoints(
         EntryPoint(name, value, group) for group in (RUNTIMES, DRAFTERS) for name, value in values.items()
     )
     monkeypatch.setattr(registry, "every_entry_point", lambda: found)
 
 
-def test_our_own_are_registered() -> None:
+def test_installed_lists_the_built_in_entry_points() -> None:
     assert "onnx" in installed(RUNTIMES)
     assert {"model", "suffix"} <= set(drafter_names())
     assert {"generate", "chat", "bench", "devices", "export"} <= set(installed(COMMANDS))
 
 
-def test_drafters_are_made_by_name() -> None:
+def test_find_drafter_makes_drafters_by_name() -> None:
     assert isinstance(find_drafter("model"), ModelSource)
     assert isinstance(find_drafter("suffix"), SuffixSource)
     assert find_drafter("suffix").name == "suffix"
 
 
 @pytest.mark.parametrize(("find", "noun"), [(find_drafter, "drafter"), (find_runtime, "runtime")])
-def test_an_unknown_name_lists_what_is_there(find: object, noun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_of_an_unknown_name_lists_the_installed_ones(
+    find: object, noun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only(monkeypatch, zeta="a:b", alpha="c:d")
     with pytest.raises(InputError, match=rf"there is no {noun} 'nope'; installed: alpha, zeta"):
         find("nope")  # type: ignore[operator]
@@ -51,13 +53,13 @@ def test_an_unknown_name_lists_what_is_there(find: object, noun: str, monkeypatc
         find("nope")  # type: ignore[operator]
 
 
-def test_an_engine_that_is_not_installed_says_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_runtime_names_the_pip_command_of_a_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, llama="edgedecode_absent_engine.runtime:Runtime")
     assert list(installed(RUNTIMES)) == ["llama"]  # listing imports nothing
     with pytest.raises(RuntimeUnavailable, match=r"needs edgedecode_absent_engine.*pip install 'edgedecode\[llama\]'"):
         find_runtime("llama")
 
 
-def test_a_runtime_is_what_its_entry_point_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_runtime_returns_the_object_its_entry_point_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, toy="collections:OrderedDict")
     assert find_runtime("toy") == {}

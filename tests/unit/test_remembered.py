@@ -1,4 +1,4 @@
-"""Past outputs on disk: torn, foreign, unreadable and full files cost what they held, and nothing else."""
+"""Past outputs on disk: truncated, unexpected, unreadable and full files lose only their own records."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ def load(path: Path, tokens: int = 1000) -> list[array[int]]:
     return OutputFile(path).load(tokens, vocabulary_size=VOCABULARY)
 
 
-def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
+def test_output_file_reads_what_was_appended(tmp_path: Path) -> None:
     written(tmp_path / "a")
     assert load(tmp_path / "a") == OUTPUTS
-    assert load(tmp_path / "a", tokens=30) == OUTPUTS[1:]  # the newest that fit
+    assert load(tmp_path / "a", tokens=30) == OUTPUTS[1:]  # the most recent that fit
     assert stat.S_IMODE(os.stat(tmp_path / "a").st_mode) == 0o600
     assert load(tmp_path / "nothing") == []
 
 
 @pytest.mark.parametrize("lost", range(1, 60, 7))
-def test_a_torn_file_keeps_its_sound_records(lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_file_keeps_the_intact_records_of_a_truncated_file(
+    lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a"
     written(path)
     path.write_bytes(path.read_bytes()[:-lost])
     assert load(path) == OUTPUTS[: 2 if lost < 56 else 1]
     assert "damaged" in caplog.text
     caplog.clear()
-    OutputFile(path).append(OUTPUTS[2])  # after the repair the file is whole
+    OutputFile(path).append(OUTPUTS[2])  # after the repair the file is complete
     assert load(path)[-1] == OUTPUTS[2]
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("place", [0, 30, 40, 100])
-def test_a_flipped_bit_is_noticed(place: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_file_detects_a_flipped_bit(place: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a"
     written(path)
     data = bytearray(path.read_bytes())
@@ -65,7 +67,9 @@ def test_a_flipped_bit_is_noticed(place: int, tmp_path: Path, caplog: pytest.Log
     assert "damaged or of another version" in caplog.text
 
 
-def test_a_foreign_file_is_replaced_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_file_replaces_an_unexpected_file_with_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a"
     path.write_text("something else")
     assert load(path) == []
@@ -74,13 +78,13 @@ def test_a_foreign_file_is_replaced_with_a_notice(tmp_path: Path, caplog: pytest
     assert load(path) == OUTPUTS[:1]
 
 
-def test_ids_of_a_larger_vocabulary_are_left_out(tmp_path: Path) -> None:
+def test_output_file_skips_ids_of_a_larger_vocabulary(tmp_path: Path) -> None:
     file = written(tmp_path / "a")
     file.append(array("i", [5, VOCABULARY]))
     assert load(tmp_path / "a") == OUTPUTS
 
 
-def test_a_full_file_keeps_the_newest(tmp_path: Path) -> None:
+def test_output_file_keeps_the_most_recent_when_full(tmp_path: Path) -> None:
     path = tmp_path / "a"
     file = OutputFile(path, limit_nbytes=1000)
     for number in range(100):
@@ -92,7 +96,7 @@ def test_a_full_file_keeps_the_newest(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_file_reports_a_disk_that_refuses_writes_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = OutputFile(tmp_path / "no folder" / "a")
     past = PastOutputs()
     past.remember(file, vocabulary_size=VOCABULARY)
@@ -102,7 +106,7 @@ def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path, caplog: pytest.LogC
     assert caplog.text.count("in memory only") == 1
 
 
-def test_a_file_that_cannot_be_replaced_is_told_of(
+def test_output_file_reports_a_failed_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(source: object, target: object) -> None:
@@ -117,13 +121,13 @@ def test_a_file_that_cannot_be_replaced_is_told_of(
     assert load(tmp_path / "a") == OUTPUTS[:2]
 
 
-def test_a_folder_where_the_file_should_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_file_with_a_folder_in_its_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
     assert load(tmp_path / "a") == []
     assert "in memory only" in caplog.text
 
 
-def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_file_supplies_drafts_to_a_later_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.unit.test_suffix_drafter import ANSWER, answers
 
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
@@ -140,7 +144,7 @@ def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert other.propose([5, 20, 21], 2, Noise(0)).tokens == ()
 
 
-def test_no_cache_folder_is_a_notice(
+def test_output_file_without_a_cache_folder_gives_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -25,14 +25,14 @@ PROMPTS = ["hello", "a longer prompt, " * 9]
 
 
 def text(pair: Pair, prompt: str, *, sampling: SamplingOptions, **options: object) -> str:
-    whole = SessionOptions(seed=5, ignore_eos=True, sampling=sampling, **options)  # type: ignore[arg-type]
-    with pair.session(whole) as session:
+    full = SessionOptions(seed=5, ignore_eos=True, sampling=sampling, **options)  # type: ignore[arg-type]
+    with pair.session(full) as session:
         return session.generate(prompt, max_tokens=60).text
 
 
 @pytest.mark.parametrize("sampling", [SamplingOptions(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "long"])
-def test_any_draft_gives_the_same_text(prompt: str, sampling: SamplingOptions) -> None:
+def test_reproducible_text_is_the_same_with_any_draft(prompt: str, sampling: SamplingOptions) -> None:
     pair = rounding_pair(even_pairs)
     plain = text(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
     for drafter in ("model", "suffix", "recycle"):
@@ -40,11 +40,13 @@ def test_any_draft_gives_the_same_text(prompt: str, sampling: SamplingOptions) -
             options = {"drafter": drafter, "draft_max": length}
             assert text(pair, prompt, sampling=sampling, reproducible=True, **options) == plain
     assert text(pair, prompt, sampling=sampling, reproducible=True) == plain
-    assert text(pair, prompt, sampling=sampling, drafter="model", draft_max=2) != plain  # else it would show nothing
+    assert (
+        text(pair, prompt, sampling=sampling, drafter="model", draft_max=2) != plain
+    )  # otherwise the test would prove nothing
 
 
-def test_text_after_an_abandoned_answer_is_that_of_a_fresh_session() -> None:
-    """What is kept of the conversation is read in other passes than it is where nothing is kept."""
+def test_reproducible_text_after_an_abandoned_answer_equals_a_fresh_session() -> None:
+    """A session that kept its KV cache splits the prompt into other passes than a fresh one."""
     pair = rounding_pair(even_pairs)
     options = SessionOptions(seed=5, ignore_eos=True, reproducible=True, drafter="model", draft_max=3)
     with pair.session(options) as fresh:
@@ -62,7 +64,7 @@ def test_text_after_an_abandoned_answer_is_that_of_a_fresh_session() -> None:
             assert session.generate("and now?", max_tokens=40).text == expected
 
 
-def test_every_width_of_its_own_is_refused() -> None:
+def test_reproducible_refuses_an_engine_where_every_width_rounds_differently() -> None:
     pair = rounding_pair(each_its_own)
     with pytest.raises(CapabilityError, match=r"identical bits.*--runtime.*--threads 1.*--block-size") as caught:
         pair.session(SessionOptions(reproducible=True))
@@ -70,7 +72,7 @@ def test_every_width_of_its_own_is_refused() -> None:
     assert pair.session().generate("hello", max_tokens=5).tokens  # ordinary sessions measure nothing
 
 
-def test_it_is_measured_once_a_pair_and_never_for_ordinary_sessions() -> None:
+def test_widths_are_measured_once_per_pair_and_never_for_ordinary_sessions() -> None:
     pair = rounding_pair(even_pairs)
     pair.session()
     passes: list[int] = pair.target.passes  # type: ignore[attr-defined]
@@ -82,7 +84,7 @@ def test_it_is_measured_once_a_pair_and_never_for_ordinary_sessions() -> None:
     assert len(passes) == measured
 
 
-def test_drafts_are_limited_to_what_can_be_padded() -> None:
+def test_reproducible_limits_drafts_to_the_widths_that_can_be_padded() -> None:
     pair = rounding_pair(lambda place, rows: 0 if rows <= 2 else rows)
     session = pair.session(SessionOptions(reproducible=True))
     assert session.options.draft_max == 1
@@ -93,7 +95,7 @@ def test_drafts_are_limited_to_what_can_be_padded() -> None:
     assert pair.session(SessionOptions(reproducible=True, draft_max=0)).options.draft_max == 0
 
 
-def test_an_engine_that_splits_passes_of_a_long_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproducible_refuses_an_engine_that_splits_passes_of_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = rounding_pair(even_pairs)
     pair.session(SessionOptions(reproducible=True))
     monkeypatch.setattr(TableState, "width", 3, raising=False)
@@ -102,7 +104,7 @@ def test_an_engine_that_splits_passes_of_a_long_context_is_refused(monkeypatch: 
         pair.session(SessionOptions(reproducible=True, draft_max=2))
 
 
-def test_a_full_context_ends_the_answer() -> None:
+def test_reproducible_answer_ends_when_the_context_is_full() -> None:
     pair = rounding_pair(lambda place, rows: 0 if rows % 4 == 0 else rows)
     session = pair.session(SessionOptions(reproducible=True, context=64, ignore_eos=True, drafter="none"))
     assert session.context == 62
@@ -112,7 +114,7 @@ def test_a_full_context_ends_the_answer() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the pair whose odd widths differ, on an engine that has a version."""
+    """Return the file of a pair whose odd widths differ, on an engine that has a version."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
     pair = rounding_pair(even_pairs)
@@ -121,7 +123,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_what_is_kept_is_used(place: Path) -> None:
+def test_stored_widths_are_used(place: Path) -> None:
     rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
     kept = load_widths(place)
     assert kept is not None
@@ -132,7 +134,7 @@ def test_what_is_kept_is_used(place: Path) -> None:
     assert again.shared.identical_widths == {"": kept}
 
 
-def test_that_no_widths_agree_is_kept_too(place: Path) -> None:
+def test_stored_widths_include_that_none_agree(place: Path) -> None:
     store_widths(place, IdenticalWidths(()))
     pair = rounding_pair(even_pairs)
     with pytest.raises(CapabilityError, match="identical bits"):
@@ -158,7 +160,9 @@ def test_that_no_widths_agree_is_kept_too(place: Path) -> None:
     ],
     ids=range(12),
 )
-def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_stored_widths_that_are_damaged_give_a_notice_and_are_measured_again(
+    place: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     place.write_text(content, encoding="utf-8")
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
@@ -167,7 +171,9 @@ def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: py
     assert json.loads(place.read_text(encoding="utf-8"))["drafts"][:2] == [2, 4]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_widths_in_a_cache_that_cannot_be_written_are_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
@@ -178,7 +184,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     store_widths(tmp_path / "no" / FOLDER, FOUND)
 
 
-def test_engines_graphs_and_adapters_have_files_of_their_own(place: Path) -> None:
+def test_stored_widths_have_separate_files_per_engine_graph_and_adapter(place: Path) -> None:
     pair = rounding_pair(even_pairs)
     card, uses = pair.target.card, [None, AdapterUse("a", "d"), AdapterUse("a", "d", 0.5)]
     cards = [card, replace(card, threads=2), replace(card, kv_type="int8"), replace(card, tree=False)]

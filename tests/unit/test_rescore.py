@@ -1,4 +1,4 @@
-"""Re-scoring: greedy text of the same model hits everywhere, changed text is found with its gap."""
+"""Re-scoring: greedy text of the same model agrees everywhere; a changed token is found with its logit gap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.toys import run, toy_model
 VOCABULARY = 30
 
 
-def test_a_models_own_text_is_the_arg_max_everywhere() -> None:
+def test_rescore_of_a_models_own_text_agrees_everywhere() -> None:
     prompt = [1, 2, 3]
     tokens = prompt + run(toy_model(VOCABULARY), prompt, max_tokens=20).tokens
     model = toy_model(VOCABULARY)
@@ -25,7 +25,7 @@ def test_a_models_own_text_is_the_arg_max_everywhere() -> None:
     assert model.passes[1:] == [1] * 20  # the one-row kernel, after the prompt
 
 
-def test_a_changed_token_is_found_with_its_gap() -> None:
+def test_rescore_finds_a_changed_token_with_its_gap() -> None:
     prompt = [1, 2, 3]
     tokens = prompt + run(toy_model(VOCABULARY), prompt, max_tokens=20).tokens
     tokens[-1] = (tokens[-1] + 1) % VOCABULARY
@@ -35,7 +35,7 @@ def test_a_changed_token_is_found_with_its_gap() -> None:
     assert score.largest_gap == pytest.approx(float(row.max() - row[tokens[-1]]))
 
 
-def test_a_long_prompt_is_read_in_chunks() -> None:
+def test_rescore_reads_a_long_prompt_in_chunks() -> None:
     prompt = [index % VOCABULARY for index in range(PREFILL_CHUNK + 40)]
     tokens = prompt + run(toy_model(VOCABULARY, context=1000), prompt, max_tokens=4).tokens
     model = toy_model(VOCABULARY, context=1000)
@@ -43,7 +43,7 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
     assert model.passes == [PREFILL_CHUNK, 39, 1, 1, 1, 1]
 
 
-def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
+def test_rescore_of_logits_that_are_nan_never_agrees() -> None:
     tables = [table.copy() for table in toy_tables(VOCABULARY, seed=0)]
     tables[0][5] = np.nan
     score = rescore(TableModel((tables[0], tables[1], tables[2])), [1, 5, 2, 2], prompt_tokens=2)

@@ -1,4 +1,4 @@
-"""Drawing from a row: numpy's definition against the obvious way, and the distribution it draws from."""
+"""NumpyRowDraw: sampling from a row, against a direct computation and the distribution it samples from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_row(size: int = VOCABULARY, *, seed: int, scale: float = 1.5) -> Floa
     return (scale * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
 
 
-# -- the weights -------------------------------------------------------------------------------------------------------
+# -- weights -----------------------------------------------------------------------------------------------------------
 
 
 def test_weights_are_exponentials() -> None:
@@ -50,7 +50,7 @@ def test_weights_are_exponentials() -> None:
     assert found.max() == 1
 
 
-def test_far_below_the_top_weights_are_zero_and_never_subnormal() -> None:
+def test_weights_far_below_the_top_are_zero_and_never_subnormal() -> None:
     logits = np.array([0, -86.6, -86.7, -1e30, -3.4e38, -np.inf], dtype=np.float32)
     found = unnormalised(logits, np.float32(0), exponent_scale(1.0))
     assert found[1] >= np.finfo(np.float32).tiny
@@ -65,7 +65,7 @@ def test_masses_are_weights_to_the_nearest_unit() -> None:
 
 @pytest.mark.parametrize("size", [70, 5000])
 @pytest.mark.parametrize("top_p", [0.999, 0.9, 0.5, 0.01, 1e-9])
-def test_the_nucleus_is_the_fewest_likeliest_with_ties(size: int, top_p: float) -> None:
+def test_nucleus_is_the_fewest_most_likely_ids_with_ties(size: int, top_p: float) -> None:
     for seed, scale in itertools.product(range(5), (0.05, 1.0, 8.0)):
         row = np.round(random_row(size, seed=seed, scale=scale), 1 if seed % 2 else 6)
         indices, weights = weighted(row, SamplingOptions(temperature=1.0, top_p=top_p))
@@ -79,7 +79,7 @@ def test_the_nucleus_is_the_fewest_likeliest_with_ties(size: int, top_p: float) 
         assert every[indices[weights > least]].sum() < wanted or len(indices) == 1
 
 
-# -- the race ----------------------------------------------------------------------------------------------------------
+# -- first arrivals ----------------------------------------------------------------------------------------------------
 
 
 @given(rates=st.lists(st.floats(1e-30, 1), min_size=1, max_size=200), key=st.integers(0, 2**64 - 1), data=st.data())
@@ -100,7 +100,7 @@ def test_first_arrivals_of_many() -> None:
         assert first_arrivals(key, ids, rates, count=9) == np.argsort(times)[:9].tolist()
 
 
-def test_of_equal_arrivals_the_first_wins() -> None:
+def test_first_arrivals_that_tie_are_in_order_of_index() -> None:
     assert first_arrivals(3, np.array([7, 7, 7]), np.ones(3), count=2) == [0, 1]
 
 
@@ -111,7 +111,7 @@ def test_exponentials_are_the_negative_logarithms_of_the_hashes() -> None:
     np.testing.assert_array_max_ulp(found, np.array([-math.log(uniform) for uniform in uniforms]), maxulp=1)
 
 
-# -- the draw ----------------------------------------------------------------------------------------------------------
+# -- draws -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", PROCESSING, ids=str)
@@ -144,7 +144,7 @@ def test_draws_follow_the_processed_row(options: SamplingOptions) -> None:
 
 
 @pytest.mark.parametrize("options", [SamplingOptions(), *PROCESSING[::3]], ids=str)
-def test_it_is_what_the_noise_draws_from_the_distribution(options: SamplingOptions) -> None:
+def test_draw_equals_what_the_noise_draws_from_the_distribution(options: SamplingOptions) -> None:
     noise = Noise(4)
     sampler = Sampler(options, vocabulary_size=900)
     sampler.begin([3, 8])
@@ -156,7 +156,7 @@ def test_it_is_what_the_noise_draws_from_the_distribution(options: SamplingOptio
 @pytest.mark.parametrize(
     "options", [SamplingOptions(), SamplingOptions(repetition_penalty=1.7), *PROCESSING[::3]], ids=str
 )
-def test_a_row_of_some_ids_is_the_whole_row_without_the_others(options: SamplingOptions) -> None:
+def test_draw_from_a_row_of_some_ids_equals_the_full_row_without_the_others(options: SamplingOptions) -> None:
     noise, generator = Noise(4), np.random.default_rng(0)
     sampler = Sampler(options, vocabulary_size=900)
     sampler.begin([0, 3, 8, 899])
@@ -170,7 +170,7 @@ def test_a_row_of_some_ids_is_the_whole_row_without_the_others(options: Sampling
     assert noise.position == 0
 
 
-def test_the_likeliest_with_its_share() -> None:
+def test_leading_is_the_most_likely_id_with_its_probability() -> None:
     for seed in range(20):
         row = random_row(50, seed=seed)
         p = np.exp(row.astype(np.float64) - row.max())
@@ -188,7 +188,7 @@ INFINITE: list[Sequence[float]] = [[math.inf, 1], [-math.inf, -math.inf]]
 
 
 @pytest.mark.parametrize("values", [*BROKEN, *INFINITE], ids=str)
-def test_rows_that_are_not_numbers_are_refused(values: Sequence[float]) -> None:
+def test_draw_refuses_rows_that_are_not_numbers(values: Sequence[float]) -> None:
     row = np.array(values, dtype=np.float32)
     for options in (SamplingOptions(temperature=1.0), SamplingOptions(temperature=1.0, top_k=1, top_p=0.5)):
         with pytest.raises(CapabilityError, match="not numbers"):
@@ -202,10 +202,10 @@ def test_rows_that_are_not_numbers_are_refused(values: Sequence[float]) -> None:
         assert NUMPY.argmax(row) == 0
 
 
-# -- the seam ----------------------------------------------------------------------------------------------------------
+# -- choice of the implementation --------------------------------------------------------------------------------------
 
 
-def test_a_runtime_may_bring_a_helper() -> None:
+def test_row_draw_of_takes_the_runtimes_implementation() -> None:
     helper = NumpyRowDraw()
 
     class Bringing:

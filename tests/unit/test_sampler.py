@@ -1,4 +1,4 @@
-"""The sampler: what it saw of a process is what that process held, and it ends in every case."""
+"""PeakSampler: it measures what a process held, and its own child process ends in every case."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edgedecode.memory.peaks_child import MOST_SAMPLES, Course
 from edgedecode.memory.process_memory import Counters, ProcessMemory, highest, memory_now, memory_of
 
 MB = 10**6
-TOLD = Path("/proc/self/smaps_rollup").exists()
-TELLS = pytest.mark.skipif(not TOLD, reason="this system does not tell")
+REPORTED = Path("/proc/self/smaps_rollup").exists()
+NEEDS_SMAPS = pytest.mark.skipif(not REPORTED, reason="this system does not report it")
 APART_NBYTES = 2 * MB
-"""What the interpreter itself may take between two figures: 0.6 MB were measured."""
+"""Memory that the interpreter itself may take between two readings; 0.6 MB were measured."""
 
 STEPS = """
 import mmap, sys
@@ -90,12 +90,12 @@ def figures(resident: int, proportional: int | None = None, anonymous: int | Non
     return ProcessMemory(resident, proportional, anonymous)
 
 
-def test_the_highest_of_each_kind_is_kept_and_what_is_not_told_counts_for_nothing() -> None:
+def test_highest_takes_the_maximum_of_each_kind_and_ignores_missing_ones() -> None:
     assert highest(figures(5, None, 3), figures(4, 2, 9)) == figures(5, 2, 9)
     assert highest(figures(5), figures(6)) == figures(6)
 
 
-def test_a_course_keeps_every_peak_however_long_it_gets() -> None:
+def test_course_keeps_every_peak_however_long_it_gets() -> None:
     course = Course()
     for step in range(10_000):
         course.add(0.02 * step, figures(7000 if step == 6543 else 100 + step % 7, None, step % 50))
@@ -110,8 +110,8 @@ def test_a_course_keeps_every_peak_however_long_it_gets() -> None:
     assert max(gaps) <= 2 * min(gaps) + 1e-9
 
 
-@TELLS
-def test_counters_and_pages_tell_the_same() -> None:
+@NEEDS_SMAPS
+def test_counters_agree_with_the_page_totals() -> None:
     by_counters, by_pages = Counters(os.getpid()).read(), memory_now()
     assert by_counters is not None
     assert by_pages is not None
@@ -121,8 +121,8 @@ def test_counters_and_pages_tell_the_same() -> None:
 
 
 @pytest.mark.memory
-@TELLS
-def test_what_a_process_takes_is_what_is_seen_and_stays_when_it_is_given_back(tmp_path: Path) -> None:
+@NEEDS_SMAPS
+def test_sampler_measures_what_a_process_takes_and_keeps_the_peak_when_it_is_freed(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         before = memory_of(process.pid)
         with PeakSampler(process.pid) as sampler:
@@ -147,8 +147,8 @@ def test_what_a_process_takes_is_what_is_seen_and_stays_when_it_is_given_back(tm
 
 
 @pytest.mark.memory
-@TELLS
-def test_no_peak_of_resident_pages_is_too_short_to_be_seen(tmp_path: Path) -> None:
+@NEEDS_SMAPS
+def test_sampler_misses_no_short_peak_of_resident_pages(tmp_path: Path) -> None:
     with holder(tmp_path) as process, PeakSampler(process.pid) as sampler:
         before = memory_of(process.pid)
         for _ in range(5):
@@ -160,8 +160,8 @@ def test_no_peak_of_resident_pages_is_too_short_to_be_seen(tmp_path: Path) -> No
 
 
 @pytest.mark.memory
-@TELLS
-def test_peaks_begin_with_the_sampler(tmp_path: Path) -> None:
+@NEEDS_SMAPS
+def test_sampler_ignores_peaks_from_before_it_started(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.do(f"take anonymous {60 * MB}")
         process.do("drop anonymous")
@@ -175,8 +175,8 @@ def test_peaks_begin_with_the_sampler(tmp_path: Path) -> None:
     assert sampler.samples[-1].memory.resident <= sampler.peak.resident
 
 
-@TELLS
-def test_a_process_that_ends_leaves_its_peaks(tmp_path: Path) -> None:
+@NEEDS_SMAPS
+def test_sampler_keeps_the_peaks_of_a_process_that_ended(tmp_path: Path) -> None:
     with holder(tmp_path) as process, PeakSampler(process.pid) as sampler:
         before = sampler.peak
         process.end()
@@ -186,7 +186,7 @@ def test_a_process_that_ends_leaves_its_peaks(tmp_path: Path) -> None:
     assert not sampler.why_not
 
 
-def test_no_process_has_no_figures() -> None:
+def test_sampler_has_no_figures_of_a_process_that_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     with PeakSampler(ended.pid) as sampler:
@@ -195,8 +195,8 @@ def test_no_process_has_no_figures() -> None:
     assert sampler.samples == ()
 
 
-@TELLS
-def test_a_sampler_that_is_killed_keeps_what_it_told() -> None:
+@NEEDS_SMAPS
+def test_sampler_that_is_killed_keeps_its_figures() -> None:
     with PeakSampler() as sampler:
         before = sampler.peak
         assert sampler._child is not None
@@ -206,7 +206,7 @@ def test_a_sampler_that_is_killed_keeps_what_it_told() -> None:
     assert sampler.why_not == "the sampler ended"
 
 
-def test_the_child_is_reaped() -> None:
+def test_sampler_reaps_its_child() -> None:
     with PeakSampler() as sampler:
         child = sampler._child
         assert child is not None
@@ -224,18 +224,18 @@ with PeakSampler() as sampler:
 """
 
 
-@TELLS
-def test_the_child_ends_with_its_parent() -> None:
+@NEEDS_SMAPS
+def test_sampler_child_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
     child = Path("/proc") / done.stdout.strip()
     deadline = time.monotonic() + 30
     while child.exists() and "\nState:\tZ" not in (child / "status").read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not child.exists() or "\nState:\tZ" in (child / "status").read_text()  # nobody may reap orphans here
+    assert not child.exists() or "\nState:\tZ" in (child / "status").read_text()  # orphans may stay zombies here
 
 
-def test_other_systems_ask_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_uses_psutil_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     class AccessDenied(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""From a row of logits to a distribution: the stated order, against transformers and against the obvious way."""
+"""The sampler: from a row of logits to a distribution, against transformers and a direct computation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMBINATIONS = [
 
 
 def random_rows(count: int, *, seed: int, scale: float = 2.5) -> FloatArray:
-    """Rows whose padding would win if it were looked at."""
+    """Return rows whose padding would win if it were not ignored."""
     rows = (scale * np.random.default_rng(seed).standard_normal((count, ROWS))).astype(np.float32)
     rows[:, VOCABULARY:] = 50.0
     return rows
@@ -60,7 +60,7 @@ def transformers() -> Any:
         return pytest.importorskip("transformers")
 
 
-def test_it_equals_the_processors_of_transformers_in_their_order(transformers: Any) -> None:
+def test_probs_equal_the_logits_processors_of_transformers_in_order(transformers: Any) -> None:
     import torch
 
     generator = np.random.default_rng(5)
@@ -87,7 +87,7 @@ def test_it_equals_the_processors_of_transformers_in_their_order(transformers: A
 
 
 @pytest.mark.parametrize("options", COMBINATIONS[::7], ids=str)
-def test_it_equals_the_obvious_way(options: SamplingOptions) -> None:
+def test_probs_equal_the_direct_computation(options: SamplingOptions) -> None:
     for row in random_rows(4, seed=11):
         seen = [3, 9, 9, 41]
         expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen)
@@ -118,9 +118,7 @@ def test_greedy_takes_the_smallest_id_of_a_tie() -> None:
     min_p=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 20),
 )
-def test_padded_rows_are_never_in_the_support(
-    temperature: float, top_k: int, top_p: float, min_p: float, seed: int
-) -> None:
+def test_probs_never_include_padding(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> None:
     options = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     row = random_rows(1, seed=seed)[0]
     probs = sampler(options).probs(row)
@@ -131,7 +129,7 @@ def test_padded_rows_are_never_in_the_support(
     assert int(row[:VOCABULARY].argmax()) in probs.ids
 
 
-def test_a_penalty_counts_a_token_once_and_the_path_like_the_context() -> None:
+def test_penalty_counts_a_token_once_and_the_path_like_the_context() -> None:
     options = SamplingOptions(temperature=1.0, repetition_penalty=1.5)
     row = random_rows(1, seed=3)[0]
     whole = dense(sampler(options, seen=[4, 5, 5, 6]).probs(row))
@@ -143,7 +141,7 @@ def test_a_penalty_counts_a_token_once_and_the_path_like_the_context() -> None:
     np.testing.assert_array_equal(dense(split.probs(row)), dense(sampler(options, seen=[4]).probs(row)))
 
 
-def test_a_row_is_not_written_to() -> None:
+def test_probs_leave_the_row_unchanged() -> None:
     row = random_rows(1, seed=4)[0]
     before = row.copy()
     for options in (*COMBINATIONS[::5], SamplingOptions(), SamplingOptions(repetition_penalty=2)):
@@ -151,8 +149,8 @@ def test_a_row_is_not_written_to() -> None:
         np.testing.assert_array_equal(row, before)
 
 
-def test_a_wide_nucleus_is_found_whole() -> None:
-    """Flat rows need many more ids than the first look takes."""
+def test_top_p_finds_a_wide_nucleus_completely() -> None:
+    """Flat rows need many more ids than the first selection takes."""
     rng = np.random.default_rng(8)
     options = SamplingOptions(temperature=1.0, top_p=0.97)
     row = (0.1 * rng.standard_normal(3000)).astype(np.float32)
@@ -162,7 +160,7 @@ def test_a_wide_nucleus_is_found_whole() -> None:
     assert len(probs.ids) == wanted
 
 
-def test_ties_with_the_last_token_of_top_k_are_kept() -> None:
+def test_top_k_keeps_ties_with_its_last_token() -> None:
     row = np.array([1, 3, 2, 2, 0], dtype=np.float32)
     probs = Sampler(SamplingOptions(temperature=1.0, top_k=2), vocabulary_size=5).probs(row)
     assert probs.ids.tolist() == [1, 2, 3]
@@ -186,12 +184,12 @@ def test_ties_with_the_last_token_of_top_k_are_kept() -> None:
         ("repetition_penalty", float("inf")),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+def test_sampling_options_refuse_values_out_of_range_by_name(name: str, value: float) -> None:
     with pytest.raises(InputError, match=rf"^{name} .* is out of range: "):
         SamplingOptions(**{name: value})
 
 
-def test_defaults_come_from_generation_config() -> None:
+def test_sampling_defaults_come_from_generation_config() -> None:
     said = Generation(end_token_ids=(1,), sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
     assert sampling_defaults(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
     assert sampling_defaults(Generation(end_token_ids=())).greedy
@@ -230,7 +228,7 @@ def test_noise_differs_between_seeds_and_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_out_of_range_are_refused(seed: int) -> None:
+def test_noise_refuses_seeds_out_of_range(seed: int) -> None:
     with pytest.raises(InputError, match="seed"):
         Noise(seed)
 
@@ -239,7 +237,7 @@ def test_seeds_out_of_range_are_refused(seed: int) -> None:
 
 
 def uniforms(*, seed: int, position: int, count: int, first: int = 0) -> np.ndarray:
-    key = mixed(mixed(mixed(seed)) + position)  # as `Noise` makes it, stream 0
+    key = mixed(mixed(mixed(seed)) + position)  # as `Noise` computes it, stream 0
     return np.exp(-exponentials(key, np.arange(first, first + count)))
 
 
@@ -248,7 +246,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_the_mix_is_splitmix64() -> None:
+def test_mixed_is_splitmix64() -> None:
     """The generator's published outputs for the seed 1234567."""
     outputs = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     step = 0x9E3779B97F4A7C15
@@ -268,7 +266,7 @@ def test_noise_per_id_is_uniform_over_ids_positions_and_seeds(seed: int) -> None
 
 
 def test_noise_per_id_is_independent_of_its_neighbours() -> None:
-    """Pairs fall evenly into a grid: of near ids, positions and seeds, and of an id with itself one position on."""
+    """Pairs fall evenly into a grid: pairs of near ids, positions and seeds, and of one id at two positions."""
     grid = np.array([uniforms(seed=5, position=place, count=300) for place in range(300)])
     seeds = np.array([uniforms(seed=seed, position=5, count=300) for seed in range(300)])
     pairs = {
@@ -283,7 +281,7 @@ def test_noise_per_id_is_independent_of_its_neighbours() -> None:
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40), data=st.data())
-def test_a_draw_is_a_function_of_seed_stream_position_and_distribution(
+def test_draw_is_a_function_of_seed_stream_position_and_distribution(
     seed: int, position: int, data: st.DataObject
 ) -> None:
     values = data.draw(st.lists(st.floats(0.01, 1), min_size=2, max_size=30))
@@ -294,7 +292,7 @@ def test_a_draw_is_a_function_of_seed_stream_position_and_distribution(
     assert noise.position == position
     assert noise.take() == noise.key_at(position)
     assert noise.position == position + 1
-    # An id's noise does not depend on what else is in the support: without the others it wins still.
+    # An id's noise does not depend on the rest of the support: without the other ids it still wins.
     if len(values) > 2:
         loser = next(id for id in range(len(values)) if id != token)
         left = [0.0 if id == loser else value for id, value in enumerate(values)]
@@ -311,8 +309,8 @@ def test_draws_follow_the_distribution_and_streams_differ() -> None:
     assert same == pytest.approx(float((probs.p**2).sum()), abs=0.04)
 
 
-def test_the_same_noise_couples_near_distributions() -> None:
-    """They agree far more often than one's arg-max with the other's draws: at least (1 - d) / (1 + d) of the time."""
+def test_draws_with_the_same_noise_agree_for_similar_distributions() -> None:
+    """They agree at least (1 - d) / (1 + d) of the time, far more often than arg-max agrees with the other's draws."""
     rng = np.random.default_rng(1)
     noise, agreed, likeliest, bound = Noise(2), 0, 0, 0.0
     for position in range(1500):
@@ -328,7 +326,7 @@ def test_the_same_noise_couples_near_distributions() -> None:
     assert agreed > 1.5 * likeliest
 
 
-def test_noise_ranks_by_what_it_would_draw_without_the_ones_before() -> None:
+def test_ranked_at_lists_what_would_be_drawn_without_the_tokens_before() -> None:
     noise = Noise(9)
     rng = np.random.default_rng(4)
     for position in range(50):
@@ -344,7 +342,7 @@ def test_noise_ranks_by_what_it_would_draw_without_the_ones_before() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
-def test_seeds_that_nobody_chose_survive_json_readers_with_float64(seed: int | None) -> None:
+def test_answer_seed_survives_json_readers_with_float64(seed: int | None) -> None:
     for number in range(1, 100):
         made = answer_seed(seed, number)
         assert int(float(made)) == made < 2**53

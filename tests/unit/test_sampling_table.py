@@ -1,4 +1,4 @@
-"""The table of sampling options: what is made of a row, and a row that nothing else knows."""
+"""The table of sampling options: flag, manifest key and default of each entry, and an entry added by a test."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Options(SamplingOptions):
 
 
 def some(option: SamplingOption) -> float:
-    """A value that is on."""
+    """Return a value that makes the option active."""
     least, most = option.between
     return 7 if option.whole else 0.5 * (max(least, 0.0) + min(most, 1.0))
 
 
 @ROWS
-def test_an_option_is_off_by_default_and_active_otherwise(option: SamplingOption) -> None:
+def test_sampling_option_is_off_by_default_and_active_otherwise(option: SamplingOption) -> None:
     assert SamplingOptions().active == {}
     options = replace(SamplingOptions(), **{option.name: some(option)})
     assert options.active == {option.name: option}
@@ -53,7 +53,7 @@ def test_an_option_is_off_by_default_and_active_otherwise(option: SamplingOption
 
 
 @ROWS
-def test_a_flag_sets_it_and_the_guide_names_it(option: SamplingOption) -> None:
+def test_sampling_option_has_a_flag_that_the_guide_names(option: SamplingOption) -> None:
     parser = ArgumentParser()
     add_session_options(parser)
     flag = option.flag.split()[0]
@@ -65,21 +65,21 @@ def test_a_flag_sets_it_and_the_guide_names_it(option: SamplingOption) -> None:
 
 
 @ROWS
-def test_a_pack_keeps_its_default(option: SamplingOption) -> None:
+def test_sampling_option_default_round_trips_through_the_manifest(option: SamplingOption) -> None:
     with toy_pair() as pair:
-        said = replace(pair.manifest.generation, sampling={option.name: some(option)})
+        defaults = replace(pair.manifest.generation, sampling={option.name: some(option)})
         files = {name: FileEntry(nbytes=1, sha256="ab" * 32) for name in pair.manifest.named()}
-        manifest = replace(pair.manifest, generation=said, files=files)
+        manifest = replace(pair.manifest, generation=defaults, files=files)
     document = json.loads(manifest.to_json())
     assert document["generation"][option.name] == some(option)
     assert Manifest.from_json(document) == manifest
-    assert [*sampling_defaults(said).active] == [option.name]
+    assert [*sampling_defaults(defaults).active] == [option.name]
     document["generation"][option.name] = "much"
     with pytest.raises(ManifestError, match=rf"manifest\.generation\.{option.name} is 'much': expected "):
         Manifest.from_json(document)
 
 
-def test_what_the_native_draw_does_not_know_is_drawn_in_numpy() -> None:
+def test_quick_draw_uses_numpy_for_options_the_native_code_lacks() -> None:
     rng = np.random.default_rng(5)
     native, defined = quick_draw(), NumpyRowDraw()
     row = (2 * rng.standard_normal(3000)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The scheduler on virtual machines: it may lose almost nothing where drafts fail, and takes what they give."""
+"""The scheduler on simulated machines: almost no loss to wrong drafts, near the best speed with right ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgedecode.schedule.scheduler import MOST_REST, READ_WINDOW, STOP_LOSS, Sch
 from tests.virtual import Accepts, Machine, always, never, ride
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)
-"""Two old cores: every row is expensive, and so is the draft model."""
+"""Two old cores: rows and the draft model are expensive."""
 FAST = Machine(row=0.17, draft=0.06, read=0.02)
 MACHINES = [SLOW, Machine(), FAST]
 SEEDS = range(8)
@@ -44,7 +44,7 @@ def noisy(machine: Machine) -> Machine:
 
 
 def plain_cost(tokens: int, machine: Machine) -> float:
-    """Return what plain decoding takes: the first token came with the prompt."""
+    """Return the cost of plain decoding; the first token came with the prompt."""
     return (tokens - 1) * (1 + machine.host) * machine.slowdown
 
 
@@ -70,7 +70,9 @@ def _fixed_cost(right: Accepts, length: int, tokens: int, machine: Machine, *, m
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
-def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[str, object]) -> None:
+def test_scheduler_loses_almost_nothing_to_drafts_that_are_never_right(
+    machine: Machine, drafters: dict[str, object]
+) -> None:
     found = ride(scheduler(), tokens=256, machine=machine, **drafters)  # type: ignore[arg-type]
     assert plain_cost(256, machine) / found.cost >= 0.97
     late = [entry for entry in found.rounds if entry[0] >= 64]
@@ -82,14 +84,16 @@ def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[st
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
-def test_hostile_drafts_cost_little_under_background_load(machine: Machine, drafters: dict[str, object]) -> None:
-    """Over 5 seeds; what the noise itself adds or takes is another 3%."""
+def test_scheduler_loses_little_to_wrong_drafts_under_background_load(
+    machine: Machine, drafters: dict[str, object]
+) -> None:
+    """The mean over all seeds; the noise itself accounts for another 3%."""
     found = [ride(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
     assert len(SEEDS) * plain_cost(256, noisy(machine)) / sum(found) >= 0.94
 
 
-def test_losses_stay_within_the_ledger() -> None:
-    """By the clock: what all rounds lost is at most the grants, the income of the text, and what the last use cost."""
+def test_ledger_bounds_the_losses() -> None:
+    """All rounds together lose at most the grants, the income of the text and the cost of the last use."""
     known = Experience()
     tokens = 3000
     found = ride(scheduler(known), tokens=tokens, machine=Machine(), model=some(0.2), free=some(0.2))  # type: ignore[arg-type]
@@ -101,17 +105,17 @@ def test_losses_stay_within_the_ledger() -> None:
     assert set(known.ledger.balances) == {"free", "model"}
 
 
-def test_an_account_is_a_grant_an_income_and_what_was_gained_and_lost() -> None:
+def test_ledger_account_is_grant_income_gains_and_losses() -> None:
     ledger = Ledger()
     assert ledger.funds("suffix") == GRANT
     ledger.settle("suffix", -GRANT - 10)
     ledger.earn(100)
     assert ledger.funds("suffix") == pytest.approx(100 * INCOME - OVERDRAFT)
     ledger.settle("suffix", 1000)
-    assert GRANT < ledger.funds("suffix") < 1000, "gains beyond a limit do not excuse losses for ever"
+    assert GRANT < ledger.funds("suffix") < 1000, "gains beyond a limit do not cover losses for ever"
 
 
-def test_answers_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> None:
+def test_acceptance_of_interleaved_answers_is_separate_but_shares_the_history() -> None:
     known = Experience()
     first, second = scheduler(known), scheduler(known)
     first.begin()
@@ -127,7 +131,7 @@ def test_answers_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> 
 
 
 def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
-    """Return the best fixed length's time over the scheduler's, and plain's, once it knows the machine and the pair."""
+    """Return the times of the best fixed length and of plain decoding over the scheduler's, after warm-up."""
     known = Experience()
     ride(scheduler(known), tokens=1500, machine=machine, **{name: some(share, seed=1)})  # type: ignore[arg-type]
     texts = [some(share, seed) for seed in SEEDS]
@@ -141,21 +145,21 @@ def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["free", "model"])
 @pytest.mark.parametrize("machine", [*MACHINES, *map(noisy, MACHINES)])
-def test_it_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
+def test_scheduler_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
     found = [settled(machine, share, name) for share in (1.0, 0.9, 0.75, 0.5, 0.3)]
     assert sum(best for best, _ in found) / len(found) >= 0.93
     assert min(best for best, _ in found) >= 0.8
     assert min(plain for _, plain in found) >= (0.97 if machine.jitter else 0.98)
 
 
-def test_drafts_that_are_always_right_become_long() -> None:
+def test_scheduler_lengthens_drafts_that_are_always_right() -> None:
     found = ride(scheduler(draft_max=16), tokens=300, machine=FAST, free=always)
     assert max(drafted for _, _, drafted, _ in found.rounds) == 16
     assert len(found.rounds) < 300 / 8
 
 
 @pytest.mark.parametrize("machine", [Machine(), FAST])
-def test_off_within_sixteen_rounds_and_back_within_sixty_four_tokens_for_free_drafters(machine: Machine) -> None:
+def test_scheduler_stops_free_drafters_within_16_rounds_and_resumes_within_64_tokens(machine: Machine) -> None:
     def right(place: int) -> bool:
         return not 150 <= place < 400
 
@@ -167,7 +171,7 @@ def test_off_within_sixteen_rounds_and_back_within_sixty_four_tokens_for_free_dr
 
 
 @pytest.mark.parametrize("machine", [Machine(), FAST])
-def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(machine: Machine) -> None:
+def test_scheduler_stops_the_model_within_16_rounds_and_resumes_within_512_tokens(machine: Machine) -> None:
     def right(place: int) -> bool:
         return not 200 <= place < 700
 
@@ -182,8 +186,8 @@ def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(mach
     assert sum(accepted > 0 for _, _, _, accepted in late) > 0.9 * len(late)
 
 
-def test_plan_is_free_of_side_effects() -> None:
-    """Calling plan twice gives the same plan: only rounds that run are learned from and charged."""
+def test_plan_has_no_side_effects() -> None:
+    """Only rounds that run are learned from and charged."""
     made = scheduler()
     ride(made, tokens=40, machine=FAST, model=always, free=always)
     signals = Signals(context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),))
@@ -193,7 +197,7 @@ def test_plan_is_free_of_side_effects() -> None:
     assert made.experience.as_dict() == known
 
 
-def test_a_model_is_not_read_for_a_few_tokens() -> None:
+def test_scheduler_does_not_prefill_the_draft_model_for_a_few_tokens() -> None:
     machine = Machine(row=0.35, draft=0.15, read=0.1)
     known = Experience()
     ride(scheduler(known), tokens=300, machine=machine, model=some(0.7), prompt=8)  # type: ignore[arg-type]
@@ -203,20 +207,20 @@ def test_a_model_is_not_read_for_a_few_tokens() -> None:
     assert long.used("model")
 
 
-def test_wrong_stored_costs_are_corrected_by_the_clock() -> None:
-    class Lying(Scheduler):
+def test_ledger_corrects_wrong_costs_by_measured_time() -> None:
+    class Biased(Scheduler):
         def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
             super().observe(cost, scores)
             table = self.costs.table(1)
-            table.beta[2:20], table._curve = 0.0, []  # wide passes are free, it believes
+            table.beta[2:20], table._curve = 0.0, []  # claims that wide passes are free
 
-    lying = Lying(free=["free"])
-    found = ride(lying, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]
-    assert lying.ledger.funds("free") < INCOME * 300
+    biased = Biased(free=["free"])
+    found = ride(biased, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]
+    assert biased.ledger.funds("free") < INCOME * 300
     assert len(found.used("free")) < len(found.rounds) / 2
 
 
-def test_costs_from_a_bad_moment_are_measured_again() -> None:
+def test_scheduler_measures_costs_from_a_loaded_moment_again() -> None:
     """Costs first measured under background load do not keep good drafts off for long."""
     known = Experience()
     ride(scheduler(known), tokens=60, machine=Machine(row=1.6, draft=0.6), free=some(0.5), model=some(0.5))  # type: ignore[arg-type]
@@ -226,22 +230,22 @@ def test_costs_from_a_bad_moment_are_measured_again() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.4, 2.5])
-def test_a_machine_that_becomes_slower_or_faster_is_drafted_on_as_before(factor: float) -> None:
-    """Every cost is a share of a plain pass: the drafter's work became slower or faster with it."""
+def test_scheduler_drafts_the_same_on_a_machine_that_changes_speed(factor: float) -> None:
+    """Costs are relative to a plain pass, and the drafter's work changes speed with it."""
     known = Experience()
     _, before = (ride(scheduler(known), tokens=600, model=some(0.85)) for _ in range(2))  # type: ignore[arg-type]
     after = ride(scheduler(known), tokens=600, model=some(0.85), pace=factor)  # type: ignore[arg-type]
     assert after.cost / factor < 1.05 * before.cost < 0.9 * plain_cost(600, Machine())
 
 
-def test_a_model_that_knows_when_to_stop_is_known_for_it() -> None:
+def test_acceptance_learns_that_a_model_stops_its_drafts_early() -> None:
     known = Experience()
     first = scheduler(known)
     first.begin()
     for _ in range(30):
         first.observe(RoundCost(width=2, pass_seconds=0.01, drafter="model", drafted=1, accepted=1, stopped=True))
     assert first.acceptance.stops("model") > 0.9
-    assert [*first.acceptance.curve("model", 2)][1] < 0.2, "no draft lived longer than its model was sure"
+    assert [*first.acceptance.curve("model", 2)][1] < 0.2, "no draft was longer than its model was sure"
     kept = Experience.from_dict(known.as_dict())
     assert kept.history.stops == known.history.stops
     for _ in range(30):
@@ -249,7 +253,7 @@ def test_a_model_that_knows_when_to_stop_is_known_for_it() -> None:
     assert first.acceptance.stops("model") < 0.1
 
 
-def test_the_same_calls_make_the_same_plans() -> None:
+def test_plan_is_deterministic_for_the_same_calls() -> None:
     found = ride(scheduler(), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     again, scores = scheduler(), iter(found.scores)
     again.begin()
@@ -263,7 +267,7 @@ def test_the_same_calls_make_the_same_plans() -> None:
     assert {plan.drafter for plan in found.plans} >= {"free", "model"}
 
 
-def test_learned_state_round_trips_through_json() -> None:
+def test_experience_round_trips_through_json() -> None:
     known = Experience()
     ride(scheduler(known), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     copy = Experience.from_dict(json.loads(json.dumps(known.as_dict())))
@@ -271,21 +275,21 @@ def test_learned_state_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 65])
-def test_longest_drafts_out_of_range_are_refused(length: int) -> None:
+def test_scheduler_options_refuse_draft_max_out_of_range(length: int) -> None:
     with pytest.raises(InputError, match=f"draft length {length} is out of range: 1 to 64"):
         SchedulerOptions(draft_max=length)
 
 
 @pytest.mark.parametrize(("host", "asking"), [(0.0005, 0.012), (0.005, 0.01), (0.03, 0.1)])
-def test_asking_in_vain_comes_to_rest_whatever_it_costs(host: float, asking: float) -> None:
+def test_scheduler_asks_ever_less_often_when_no_draft_is_profitable(host: float, asking: float) -> None:
     found = ride(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
     asked = sum(isinstance(call, Signals) for call in found.calls)
     assert asked * asking <= 2000 * (INCOME / 2 + asking / (1 + MOST_REST)) + MOST_REST * asking
     costs = [call for call in found.calls if isinstance(call, RoundCost)]
     assert any(cost.repeats and cost.drafter == NO_DRAFTER for cost in costs)
-    assert len(found.rounds) == sum(1 + cost.repeats for cost in costs), "every round is told, if only counted"
+    assert len(found.rounds) == sum(1 + cost.repeats for cost in costs), "every round is reported, at least as a count"
 
 
-def test_fixed_lengths_need_no_scheduler() -> None:
+def test_fixed_length_runs_without_a_scheduler() -> None:
     found = ride(FixedLength(0), tokens=20)
     assert found.cost == pytest.approx(plain_cost(20, Machine()))

@@ -38,7 +38,7 @@ def plain_text(prompt: str, *, max_tokens: int, ending: float = 0.0, sampling: S
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["model", "suffix", "recycle", "none", None])
-def test_reply_is_the_same_with_every_drafter(drafter: str | None, sampling: SamplingOptions | None) -> None:
+def test_generate_gives_the_same_text_with_every_drafter(drafter: str | None, sampling: SamplingOptions | None) -> None:
     made = session(drafter=drafter, draft_max=4, sampling=sampling)
     done = made.generate("hello hello hello", max_tokens=40)
     assert done.text == plain_text("hello hello hello", max_tokens=40, sampling=sampling)
@@ -50,7 +50,7 @@ def test_reply_is_the_same_with_every_drafter(drafter: str | None, sampling: Sam
         assert done.stats.accepted > 0
 
 
-def test_chunks_report_the_source_of_their_tokens() -> None:
+def test_stream_chunks_report_the_source_of_their_tokens() -> None:
     made = session(drafter="model", draft_max=4)
     chunks = list(made.stream("hello", max_tokens=30))
     drafted = [chunk for chunk in chunks if chunk.source == "model"]
@@ -62,7 +62,7 @@ def test_chunks_report_the_source_of_their_tokens() -> None:
     assert tuple(token for chunk in chunks for token in chunk.tokens) == made.tokens[-30:]
 
 
-def test_an_end_token_stops_the_reply_and_is_not_shown() -> None:
+def test_generate_stops_at_an_end_token_and_does_not_show_it() -> None:
     made = session(ending=7.0, noise=0.0, drafter="model", draft_max=6)
     done = made.generate("hello", max_tokens=200)
     assert done.finish_reason is FinishReason.STOP
@@ -74,7 +74,7 @@ def test_an_end_token_stops_the_reply_and_is_not_shown() -> None:
     assert done.text == plain_text("hello", max_tokens=200, ending=7.0)
 
 
-def test_each_end_token_stops_the_reply_unless_ignored() -> None:
+def test_generate_stops_at_each_end_token_unless_ignored() -> None:
     text = plain_text("hello", max_tokens=40)
     first = session().generate("hello", max_tokens=40).tokens
     ends = Generation(end_token_ids=(END, first[20], first[9]))
@@ -88,7 +88,7 @@ def test_each_end_token_stops_the_reply_unless_ignored() -> None:
     assert ignored.finish_reason is FinishReason.LENGTH
 
 
-def test_defaults_come_from_the_pack() -> None:
+def test_session_defaults_come_from_the_pack() -> None:
     said = Generation(end_token_ids=(END,), sampling={"temperature": 0.9, "top_k": 30}, max_tokens=7)
     made = session(generation=said)
     assert made.sampling == WARM
@@ -98,7 +98,7 @@ def test_defaults_come_from_the_pack() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str, length: int) -> None:
+def test_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str, length: int) -> None:
     text = plain_text("hello", max_tokens=40)
     surplus = 0
     for place in (4, 11, 26):
@@ -125,14 +125,14 @@ def test_stop_string_completed_by_the_final_flush_stops() -> None:
     assert done.finish_reason is FinishReason.STOP
 
 
-def test_held_back_text_is_shown_at_the_end() -> None:
+def test_stop_string_holds_back_text_until_the_end_only() -> None:
     text = plain_text("hello", max_tokens=12)
     done = session().generate("hello", max_tokens=12, stop=[text[8:] + "never"])
     assert done.text == text
     assert done.finish_reason is FinishReason.LENGTH
 
 
-def test_half_a_character_is_never_shown() -> None:
+def test_stream_never_shows_half_a_character() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(draft_max=3)) as made:  # random bytes, hardly ever UTF-8
         chunks = list(made.stream("hello", max_tokens=60))
         whole = "".join(chunk.text for chunk in chunks)
@@ -140,7 +140,7 @@ def test_half_a_character_is_never_shown() -> None:
         assert "\ufffd" in whole
 
 
-def test_the_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
+def test_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
     for draft_max in (0, 1, 5, 16):
         made = session(context=64, draft_max=draft_max, noise=0.3, when_full=WhenFull.STOP)
         done = made.generate("hello", max_tokens=500)
@@ -157,7 +157,7 @@ def test_the_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
         assert made.generate("hello", max_tokens=5).finish_reason is FinishReason.LENGTH
 
 
-def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
+def test_generate_with_a_prompt_that_does_not_fit_changes_nothing() -> None:
     made = session(context=64)
     made.generate("hi", max_tokens=2)
     before = made.messages, made.tokens
@@ -168,7 +168,7 @@ def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
     assert (made.messages, made.tokens) == before
 
 
-def test_turns_reuse_the_kv_cache() -> None:
+def test_generate_reuses_the_kv_cache_across_turns() -> None:
     made = session(draft_max=3)
     first = made.generate("hello", max_tokens=20)
     assert first.stats.cached_tokens == 0
@@ -191,7 +191,7 @@ def test_reset_reuses_the_shared_prefix() -> None:
     assert fresh.generate("again", max_tokens=10).tokens == done.tokens
 
 
-def test_a_bare_text_is_continued_without_transcript() -> None:
+def test_complete_continues_text_without_a_transcript() -> None:
     made = session(draft_max=3)
     done = made.collect(made.complete("once upon a time", max_tokens=12))
     assert made.messages == ()
@@ -226,7 +226,7 @@ def test_a_bare_text_is_continued_without_transcript() -> None:
     ],
     ids=str,
 )
-def test_bad_options_are_refused_and_leave_no_lease(
+def test_session_refuses_bad_options_and_leaves_no_lease(
     options: dict[str, object], error: type[Exception], said: str
 ) -> None:
     pair = ascii_pair()
@@ -237,7 +237,7 @@ def test_bad_options_are_refused_and_leave_no_lease(
     assert pair.budget.used_nbytes == used
 
 
-def test_refused_drafter_releases_the_target_state() -> None:
+def test_session_refused_for_its_drafter_releases_the_target_state() -> None:
     pair = ascii_pair(budget=Budget())
     used = pair.budget.used_nbytes
     with pair.session(SessionOptions(drafter="none")):
@@ -250,19 +250,19 @@ def test_refused_drafter_releases_the_target_state() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, -3])
-def test_max_tokens_is_positive(max_tokens: int) -> None:
+def test_generate_requires_positive_max_tokens(max_tokens: int) -> None:
     with pytest.raises(InputError, match=f"max_tokens {max_tokens} is out of range"):
         session().stream("hello", max_tokens=max_tokens)
 
 
-def test_an_empty_stop_string_is_refused_before_anything_changes() -> None:
+def test_stop_string_that_is_empty_is_refused_before_anything_changes() -> None:
     made = session()
     with pytest.raises(InputError, match="cannot be empty"):
         made.stream("hello", stop=[""])
     assert made.messages == ()
 
 
-def test_invalid_unicode_is_refused_before_anything_changes() -> None:
+def test_generate_refuses_invalid_unicode_before_anything_changes() -> None:
     made = session()
     with pytest.raises(InputError, match="lone surrogate"):
         made.stream("\ud800")
@@ -295,7 +295,7 @@ def test_ratio_rule_is_available_and_deterministic() -> None:
     assert len(texts) == 1
 
 
-def test_same_seed_repeats_the_text_and_another_does_not() -> None:
+def test_seed_repeats_the_text_and_another_does_not() -> None:
     def text(**options: object) -> str:
         return session(sampling=WARM, **options).generate("hello", max_tokens=30).text
 
@@ -317,13 +317,13 @@ def texts(made: Session) -> list[str]:
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("drafter", ["none", "model", None])
-def test_unseeded_call_gives_another_text(seed: int | None, drafter: str | None) -> None:
+def test_generate_without_a_seed_gives_another_text_each_call(seed: int | None, drafter: str | None) -> None:
     said = texts(session(sampling=WARM, seed=seed, drafter=drafter))
     assert len(set(said)) == len(said)
 
 
 @pytest.mark.parametrize("options", [{"drafter": "none"}, {"drafter": "model"}, {"reproducible": True}], ids=str)
-def test_with_a_seed_the_same_calls_give_the_same_texts(options: dict[str, object]) -> None:
+def test_seed_of_a_session_gives_the_same_texts_for_the_same_calls(options: dict[str, object]) -> None:
     expected = texts(session(sampling=WARM))
     assert texts(session(sampling=WARM, **options)) == expected
     assert texts(session(sampling=WARM, seed=4, **options)) != expected
@@ -331,7 +331,7 @@ def test_with_a_seed_the_same_calls_give_the_same_texts(options: dict[str, objec
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("seed", [None, 3])
-def test_any_answer_can_be_reproduced_by_its_seed(seed: int | None, rule: Rule) -> None:
+def test_seed_of_an_answer_reproduces_it(seed: int | None, rule: Rule) -> None:
     options = {"sampling": WARM, "drafter": "model", "draft_max": 3, "rule": rule, "noise": 0.4}
     made = session(seed=seed, **options)
     seeds = set[int | None]()
@@ -362,7 +362,7 @@ def test_transcript_holds_streamed_text_during_the_reply() -> None:
     assert made.messages[:2] == before
 
 
-def test_a_row_invariant_target_is_reproducible_without_padding() -> None:
+def test_reproducible_adds_no_padding_on_a_row_invariant_target() -> None:
     pair = ascii_pair()
     pair.session(SessionOptions(reproducible=True, drafter="none")).generate("hello", max_tokens=10)
     passes = pair.target.passes  # type: ignore[attr-defined]
@@ -377,7 +377,7 @@ def test_draft_length_zero_opens_no_drafter() -> None:
     assert len(pair.drafts.loaded) == 0
 
 
-def test_collecting_nothing_is_a_cancelled_reply() -> None:
+def test_collect_of_nothing_is_a_cancelled_reply() -> None:
     made = session()
     done = made.collect(iter(()))
     assert (done.text, done.tokens, done.finish_reason) == ("", (), FinishReason.CANCELLED)
@@ -385,7 +385,7 @@ def test_collecting_nothing_is_a_cancelled_reply() -> None:
     assert made.collect(iter((chunk,))).finish_reason is FinishReason.CANCELLED
 
 
-def test_stopped_replies_keep_separate_statistics() -> None:
+def test_stats_of_stopped_replies_are_separate() -> None:
     made = session(seed=None)
     first = made.stream("hello", max_tokens=20)
     for _ in range(3):
@@ -399,14 +399,14 @@ def test_stopped_replies_keep_separate_statistics() -> None:
     assert made.stats is third.stats
 
 
-def test_memory_is_reported() -> None:
+def test_memory_of_the_session_is_reported() -> None:
     made = session()
     stats = made.generate("hello", max_tokens=3).stats
     assert stats.planned_nbytes == made._shared.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
 
 
-def test_remembered_outputs_are_drafted_from_in_a_later_process(
+def test_suffix_drafts_from_remembered_outputs_in_a_later_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))

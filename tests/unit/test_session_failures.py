@@ -1,4 +1,4 @@
-"""What a session does when something fails or is forgotten: nothing is lost, nothing stays leased."""
+"""Sessions after failures, and sessions that were dropped: the conversation stays valid and no lease remains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def session(**options: object) -> Session:
     return ascii_pair(ending=0.0, noise=0.7).session(SessionOptions(seed=1, **options))  # type: ignore[arg-type]
 
 
-def test_an_answer_that_fails_leaves_the_conversation_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_that_fails_leaves_the_conversation_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(drafter="none")
     made.generate("hello", max_tokens=8)
     before = made.messages
@@ -48,7 +48,7 @@ def test_an_answer_that_fails_leaves_the_conversation_as_it_was(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
+def test_generate_interrupted_during_prefill_leaves_no_partial_turn(
     passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = session(drafter="none")
@@ -74,7 +74,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
     assert made.generate("and now?", max_tokens=8).text == fresh.generate("and now?", max_tokens=8).text
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_refuses_a_text_that_cannot_fit_before_encoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(drafter="none")
     monkeypatch.setattr(type(made._shared.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))
     with pytest.raises(ContextExceeded, match="bytes of text"):
@@ -83,7 +83,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
         list(made.complete("x" * 10_000_000))
 
 
-def test_a_dropped_session_gives_its_scratch_back() -> None:
+def test_session_that_is_dropped_releases_its_scratch_memory() -> None:
     pair = ascii_pair(budget=Budget())
     made = pair.session(SessionOptions(drafter="suffix"))
     assert {"sampling", "suffix index"} <= {lease.name for lease in pair.budget.leases}
@@ -103,7 +103,7 @@ def test_a_dropped_session_gives_its_scratch_back() -> None:
     ],
     ids=str,
 )
-def test_options_are_refused_before_anything_is_reserved(
+def test_session_refuses_options_before_reserving_memory(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ascii_pair(budget=Budget()) as pair:
@@ -115,7 +115,7 @@ def test_options_are_refused_before_anything_is_reserved(
         assert pair.drafts.loaded == ()
 
 
-def test_a_refused_session_leaves_no_draft_model_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_is_refused_closes_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with ascii_pair(budget=Budget()) as pair:
         leases, closed = pair.budget.leases, list[TableModel]()
         monkeypatch.setattr(TableModel, "close", lambda model: closed.append(model))  # noqa: PLW0108 (a method)
@@ -139,7 +139,7 @@ def test_a_refused_session_leaves_no_draft_model_behind(monkeypatch: pytest.Monk
             assert session.drafter_name == "model"
 
 
-def test_what_a_sampled_draft_is_drawn_from_is_leased_with_the_session() -> None:
+def test_session_leases_the_distributions_of_sampled_drafts() -> None:
     with ascii_pair(budget=Budget()) as pair:
         options = SessionOptions(drafter="model", rule=Rule.RATIO, draft_max=8, sampling=SamplingOptions(temperature=1))
         with pair.session(options) as made:
@@ -164,7 +164,7 @@ def test_reproducible_text_refuses_trees() -> None:
         made.generate("hello", max_tokens=8)
 
 
-def test_a_drafter_that_fails_to_close_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_with_a_failing_drafter_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = ascii_pair(budget=Budget())
     failing, _ = (pair.session(SessionOptions(drafter="suffix")) for _ in range(2))
     leases = len(pair.budget.leases)
@@ -173,14 +173,14 @@ def test_a_drafter_that_fails_to_close_leaves_no_lease(monkeypatch: pytest.Monke
         patch.setattr(failing._drafts.drafting.drafters["suffix"], "close", fails)
         with pytest.raises(OSError, match="disk is full"):
             failing.close()
-        assert len(pair.budget.leases) == leases - 3  # its state, row and encoder; the drafter's own is the drafter's
+        assert len(pair.budget.leases) == leases - 3  # its state, row and encoder; the drafter holds its own lease
         with pytest.raises(OSError, match="disk is full"):
             pair.close()
     failing.close()
     assert pair.budget.leases == ()
 
 
-def test_a_pair_whose_parts_fail_to_close_gives_back_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_of_a_pair_releases_everything_although_parts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = ascii_pair(budget=Budget())
     made = pair.session(SessionOptions(drafter="suffix"))
     running = made.stream("hello", max_tokens=9)

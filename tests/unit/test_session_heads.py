@@ -1,4 +1,4 @@
-"""Sessions on packs whose draft has smaller heads: who drafts by default, what is loaded, what is said of it."""
+"""Sessions on packs whose draft model has smaller heads: the default drafters, the loaded heads, the statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIM = TrimEntry(len(KEPT), "draft/trim.ids", recommended=True, runtime="table")
 
 
 class HeadedRuntime(TableRuntime):
-    """Gives the draft its smaller heads where they are needed."""
+    """Give the draft model its smaller heads on request."""
 
     def __init__(self, tables: dict[str, tuple[FloatArray, ...]]) -> None:
         super().__init__(tables)
@@ -53,7 +53,7 @@ def names(pair: Pair, **options: object) -> str:
         return session.drafter_name
 
 
-def test_a_recommended_trim_drafts_by_default_beside_the_whole_head_on_one_model() -> None:
+def test_recommended_trim_drafts_by_default_with_the_full_head_on_one_model() -> None:
     pair, runtime = pair_with(TRIM)
     with pair.session() as session:
         assert session.drafter_name == "trim+model+suffix"
@@ -74,7 +74,7 @@ def test_a_recommended_trim_drafts_by_default_beside_the_whole_head_on_one_model
         (replace(TRIM, runtime=""), "trim+model+suffix"),
     ],
 )
-def test_who_drafts(trim: TrimEntry | None, expected: str) -> None:
+def test_default_drafters_by_trim_entry(trim: TrimEntry | None, expected: str) -> None:
     pair, _ = pair_with(trim)
     assert names(pair) == expected
 
@@ -82,7 +82,7 @@ def test_who_drafts(trim: TrimEntry | None, expected: str) -> None:
 @pytest.mark.parametrize(
     "first", [{"draft_max": 2}, {"drafter": "model"}, {"rule": Rule.RATIO}, {"reproducible": True}]
 )
-def test_whoever_asks_first_the_recommended_head_is_there_afterwards(first: dict[str, object]) -> None:
+def test_recommended_trim_is_available_after_sessions_that_did_not_need_it(first: dict[str, object]) -> None:
     pair, runtime = pair_with(TRIM)
     assert names(pair, **first) == "model"
     assert names(pair) == "trim+model+suffix"
@@ -90,7 +90,7 @@ def test_whoever_asks_first_the_recommended_head_is_there_afterwards(first: dict
     assert runtime.needs == [(), ("trim",)]
 
 
-def test_the_trimmed_head_can_be_named_and_drafts() -> None:
+def test_trim_drafts_when_named() -> None:
     pair, _ = pair_with(TRIM)
     with pair.session(SessionOptions(drafter="trim", draft_max=3)) as session:
         stats = session.generate("hello", max_tokens=120).stats
@@ -99,7 +99,7 @@ def test_the_trimmed_head_can_be_named_and_drafts() -> None:
     assert "% cut short by the trimmed vocabulary)" in drafts_line(stats)
 
 
-def test_the_trimmed_and_the_whole_head_tell_what_the_other_would_have_drafted() -> None:
+def test_trim_and_full_head_each_report_acceptance_for_the_other() -> None:
     pair, _ = pair_with(TRIM)
     with pair.session() as session:
         drafting = session._drafts.drafting

@@ -1,4 +1,4 @@
-"""Sessions whose drafts may branch: which drafters they open, what they say, and where a model reads chains only."""
+"""Sessions with tree drafts: the drafters they open, their text, and models that read chains only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_chains_only(model: object) -> None:
     ],
     ids=str,
 )
-def test_who_drafts(options: dict[str, object], names: str) -> None:
+def test_tree_option_chooses_the_drafters(options: dict[str, object], names: str) -> None:
     with ascii_pair() as pair, pair.session(SessionOptions(**options)) as session:  # type: ignore[arg-type]
         assert session.drafter_name == names
 
@@ -54,12 +54,12 @@ def test_who_drafts(options: dict[str, object], names: str) -> None:
     ],
     ids=str,
 )
-def test_the_text_is_plain_decodings(options: dict[str, object], sampling: SamplingOptions) -> None:
+def test_tree_text_equals_plain_decoding(options: dict[str, object], sampling: SamplingOptions) -> None:
     texts = []
     with ascii_pair(noise=0.7) as pair:
         for each in ({"drafter": "none"}, options):
-            whole = SessionOptions(seed=5, sampling=sampling, ignore_eos=True, **each)  # type: ignore[arg-type]
-            with pair.session(whole) as session:
+            full = SessionOptions(seed=5, sampling=sampling, ignore_eos=True, **each)  # type: ignore[arg-type]
+            with pair.session(full) as session:
                 replies = [session.generate(prompt, max_tokens=80) for prompt in ("hello", "again")]
             texts.append([reply.tokens for reply in replies])
             if "draft_max" in each:
@@ -86,7 +86,7 @@ def branched(options: SessionOptions, monkeypatch: pytest.MonkeyPatch) -> list[V
 
 
 @pytest.mark.parametrize("drafter", ["tree", "recycle"])
-def test_fixed_trees_branch_and_siblings_are_accepted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_of_fixed_size_branches_and_siblings_are_accepted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = branched(SessionOptions(tree=True, drafter=drafter, draft_max=12, seed=1), monkeypatch)
     assert max(len(verdict.draft) for verdict in rounds) == 12
     if drafter == "tree":
@@ -94,11 +94,11 @@ def test_fixed_trees_branch_and_siblings_are_accepted(drafter: str, monkeypatch:
         assert any(tree[node] in tree[:node] for verdict, tree in parents for node in verdict.path)
 
 
-def test_without_trees_recycled_logits_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recycle_without_tree_drafts_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not branched(SessionOptions(drafter="recycle", draft_max=12, seed=1), monkeypatch)
 
 
-def test_a_target_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_tree_with_a_target_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
     with ascii_pair() as pair:
         read_chains_only(pair.target)
         with pytest.raises(CapabilityError, match="target reads chains only"):
@@ -110,7 +110,7 @@ def test_a_target_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> No
             assert session.drafter_name == "model"
 
 
-def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_tree_with_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
     with ascii_pair() as pair:
         read_chains_only(pair.draft)
         with pytest.raises(CapabilityError, match="draft model reads chains only"):
@@ -122,7 +122,7 @@ def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) 
 
 
 def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make states for trees take so many bytes more."""
+    """Make states for trees take `nbytes` more."""
     made = TableModel.new_state
 
     def new_state(model: TableModel, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
@@ -139,7 +139,7 @@ def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", [{"tree": True}, {"tree": True, "draft_max": 4}], ids=str)
-def test_trees_that_do_not_fit_are_chains_from_the_start(
+def test_tree_that_does_not_fit_the_budget_falls_back_to_chains(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trees_take(2_000_000, monkeypatch)
@@ -156,7 +156,7 @@ def test_trees_that_do_not_fit_are_chains_from_the_start(
             assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
 
 
-def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
+def test_tree_that_does_not_fit_the_draft_model_falls_back_with_a_notice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trees_take(900_000, monkeypatch)
@@ -165,16 +165,16 @@ def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
             pair.budget.limit = Limit(pair.budget.used_nbytes + 1_500_000)
         with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(tree=True)) as session:
             assert session.drafter_name == "model+suffix+recycle"
-        told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
-        assert len(told) == 1
-        assert told[0].startswith("the draft model cannot draft trees (0.9 MB are needed for ")
-        assert told[0].endswith("; drafting with model, suffix, recycle")
+        notices = [record.getMessage() for record in caplog.records if record.name == NOTICES]
+        assert len(notices) == 1
+        assert notices[0].startswith("the draft model cannot draft trees (0.9 MB are needed for ")
+        assert notices[0].endswith("; drafting with model, suffix, recycle")
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
         assert [lease for lease in pair.budget.leases if lease.name.startswith("kv:")] == []
 
 
-def test_a_trace_with_trees_replays(tmp_path: Path) -> None:
+def test_trace_with_trees_replays(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     with toy_pair(draft_noise=0.5) as pair, pair.session(SessionOptions(tree=True, trace=trace, seed=2)) as session:
         session.generate("hello", max_tokens=60)

@@ -1,4 +1,4 @@
-"""Drafting with smaller heads: what is drafted, what is read once for all of them, and what is told of it."""
+"""Drafting with smaller heads: their drafts, the shared KV state and the statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(source: DrafterSource, made: HeadedTable, states: ModelStates | None 
 
 
 def best_of(made: HeadedTable, context: list[int], ids: tuple[int, ...], *, length: int) -> tuple[int, ...]:
-    """The arg-max chain among these ids, ended by an end token."""
+    """Return the arg-max chain among these ids, ended by an end token."""
     tokens = list(context)
     while len(tokens) - len(context) < length:
         row = made.logits_after(tokens)[list(ids)]
@@ -44,7 +44,7 @@ def best_of(made: HeadedTable, context: list[int], ids: tuple[int, ...], *, leng
     return tuple(tokens[len(context) :])
 
 
-def test_a_trimmed_draft_is_the_arg_max_of_what_is_kept() -> None:
+def test_trim_draft_is_the_arg_max_of_the_kept_ids() -> None:
     made = model()
     drafter = opened(TrimSource(), made)
     drafter.begin(CONTEXT)
@@ -56,8 +56,8 @@ def test_a_trimmed_draft_is_the_arg_max_of_what_is_kept() -> None:
     assert draft.vocabulary.ids.tolist() == list(KEPT)
 
 
-def test_a_model_that_is_trimmed_itself_drafts_the_same() -> None:
-    """As llama.cpp's: its rows are the kept ids and nothing else."""
+def test_trim_of_a_model_with_only_kept_rows_drafts_the_same() -> None:
+    """On llama.cpp the rows are the kept ids only."""
     made = model()
     head = made.trimmed
     assert head is not None
@@ -73,7 +73,7 @@ def test_a_model_that_is_trimmed_itself_drafts_the_same() -> None:
     assert narrow.propose(CONTEXT, 6, Noise(0)) == whole.propose(CONTEXT, 6, Noise(0))
 
 
-def test_heads_of_one_model_read_a_context_once() -> None:
+def test_heads_of_one_model_prefill_a_context_once() -> None:
     made, states = model(), ModelStates()
     full = opened(ModelSource(), made, states)
     trim = opened(TrimSource(), made, states)
@@ -85,13 +85,13 @@ def test_heads_of_one_model_read_a_context_once() -> None:
     assert trim.unread(context) == 0
     trim.propose([*context, 5], 2, Noise(0))
     full.propose([*context, 5, 6], 1, Noise(0))
-    assert made.passes[1:] in ([1, 1, 1], [1, 1, 2])  # what was read of a wrong draft is dropped and read again
+    assert made.passes[1:] in ([1, 1, 1], [1, 1, 2])  # the rows of a wrong draft are rolled back and read again
     assert trim.nbytes == 0 < full.nbytes
     for drafter in (full, trim):
         drafter.close()
 
 
-def test_without_the_whole_head_a_trimmed_drafter_has_its_own_state() -> None:
+def test_trim_without_the_full_head_has_its_own_state() -> None:
     made, states = model(), ModelStates()
     trim = opened(TrimSource(), made, states)
     full = opened(ModelSource(), made, states)
@@ -101,14 +101,14 @@ def test_without_the_whole_head_a_trimmed_drafter_has_its_own_state() -> None:
     assert trim.state is full.state
 
 
-def test_a_pack_without_such_a_head_says_what_gives_it() -> None:
+def test_trim_on_a_pack_without_a_trimmed_head_names_the_command() -> None:
     with pytest.raises(CapabilityError, match="edgedecode trim PACK"):
         TrimSource().open(draft_setting(VOCABULARY, model=toy_model(VOCABULARY)))
     with pytest.raises(CapabilityError, match="no draft model"):
         TrimSource().open(draft_setting(VOCABULARY))
 
 
-def test_rounds_that_a_trimmed_vocabulary_cut_short_are_counted() -> None:
+def test_stats_count_rounds_cut_short_by_the_trimmed_vocabulary() -> None:
     drafter = opened(TrimSource(), model())
     drafter.begin(CONTEXT)
     draft = drafter.propose(CONTEXT, 2, Noise(0))
@@ -120,6 +120,6 @@ def test_rounds_that_a_trimmed_vocabulary_cut_short_are_counted() -> None:
     count(draft, 1, Outcome.CORRECTION)
     count(draft, 2, Outcome.CORRECTION)  # a kept one
     count(draft, 1, Outcome.BONUS)
-    count(Draft((5, 6), source="trim"), 1, Outcome.CORRECTION)  # a whole vocabulary
+    count(Draft((5, 6), source="trim"), 1, Outcome.CORRECTION)  # a draft of the full vocabulary
     assert stats.drafters["trim"].cut_short == 1
     assert stats.as_dict()["drafters"] == {"trim": {"rounds": 4, "proposed": 8, "accepted": 0, "cut_short": 1}}
