@@ -1,4 +1,4 @@
-"""What a generation counts."""
+"""Statistics of a generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgedecode.sampling.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 
-# item 2 names these; later tools read them
+# the keys that tools read from the JSON line
 SHOWN = [
     *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens"),
     *("acceptance_length", "prompt_tokens", "cached_tokens", "time_to_first_token", "prefill_tokens_per_second"),
@@ -37,7 +37,7 @@ def counted() -> Stats:
     return stats
 
 
-def test_rounds_and_tokens_add_up() -> None:
+def test_stats_add_up_rounds_and_tokens() -> None:
     stats = counted()
     assert (stats.rounds, stats.proposed, stats.accepted) == (4, 8, 5)
     assert (stats.bonuses, stats.corrections, stats.ended) == (1, 2, 1)
@@ -45,26 +45,26 @@ def test_rounds_and_tokens_add_up() -> None:
     assert stats.acceptance_length == pytest.approx(8 / 4)
 
 
-def test_survival_counts_depths_not_nodes() -> None:
+def test_stats_survival_counts_depths_not_nodes() -> None:
     stats = counted()
     assert stats.reached == [3, 3, 1]
     assert stats.survival == [3, 2, 0]
 
 
-def test_an_empty_generation_divides_by_nothing() -> None:
+def test_stats_of_an_empty_generation_are_zero() -> None:
     stats = Stats()
     assert stats.acceptance_length == stats.tokens_per_second == stats.prefill_tokens_per_second == 0
 
 
-def test_speeds() -> None:
+def test_stats_speeds() -> None:
     stats = counted()
     stats.time = TimeSplit(draft=0.5, verify=1.0, sample=0.25, host=0.25)
     stats.prompt_tokens, stats.cached_tokens, stats.prefill_seconds = 30, 10, 0.5
-    assert stats.tokens_per_second == pytest.approx(7 / 2)  # the first token belongs to the prompt's pass
+    assert stats.tokens_per_second == pytest.approx(7 / 2)  # the first token comes from the prefill pass
     assert stats.prefill_tokens_per_second == pytest.approx(40)
 
 
-def test_the_json_line_has_every_figure() -> None:
+def test_stats_to_json_has_every_figure() -> None:
     shown = json.loads(counted().to_json())
     assert set(SHOWN) <= set(shown)
     assert set(shown["time_seconds"]) == {"draft", "verify", "sample", "host"}

@@ -1,4 +1,4 @@
-"""Stop strings: what is shown does not depend on how the text arrived, and nothing of a match ever leaks."""
+"""Stop strings: the shown text does not depend on the chunks, and no part of a match is ever shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def expected(stops: list[str], *, text: str) -> tuple[str, str | None]:
     stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
     chunks=st.lists(st.text("abcd", max_size=6), max_size=12),
 )
-def test_any_cut_of_the_text_gives_the_earliest_match(stops: list[str], chunks: list[str]) -> None:
+def test_stop_strings_give_the_earliest_match_for_any_chunks(stops: list[str], chunks: list[str]) -> None:
     assert run(stops, chunks=chunks) == expected(stops, text="".join(chunks))
 
 
@@ -36,7 +36,7 @@ def test_any_cut_of_the_text_gives_the_earliest_match(stops: list[str], chunks: 
     stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3),
     chunks=st.lists(st.text("abc", max_size=4), max_size=12),
 )
-def test_shown_text_is_a_prefix_and_less_than_a_stop_string_is_held(stops: list[str], chunks: list[str]) -> None:
+def test_stop_strings_show_a_prefix_and_hold_less_than_a_stop_string(stops: list[str], chunks: list[str]) -> None:
     watch, shown, seen = StopStrings(stops), "", ""
     for chunk in chunks:
         shown, seen = shown + watch.push(chunk), seen + chunk
@@ -45,7 +45,7 @@ def test_shown_text_is_a_prefix_and_less_than_a_stop_string_is_held(stops: list[
             assert len(seen) - len(shown) < max(map(len, stops))
 
 
-def test_a_tail_is_held_until_it_is_decided() -> None:
+def test_stop_strings_hold_a_tail_until_it_is_decided() -> None:
     watch = StopStrings(["</s>"])
     assert watch.push("hi <") == "hi "
     assert watch.push("/") == ""
@@ -54,23 +54,23 @@ def test_a_tail_is_held_until_it_is_decided() -> None:
     assert (watch.push("more"), watch.flush()) == ("", "")
 
 
-def test_a_match_waits_for_an_earlier_longer_candidate() -> None:
+def test_stop_strings_wait_for_an_earlier_longer_candidate() -> None:
     watch = StopStrings(["abc", "b"])
     assert (watch.push("ab"), watch.matched) == ("", None)
     assert (watch.push("c"), watch.matched) == ("", "abc")
     assert run(["abc", "b"], chunks=["ab", "x"]) == ("a", "b")
-    assert run(["abc", "b"], chunks=["ab"]) == ("a", "b")  # decided by the end
+    assert run(["abc", "b"], chunks=["ab"]) == ("a", "b")  # decided when the text ends
 
 
-def test_of_two_that_start_together_the_shorter_is_reported() -> None:
+def test_stop_strings_report_the_shorter_of_two_with_one_start() -> None:
     assert run(["stop it", "stop"], chunks=["please stop it"]) == ("please ", "stop")
 
 
-def test_patterns_are_literal() -> None:
+def test_stop_strings_are_literal() -> None:
     assert run(["a.c", "(x"], chunks=["abc (", "x)"]) == ("abc ", "(x")
 
 
 @pytest.mark.parametrize("stops", [[""], ["ok", ""], "text"])
-def test_unusable_stop_strings_are_refused(stops: list[str]) -> None:
+def test_stop_strings_that_are_unusable_are_refused(stops: list[str]) -> None:
     with pytest.raises(InputError, match="stop string"):
         StopStrings(stops)

@@ -1,4 +1,4 @@
-"""Drafts of the suffix automaton, and the store of past outputs that sessions share."""
+"""The suffix drafter, and the store of past outputs that sessions share."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def drafter(*, ends: frozenset[int] = frozenset(), past: PastOutputs | None = No
 
 
 def answers(made: SuffixDrafter, prompt: Sequence[int], *tokens: int) -> None:
-    """Let a generation emit `tokens` in rounds that nobody is told of."""
+    """Let a generation emit `tokens` in rounds that the drafter does not observe."""
     context = list(prompt)
     made.begin(context)
     context += tokens
 
 
 def brute_force(context: Sequence[int], limit: int) -> tuple[tuple[int, ...], int]:
-    """The most recent place of the longest suffix, its continuation repeating itself."""
+    """Return the continuation of the latest match of the longest suffix, repeated, and the length of that suffix."""
     for matched in range(len(context) - 1, SHORTEST_MATCH - 1, -1):
         suffix = list(context[len(context) - matched :])
         for end in range(len(context) - 1, matched - 1, -1):
@@ -51,14 +51,14 @@ def brute_force(context: Sequence[int], limit: int) -> tuple[tuple[int, ...], in
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 16))
-def test_it_finds_what_brute_force_finds(context: list[int], limit: int) -> None:
+def test_suffix_proposes_what_brute_force_finds(context: list[int], limit: int) -> None:
     made = drafter()
     made.begin(context)
     draft = made.propose(context, limit, NOISE)
     assert (draft.tokens, draft.match) == brute_force(context, limit)
 
 
-def test_another_conversation_forgets_the_old_index() -> None:
+def test_suffix_drops_the_index_of_another_conversation() -> None:
     made = drafter()
     made.begin([1, 2, 3, 4, 1, 2])
     assert made.propose([1, 2, 3, 4, 1, 2], 2, NOISE).tokens == (3, 4)
@@ -68,7 +68,7 @@ def test_another_conversation_forgets_the_old_index() -> None:
     assert made.propose([9, 9], 8, NOISE).tokens == ()
 
 
-def test_nothing_is_made_of_a_context_before_the_first_draft_of_an_answer() -> None:
+def test_suffix_does_not_read_the_context_before_the_first_draft() -> None:
     class Unread(list[int]):
         def __iter__(self):  # type: ignore[no-untyped-def, override]
             raise AssertionError("it was read")
@@ -82,30 +82,30 @@ def test_nothing_is_made_of_a_context_before_the_first_draft_of_an_answer() -> N
 
 
 @pytest.mark.parametrize("ids", [(1, 2, 3, 4), (0xD800, 0xDFFF, 0xFEFF, 0x10FFFF), (70_000, 255, 0xFFFE, 0)], ids=str)
-def test_any_id_is_a_character(ids: tuple[int, ...]) -> None:
+def test_suffix_handles_any_token_id(ids: tuple[int, ...]) -> None:
     context = [*ids, 9, *ids[:2]]
     made = drafter()
     made.begin(context)
     assert made.propose(context, 2, NOISE).tokens == ids[2:]
 
 
-def test_of_long_matches_the_newest_is_followed() -> None:
+def test_suffix_follows_the_most_recent_of_long_matches() -> None:
     piece = list(range(10, 10 + LONGEST_MATCH))
-    context = [1, 2, *piece, 3, *piece, 4, 1, 2, *piece]  # the older place has two tokens more
+    context = [1, 2, *piece, 3, *piece, 4, 1, 2, *piece]  # the earlier match is two tokens longer
     made = drafter()
     made.begin(context)
     draft = made.propose(context, 1, NOISE)
     assert (draft.tokens, draft.match) == ((4,), LONGEST_MATCH)
 
 
-def test_a_draft_that_reaches_the_end_repeats_itself() -> None:
+def test_suffix_draft_that_reaches_the_end_repeats_itself() -> None:
     context = [1, 2, 3, 1, 2, 3, 1]
     made = drafter()
     made.begin(context)
     assert made.propose(context, 7, NOISE).tokens == (2, 3, 1, 2, 3, 1, 2)
 
 
-def test_its_memory_is_below_what_is_leased() -> None:
+def test_suffix_uses_less_memory_than_it_leases() -> None:
     context = [1_000_000 + token for token in range(20_000)]
     made = drafter()
     made.begin(context)
@@ -114,10 +114,10 @@ def test_its_memory_is_below_what_is_leased() -> None:
         made.propose(context[:length], 4, NOISE)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak <= 20_000 * (TOKEN_NBYTES + 16)  # the slices of the context are this test's
+    assert peak <= 20_000 * (TOKEN_NBYTES + 16)  # the slices of the context belong to this test
 
 
-def test_a_draft_stops_at_an_end_token() -> None:
+def test_suffix_draft_stops_at_an_end_token() -> None:
     context = [1, 2, 3, 7, 4, 5, 1, 2, 3]
     assert drafter().propose(context, 3, NOISE).tokens == (7, 4, 5)
     assert drafter(ends=frozenset({7})).propose(context, 8, NOISE).tokens == (7,)
@@ -128,22 +128,22 @@ def test_a_draft_stops_at_an_end_token() -> None:
 ANSWER = list(range(20, 40))
 
 
-def test_a_session_drafts_from_what_another_one_said() -> None:
+def test_suffix_drafts_from_the_output_of_another_session() -> None:
     past = PastOutputs()
     first, second = drafter(past=past), drafter(past=past)
     answers(first, [1, 2], *ANSWER)
     assert second.propose([5, 20, 21], 4, NOISE).tokens == ()
-    first.begin([3])  # the next generation: what the one before said is kept
+    first.begin([3])  # the next generation: the output of the one before is kept
     second.begin([5, 20])
     draft = second.propose([5, 20, 21], 4, NOISE)
     assert draft.tokens == tuple(ANSWER[2:6])
     assert draft.match == 2
     assert second.propose([5, 20, 21, 22], 99, NOISE).tokens == tuple(ANSWER[3 : 3 + 1 + GROWTH * 3])
-    assert second.propose([5, 20, 21, 22, *ANSWER[3:19]], 99, NOISE).tokens == (39,)  # it ends with the output
+    assert second.propose([5, 20, 21, 22, *ANSWER[3:19]], 99, NOISE).tokens == (39,)  # the draft ends with the output
     assert second.propose([5, 20, 21, 22, *ANSWER[3:20]], 99, NOISE).tokens == ()
 
 
-def test_closing_keeps_what_was_said_too() -> None:
+def test_close_of_a_suffix_drafter_keeps_its_last_output() -> None:
     past = PastOutputs()
     first = drafter(past=past)
     answers(first, [1], *ANSWER)
@@ -151,7 +151,7 @@ def test_closing_keeps_what_was_said_too() -> None:
     assert past.version == 1
 
 
-def test_the_conversation_goes_before_the_store_where_both_match() -> None:
+def test_suffix_prefers_the_conversation_to_the_store_where_both_match() -> None:
     past = PastOutputs()
     past.add([1, 2, 3, 50, 51, 52, 53, 54])
     made = drafter(past=past)
@@ -164,7 +164,7 @@ def test_the_conversation_goes_before_the_store_where_both_match() -> None:
     assert (draft.tokens, draft.match) == ((50, 51), 3)
 
 
-def test_an_output_that_comes_while_reading_is_found() -> None:
+def test_suffix_finds_an_output_that_arrives_during_prefill() -> None:
     past = PastOutputs()
     made = drafter(past=past)
     made.begin([7])
@@ -174,7 +174,7 @@ def test_an_output_that_comes_while_reading_is_found() -> None:
     assert made.propose([*context, 23], 2, NOISE).tokens == (24, 25)
 
 
-def test_the_oldest_outputs_go_first() -> None:
+def test_past_outputs_evict_the_oldest_first() -> None:
     past = PastOutputs(capacity=64)
     outputs = [[100 * number + index for index in range(20)] for number in range(1, 7)]
     for output in outputs:
@@ -192,7 +192,7 @@ def test_the_oldest_outputs_go_first() -> None:
     assert kept == sorted(kept)
 
 
-def test_what_is_longer_than_the_store_keeps_its_end() -> None:
+def test_past_outputs_keep_the_end_of_an_output_longer_than_the_store() -> None:
     past = PastOutputs(capacity=64)
     past.add(list(range(1000)))
     reader = PastReader(past)
@@ -203,7 +203,7 @@ def test_what_is_longer_than_the_store_keeps_its_end() -> None:
     assert len(past.automata[0]) <= 32
 
 
-def test_one_store_is_leased_as_it_grows_and_given_back_by_the_source() -> None:
+def test_past_outputs_are_leased_as_they_grow_and_released_by_the_source() -> None:
     budget = Budget()
     source = SuffixSource()
     first = source.open(draft_setting(10, budget=budget, capacity=100))
@@ -219,7 +219,7 @@ def test_one_store_is_leased_as_it_grows_and_given_back_by_the_source() -> None:
     assert budget.used_nbytes == 0
 
 
-def test_full_store_leases_no_more_than_it_keeps() -> None:
+def test_past_outputs_when_full_lease_no_more_than_they_keep() -> None:
     budget = Budget()
     with budget.reserve("past outputs", 0) as lease:
         past = PastOutputs(capacity=64, lease=lease)
@@ -228,7 +228,7 @@ def test_full_store_leases_no_more_than_it_keeps() -> None:
             assert lease.nbytes == STORED_NBYTES * sum(len(automaton) for automaton in past.automata)
 
 
-def test_store_makes_way_for_what_needs_its_memory() -> None:
+def test_past_outputs_are_evicted_for_other_memory() -> None:
     budget = Budget(200_000)
     source = SuffixSource()
     made = source.open(draft_setting(10, budget=budget, capacity=100))
@@ -247,7 +247,7 @@ def test_store_makes_way_for_what_needs_its_memory() -> None:
     assert budget.used_nbytes == made.nbytes + again.nbytes
 
 
-def test_outputs_that_do_not_fit_are_not_kept() -> None:
+def test_past_outputs_that_do_not_fit_are_not_kept() -> None:
     budget = Budget(STORED_NBYTES * 50)
     with budget.reserve("past outputs", 0, priority=-1) as lease:
         past = PastOutputs(lease=lease)
@@ -258,11 +258,11 @@ def test_outputs_that_do_not_fit_are_not_kept() -> None:
             assert lease.nbytes == STORED_NBYTES * len(past.automata[0]) == STORED_NBYTES * 21
         past.add(ANSWER)
         assert lease.nbytes == STORED_NBYTES * 42
-    past.add(ANSWER)  # given back
+    past.add(ANSWER)  # released
     assert len(past.automata[0]) == 42
 
 
-def test_without_room_for_the_store_the_conversation_is_enough() -> None:
+def test_suffix_drafts_from_the_conversation_without_room_for_the_store() -> None:
     budget = Budget(100_000)
     made = SuffixSource().open(draft_setting(10, budget=budget, capacity=100))
     assert made.nbytes == budget.used_nbytes > 0

@@ -1,4 +1,4 @@
-"""Entropy switching: signals, the rule, and the loop in which the draft model writes what it is sure of."""
+"""Entropy switching: signals, the switching rule, and the decoding loop."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_switching_at_threshold_zero_is_decoding_by_the_target(sampled: bool, ch
 
 
 def test_switching_with_a_check_shows_the_targets_text() -> None:
-    """Whatever the threshold: only a last stretch that ends the answer is not checked."""
+    """With any threshold, only a last stretch that ends the answer is not checked."""
     for threshold in (0.0, 0.5, 2.0, 1e9):
         with toy_pair() as pair:
             with pair.session(SessionOptions(drafter="none", ignore_eos=True)) as session:

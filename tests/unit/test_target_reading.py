@@ -1,4 +1,4 @@
-"""What a state keeps when adapters change: keys and values of one are never read under another."""
+"""States when adapters change: keys and values of one adapter are never used under another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgedecode.testing import TableState
 from edgedecode.user_notices import NOTICES
 
 HEADER = (7, 8)
-"""Tokens that activate."""
+"""Tokens that activate an adapter."""
 ADAPTERS = (
     None,
     ActiveAdapter(AdapterUse("ordinary", "a")),
@@ -26,7 +26,7 @@ ADAPTERS = (
 )
 
 
-def test_span_of_an_activated_adapter_begins_at_its_newest_invocation() -> None:
+def test_span_of_an_activated_adapter_begins_at_its_most_recent_invocation() -> None:
     activated = ADAPTERS[3]
     assert activated is not None
     assert adapter_span(activated, [1, 7, 8, 2, 7, 8, 3]) == AdapterSpan(activated.use, 4)
@@ -35,7 +35,7 @@ def test_span_of_an_activated_adapter_begins_at_its_newest_invocation() -> None:
     assert adapter_span(None, [7, 8]) == AdapterSpan()
 
 
-def test_span_without_an_invocation_is_off_and_told(
+def test_span_without_an_invocation_is_off_with_a_notice(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
@@ -45,7 +45,7 @@ def test_span_without_an_invocation_is_off_and_told(
 
 
 class Shifting(TableState):
-    """A state whose positions may move."""
+    """A state whose positions can be shifted."""
 
     shiftable = True
 
@@ -57,7 +57,7 @@ class Shifting(TableState):
         self.shifts.append((start, stop))
 
 
-def test_turns_that_do_not_shift_under_an_adapter_are_told_once(
+def test_shift_of_turns_that_an_adapter_prevents_is_reported_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
@@ -76,7 +76,7 @@ def test_turns_that_do_not_shift_under_an_adapter_are_told_once(
 
 
 class Marked(TableState):
-    """A state that knows what each of its positions was read with."""
+    """A state that records the adapter of each position."""
 
     def __init__(self) -> None:
         super().__init__(64, Budget().reserve("kv:marked", 0))
@@ -104,7 +104,7 @@ class Marked(TableState):
         max_size=8,
     )
 )
-def test_positions_are_always_read_as_a_new_conversation_reads_them(
+def test_swaps_read_each_position_as_a_new_conversation_does(
     steps: list[tuple[ActiveAdapter | None, int, list[int], bool]],
 ) -> None:
     """Random swaps, cuts and interruptions: each position has the adapter that a lone run gives it."""
@@ -131,6 +131,6 @@ def test_swap_of_activated_adapters_keeps_the_prompt() -> None:
     said = [*prompt, 4, 5]
     state.read(said, reading.span)
     reading.begin(said, [*said, 6, *HEADER], adapter=ADAPTERS[4])
-    assert state.tokens == [1, 2, 3]  # not the header and the answer, which the other adapter read
+    assert state.tokens == [1, 2, 3]  # without the header and the answer, which were computed with the other adapter
     reading.begin(said, said, adapter=ADAPTERS[1])
     assert state.length == 0

@@ -1,4 +1,4 @@
-"""The public test doubles keep the contracts they stand in for."""
+"""The public test doubles keep the contracts of the interfaces they replace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model() -> TableModel:
 
 
 @given(tokens, st.data())
-def test_pieces_equal_the_whole(sequence: list[int], data: st.DataObject) -> None:
+def test_table_model_in_pieces_equals_one_pass(sequence: list[int], data: st.DataObject) -> None:
     table = model()
     state = table.new_state(64)
     start = 0
@@ -39,7 +39,7 @@ def test_pieces_equal_the_whole(sequence: list[int], data: st.DataObject) -> Non
 
 
 @given(tokens, tokens, st.integers(0, 11))
-def test_crop_then_forward_equals_fresh(sequence: list[int], after: list[int], length: int) -> None:
+def test_table_model_crop_then_forward_equals_a_fresh_state(sequence: list[int], after: list[int], length: int) -> None:
     table = model()
     state = table.new_state(64)
     table.forward(sequence, state)
@@ -53,7 +53,7 @@ def test_crop_then_forward_equals_fresh(sequence: list[int], after: list[int], l
 
 
 @given(st.data())
-def test_a_tree_in_one_pass_or_two_equals_each_path_alone(data: st.DataObject) -> None:
+def test_table_model_tree_in_one_pass_or_two_equals_each_path_alone(data: st.DataObject) -> None:
     table = model()
     nodes = data.draw(st.integers(1, 10))
     parents = [data.draw(st.integers(-1, index - 1)) for index in range(nodes)]
@@ -74,8 +74,8 @@ def test_a_tree_in_one_pass_or_two_equals_each_path_alone(data: st.DataObject) -
     assert state.tokens == [3, 4, *(ids[step] for step in path_to(parents, leaf))]
 
 
-def test_a_stale_cache_changes_the_answer() -> None:
-    """The model looks at two tokens and the position: each of the three, wrong alone, moves the arg-max somewhere."""
+def test_table_model_with_a_stale_cache_gives_another_answer() -> None:
+    """The model reads two tokens and the position; an error in any one of them changes the arg-max somewhere."""
     table = model()
     rng = np.random.default_rng(0)
     changed = {"token": 0, "before": 0, "position": 0}
@@ -88,7 +88,7 @@ def test_a_stale_cache_changes_the_answer() -> None:
     assert min(changed.values()) > 20
 
 
-def test_a_view_kept_too_long_turns_into_nothing() -> None:
+def test_table_model_overwrites_rows_that_are_kept_too_long() -> None:
     table = model()
     state = table.new_state(8)
     view = table.forward([1], state).logits
@@ -97,7 +97,7 @@ def test_a_view_kept_too_long_turns_into_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", [(1,), (0, 2), (0, 0), (5,), (-1,)])
-def test_only_a_path_from_the_root_can_be_kept(path: tuple[int, ...]) -> None:
+def test_table_state_keeps_only_a_path_from_the_root(path: tuple[int, ...]) -> None:
     table = model()
     state = table.new_state(8)
     table.forward([1, 2, 3], state, parents=[-1, 0, 1])
@@ -105,7 +105,7 @@ def test_only_a_path_from_the_root_can_be_kept(path: tuple[int, ...]) -> None:
         state.keep(path)
 
 
-def test_its_refusals() -> None:
+def test_table_model_refusals() -> None:
     table = model()
     state = table.new_state(4)
     with pytest.raises(CapabilityError, match="do not fit"):
@@ -126,7 +126,7 @@ def test_its_refusals() -> None:
         TableModel(toy_tables(VOCABULARY, seed=1), budget=Budget(10)).new_state(4)
 
 
-def test_rows_are_made_as_asked() -> None:
+def test_table_model_makes_the_requested_rows() -> None:
     table = model()
     state = table.new_state(32)
     assert table.forward([1, 2, 3], state, rows="none").logits.shape == (0, VOCABULARY)
@@ -136,24 +136,24 @@ def test_rows_are_made_as_asked() -> None:
     assert table.passes == [3, 3, 3]
 
 
-def test_padded_tables_are_wider_than_the_vocabulary() -> None:
+def test_toy_tables_with_padding_are_wider_than_the_vocabulary() -> None:
     assert toy_model(VOCABULARY).card.rows > toy_model(VOCABULARY).card.vocabulary_size
 
 
-def test_the_scripted_drafter_follows_its_script() -> None:
+def test_scripted_drafter_follows_its_script() -> None:
     scripted = ScriptedDrafter({3: Draft((1, 2))})
     assert scripted.propose([0, 0, 0], 4, Noise(0)).tokens == (1, 2)
     assert len(scripted.propose([0], 4, Noise(0))) == 0
 
 
-def test_bytes_make_any_text() -> None:
+def test_byte_tokenizer_encodes_any_text() -> None:
     tokenizer = byte_tokenizer()
     assert tokenizer.size == 259
     text = "naïve 你好 <|im_end|>"
     assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
 
 
-def test_a_draft_without_noise_equals_the_target() -> None:
+def test_toy_pair_without_noise_has_a_draft_equal_to_the_target() -> None:
     with toy_pair(draft_noise=0.0) as pair, pair.session(SessionOptions(draft_max=4)) as session:
         session.generate("hello", max_tokens=30)
         assert session.stats.accepted == session.stats.proposed > 0

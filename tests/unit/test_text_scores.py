@@ -1,4 +1,4 @@
-"""Scores of texts: on tables and on rows whose numbers are known."""
+"""Scores of texts, on tables and on rows with known values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgedecode.testing import TableModel, toy_tables
 
 
 def scores(*rows: Sequence[float], expected: int = 0) -> RowScores:
-    """Score rows that are given as probabilities."""
+    """Score rows given as probabilities."""
     return RowScores.of(np.log(np.array(rows, np.float32)), [expected] * len(rows))
 
 
-def test_scores_are_the_models_own() -> None:
+def test_text_scores_are_those_of_the_model() -> None:
     model = TableModel(toy_tables(32, seed=1))
     text = ScoredText((3, 4, 5, 6, 7, 8), 2)
     rows = np.array([model.logits_after(text.tokens[:at]) for at in range(6)[1:]], np.float64)
@@ -30,7 +30,7 @@ def test_scores_are_the_models_own() -> None:
     assert found.agreement(other) == 0.75
 
 
-def test_a_long_text_is_read_in_pieces_and_every_token_counts_once() -> None:
+def test_text_scores_of_a_long_text_count_every_token_once() -> None:
     model = TableModel(toy_tables(32, seed=1))
     tokens = tuple(int(token) for token in np.random.default_rng(0).integers(0, 32, 2 * PIECE + 11))
     text = ScoredText(tokens, 10)
@@ -41,7 +41,7 @@ def test_a_long_text_is_read_in_pieces_and_every_token_counts_once() -> None:
     assert found.leading.tolist() == leading
 
 
-def test_losses_and_leading_ids_of_known_rows() -> None:
+def test_row_scores_of_known_rows() -> None:
     found = scores((0.25, 0.75), (0.5, 0.5), (0.9, 0.1))
     assert found.losses == pytest.approx([np.log(4), np.log(2), -np.log(0.9)])
     assert found.leading.tolist() == [1, 0, 0]
@@ -54,8 +54,8 @@ def test_divergence_of_known_rows() -> None:
     assert reference.divergence(reference.likely()).tolist() == [0, 0]
 
 
-def test_divergence_over_classes_is_a_lower_bound_of_the_whole() -> None:
-    """With more ids than are kept: 0 against itself to the last bit, and below the exact number by what is in it."""
+def test_divergence_over_classes_is_a_lower_bound_of_the_full_one() -> None:
+    """With more ids than are kept: exactly 0 against itself, otherwise below the exact value."""
     rng = np.random.default_rng(0)
     rows = np.asarray(3 * rng.standard_normal((20, 40 * LIKELY)), np.float32)
     moved = np.asarray(rows + 0.2 * rng.standard_normal(rows.shape), np.float32)
@@ -76,13 +76,13 @@ def softmax(rows: FloatArray) -> np.ndarray:
     return np.asarray(exps / exps.sum(axis=1, keepdims=True))
 
 
-def test_a_probability_of_nothing_is_no_error() -> None:
+def test_row_scores_accept_a_probability_of_zero() -> None:
     far = RowScores.of(np.array([[0, -200, -300]], np.float32), [0])
     near = RowScores.of(np.array([[0, -1, -300]], np.float32), [0])
     for reference, other in ((far, near), (near, far)):
         assert 0 < float(other.divergence(reference.likely())[0]) < 100
 
 
-def test_a_broken_row_is_no_number() -> None:
+def test_row_scores_of_a_broken_row_are_nan() -> None:
     broken = RowScores.of(np.array([[np.nan, 0]], np.float32), [1])
     assert np.isnan(broken.losses).all()

@@ -1,4 +1,4 @@
-"""The tokenizer: golden encodings, refusals, and a digest that follows tokenization and nothing else."""
+"""The tokenizer: golden encodings, refusals, and a digest that depends on tokenization only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shared(name: str) -> Tokenizer:
 
 
 def altered(folder: Path, change: Callable[[dict[str, Any]], None], *, name: str = "byte level") -> Tokenizer:
-    """A tokenizer whose file differs from the built one by `change`."""
+    """Return a tokenizer whose file differs from the built one by `change`."""
     spec = json.loads(BUILDERS[name]().to_str())
     change(spec)
     path = folder / "tokenizer.json"
@@ -45,7 +45,7 @@ def altered(folder: Path, change: Callable[[dict[str, Any]], None], *, name: str
 
 @needs_shared
 @pytest.mark.parametrize(("golden", "folder"), [("qwen2", "qwen2.5"), ("phi-3", "phi3")])
-def test_golden_encodings(golden: str, folder: str) -> None:
+def test_encode_gives_golden_encodings(golden: str, folder: str) -> None:
     stem = SHARED / "tokenizers" / "golden" / f"ggml-vocab-{golden}.gguf"
     texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     wanted = [[int(id) for id in line.split()] for line in Path(f"{stem}.out").read_text().splitlines()]
@@ -66,7 +66,7 @@ def test_golden_encodings(golden: str, folder: str) -> None:
         pytest.param(BUNDLED_PACK, 8192, 3, id="bundled"),
     ],
 )
-def test_sizes_and_specials_of_real_files(folder: Path, size: int, specials: int) -> None:
+def test_tokenizer_sizes_and_special_tokens_of_real_files(folder: Path, size: int, specials: int) -> None:
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     assert (tokenizer.size, len(tokenizer.special_ids)) == (size, specials)
 
@@ -74,7 +74,7 @@ def test_sizes_and_specials_of_real_files(folder: Path, size: int, specials: int
 @pytest.mark.parametrize("build", BUILDERS.values())
 @settings(max_examples=60)
 @given(text=st.text(max_size=30))
-def test_round_trip(build: Callable[[], Any], text: str) -> None:
+def test_encode_and_decode_round_trip(build: Callable[[], Any], text: str) -> None:
     tokenizer = _once(build)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -84,7 +84,7 @@ def _once(build: Callable[[], Any]) -> Tokenizer:
     return Tokenizer(build())
 
 
-def test_ids_and_tokens() -> None:
+def test_tokenizer_ids_and_tokens() -> None:
     tokenizer = Tokenizer(byte_level())
     end = tokenizer.token_to_id("<|end|>")
     assert end is not None
@@ -102,13 +102,13 @@ def test_ids_and_tokens() -> None:
 @pytest.mark.parametrize(
     ("text", "why"), [("fine \ud83e no", r"character 5 is the lone surrogate '\\ud83e'"), (7, "int, not a string")]
 )
-def test_unusable_text_is_refused(text: str, why: str) -> None:
+def test_encode_refuses_unusable_text(text: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         Tokenizer(byte_level()).encode(text)
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**33], ["x"]])
-def test_unusable_ids_are_refused(ids: list[int]) -> None:
+def test_decode_refuses_unusable_ids(ids: list[int]) -> None:
     with pytest.raises(InputError, match="token id"):
         Tokenizer(byte_level()).decode(ids)
 
@@ -116,7 +116,7 @@ def test_unusable_ids_are_refused(ids: list[int]) -> None:
 @pytest.mark.parametrize(
     "content", [None, "", "no json", "{}", "[]", '{"model":{"type":"BPE","vocab":{},"merges":["a b"]}}']
 )
-def test_a_missing_or_invalid_file_is_one_clear_line(tmp_path: Path, content: str | None) -> None:
+def test_tokenizer_file_that_is_missing_or_invalid_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_text(content)
@@ -125,7 +125,7 @@ def test_a_missing_or_invalid_file_is_one_clear_line(tmp_path: Path, content: st
     assert "\n" not in str(caught.value)
 
 
-def test_saved_padding_truncation_and_post_processor(tmp_path: Path) -> None:
+def test_tokenizer_ignores_saved_padding_truncation_and_post_processor(tmp_path: Path) -> None:
     def change(spec: dict[str, Any]) -> None:
         inner = byte_level()
         inner.enable_padding(length=64)
@@ -188,7 +188,7 @@ def _add_token(spec: dict[str, Any]) -> None:
         (_eat_spaces, "added token 0 is"),
     ],
 )
-def test_what_changes_tokenization_changes_the_digest_and_is_named(
+def test_digest_changes_with_tokenization_and_the_difference_is_named(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     plain, changed = Tokenizer(byte_level()), altered(tmp_path, change)
@@ -206,12 +206,12 @@ def _old_spelling(spec: dict[str, Any]) -> None:
     spec["model"]["vocab"] = dict(reversed(spec["model"]["vocab"].items()))
 
 
-def test_the_digest_ignores_how_the_file_is_written(tmp_path: Path) -> None:
+def test_digest_ignores_how_the_file_is_written(tmp_path: Path) -> None:
     assert altered(tmp_path, _old_spelling).digest == Tokenizer(byte_level()).digest
 
 
-def test_the_digest_is_stable() -> None:
-    # A pack's manifest carries digests: a change here orphans every pack.
+def test_digest_is_stable() -> None:
+    # A pack's manifest contains digests, so a change here invalidates every pack.
     assert Tokenizer(byte_fallback()).digest == "b4e4d49b42cce3b8c00288c19eef2f9a6e047dcd20bde44448145f73b118d56b"
 
 
@@ -261,17 +261,17 @@ def without_unknown(spec: dict[str, Any]) -> None:
         (without_unknown, "does not work: .*[Mm]issing"),
     ],
 )
-def test_a_hostile_file_is_refused_in_one_line(
+def test_tokenizer_refuses_a_hostile_file_in_one_line(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ManifestError, match=why) as caught:
         altered(tmp_path, change)
     assert "\n" not in str(caught.value)
-    assert capfd.readouterr().err == "", "nothing was said by the library itself"
+    assert capfd.readouterr().err == "", "the library itself must not write to stderr"
 
 
-def test_a_panic_of_the_library_is_an_error_of_ours(tmp_path: Path) -> None:
-    """A pattern that backtracks without end is given up by the library after ten million steps, in a panic."""
+def test_tokenizer_turns_a_panic_of_the_library_into_its_own_error(tmp_path: Path) -> None:
+    """The library panics after ten million steps of a pattern that backtracks without end."""
     tokenizer = altered(tmp_path, split_by("(a+)+$"))
     for ask in (tokenizer.encode, Tokenizer(tokenizer._inner).encode):
         with pytest.raises(InputError, match=r"cannot encode this text: .*retry-limit") as caught:
@@ -283,7 +283,7 @@ def test_a_panic_of_the_library_is_an_error_of_ours(tmp_path: Path) -> None:
         altered(tmp_path, normalized_by({"type": "Precompiled", "precompiled_charsmap": encoded}))
 
 
-def test_a_normalizer_that_is_spelled_in_escapes_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_refuses_a_normalizer_spelled_in_escapes(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     text = byte_level().to_str().replace('"normalizer"', '"norm\\u0061lizer"')
     path.write_text(text, encoding="utf-8")
@@ -291,7 +291,7 @@ def test_a_normalizer_that_is_spelled_in_escapes_is_refused(tmp_path: Path) -> N
         Tokenizer.from_file(path)
 
 
-def test_a_step_with_two_types_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_refuses_a_step_with_two_types(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     text = byte_level().to_str().replace('"normalizer":null', '"normalizer":{"type":"Replace","type":"NFC"}')
     assert "Replace" in text
@@ -301,7 +301,7 @@ def test_a_step_with_two_types_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backslashes", range(6))
-def test_letters_are_escapes_after_an_odd_number_of_backslashes(backslashes: int) -> None:
+def test_check_file_finds_escaped_letters_after_an_odd_number_of_backslashes(backslashes: int) -> None:
     data = json.dumps(["\\" * 7, "é"]).encode() + b"\\" * backslashes + b"u0041"
     assert (b"\\u0041" in data) == (backslashes > 0)
     with pytest.raises(ManifestError, match="escapes") if backslashes % 2 else nullcontext():
@@ -309,12 +309,12 @@ def test_letters_are_escapes_after_an_odd_number_of_backslashes(backslashes: int
 
 
 @pytest.mark.parametrize("token", ["\\u0061", "normalizer"])
-def test_tokens_that_look_like_what_is_refused_are_ordinary(tmp_path: Path, token: str) -> None:
+def test_tokenizer_accepts_tokens_that_look_like_refused_content(tmp_path: Path, token: str) -> None:
     assert altered(tmp_path, lambda spec: spec["model"]["vocab"].update({token: 9999})).token_to_id(token) == 9999
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
-def test_interrupts_pass(signal: type[BaseException]) -> None:
+def test_encode_passes_interrupts_on(signal: type[BaseException]) -> None:
     class Stopped:
         def encode(self, *_: object, **__: object) -> None:
             raise signal
@@ -325,8 +325,8 @@ def test_interrupts_pass(signal: type[BaseException]) -> None:
         tokenizer.encode("a")
 
 
-def test_words_that_were_encoded_are_not_kept_without_end() -> None:
-    """The library keeps 10,000 of them, whatever they take: 80 MB of words of 250 letters."""
+def test_encode_caches_a_bounded_amount_of_words() -> None:
+    """The library caches 10,000 words of any size: 80 MB for words of 250 letters."""
     child = """
 import random
 from tests.small_tokenizers import byte_level
@@ -340,7 +340,7 @@ for number in range(3000):
 assert peak_nbytes() - before < tokenizer.cache_nbytes + 2_000_000, peak_nbytes() - before
 """
     if peak_nbytes() is None:
-        pytest.skip("this system does not tell a peak")
+        pytest.skip("this system does not report a peak")
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
@@ -348,7 +348,7 @@ assert peak_nbytes() - before < tokenizer.cache_nbytes + 2_000_000, peak_nbytes(
 
 @needs_shared
 @pytest.mark.parametrize("name", ["qwen2.5", "smollm2", "phi3"])
-def test_real_files_are_far_from_what_is_refused(name: str) -> None:
+def test_check_file_limits_are_far_above_real_files(name: str) -> None:
     tokenizer = shared(f"tokenizers/{name}")
     assert tokenizer.growth < 12
     assert tokenizer.longest_token < 1000

@@ -1,4 +1,4 @@
-"""A trace replays to the very plans that were made, and only with the pack it is of."""
+"""Traces: replay gives exactly the recorded plans, and only with the pack of the recording."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
     with toy_pair(draft_noise=0.2) as pair:
         with pair.session(SessionOptions(seed=3, ignore_eos=True)) as session:
-            session.generate("what was learnt before the trace began", max_tokens=60)
+            session.generate("text from before the trace began", max_tokens=60)
         with pair.session(SessionOptions(seed=1, ignore_eos=True, trace=path)) as session:
             for prompt in ("hello", "and again, hello hello hello"):
                 session.generate(prompt, max_tokens=80)
     return path
 
 
-def test_a_recorded_session_replays_plan_for_plan(trace: Path) -> None:
+def test_replay_repeats_every_plan_of_a_recorded_session(trace: Path) -> None:
     rounds = list(replay(trace))
     assert len(rounds) > 4
     assert [each.plan for each in rounds] == [each.recorded for each in rounds]
@@ -46,11 +46,11 @@ def test_trace_header_records_the_schedulers_knowledge(trace: Path) -> None:
     assert [each.plan for each in replay(trace)] != [each.recorded for each in replay(trace)]
 
 
-def test_a_trace_holds_no_text(trace: Path) -> None:
+def test_trace_contains_no_text(trace: Path) -> None:
     assert "hello" not in trace.read_text(encoding="utf-8")
 
 
-def test_another_packs_trace_is_refused(trace: Path) -> None:
+def test_replay_refuses_the_trace_of_another_pack(trace: Path) -> None:
     with toy_pair() as pair:
         assert list(replay(trace, pack=pack_digest(pair.manifest)))
     with pytest.raises(InputError, match="recorded with another pack"):
@@ -67,7 +67,9 @@ def test_another_packs_trace_is_refused(trace: Path) -> None:
         (3, "nonsense", "line 4"),
     ],
 )
-def test_invalid_trace_is_refused_with_its_line_number(trace: Path, line: int, content: str | int, said: str) -> None:
+def test_replay_refuses_an_invalid_trace_with_its_line_number(
+    trace: Path, line: int, content: str | int, said: str
+) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     lines[line] = content if isinstance(content, str) else lines[line].replace(":3,", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
@@ -75,7 +77,7 @@ def test_invalid_trace_is_refused_with_its_line_number(trace: Path, line: int, c
         list(replay(trace))
 
 
-def test_a_trace_that_cannot_be_written_any_further_ends_with_one_notice_and_no_answer_does(
+def test_trace_that_cannot_be_written_further_ends_with_one_notice_and_the_answer_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(BytesIO):
@@ -108,7 +110,7 @@ def test_a_trace_that_cannot_be_written_any_further_ends_with_one_notice_and_no_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
-def test_a_trace_on_a_full_disk_is_refused_by_its_name() -> None:
+def test_trace_on_a_full_disk_is_refused_by_name() -> None:
     with toy_pair() as pair:
         pair.session().close()
         used = pair.budget.used_nbytes
@@ -117,9 +119,9 @@ def test_a_trace_on_a_full_disk_is_refused_by_its_name() -> None:
         assert pair.budget.used_nbytes == used
 
 
-def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_trace_that_is_impossible_is_refused(tmp_path: Path) -> None:
     with toy_pair() as pair:
-        pair.session().close()  # what drafters share stays with the pair
+        pair.session().close()  # the data that drafters share stays with the pair
         used = pair.budget.used_nbytes
         for options in (
             SessionOptions(trace=tmp_path / "t", draft_max=2),

@@ -1,4 +1,4 @@
-"""What the model sees of a conversation: generated ids are kept, or everything is read afresh."""
+"""Transcript: generated ids are kept where the template allows it, otherwise everything is encoded again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDS = frozenset({2})
 
 
 def merging_tokenizer() -> Tokenizer:
-    """Bytes, ChatML's special tokens, and a merge: encoding "ab" gives one id, though a model may say a, b."""
+    """Return a byte tokenizer with ChatML's special tokens and a merge: "ab" is one id; a model may generate a, b."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet, "ab", "abab"])}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "ab")]))
@@ -35,7 +35,7 @@ def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) ->
     return transcript.tokens
 
 
-def test_the_first_turn_is_the_rendered_conversation() -> None:
+def test_open_turn_first_gives_the_rendered_conversation() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer, [Message("system", "Be brief.")])
     text = tokenizer.decode(transcript.open_turn("hello").tokens, skip_special=False)
@@ -44,7 +44,7 @@ def test_the_first_turn_is_the_rendered_conversation() -> None:
     )
 
 
-def test_opening_a_turn_changes_nothing() -> None:
+def test_open_turn_changes_nothing() -> None:
     transcript = Transcript(byte_tokenizer())
     first = transcript.open_turn("hello").tokens
     assert transcript.messages == ()
@@ -53,7 +53,7 @@ def test_opening_a_turn_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_generated_ids_are_kept_where_encoding_gives_others(ended: bool) -> None:
+def test_transcript_keeps_generated_ids_where_encoding_gives_others(ended: bool) -> None:
     tokenizer = merging_tokenizer()
     a, b, ab = (tokenizer.token_to_id(token) for token in ("a", "b", "ab"))
     assert a is not None
@@ -65,11 +65,11 @@ def test_generated_ids_are_kept_where_encoding_gives_others(ended: bool) -> None
     after = transcript.open_turn("again").tokens
     assert after[: len(before)] == before
     fresh = Transcript(tokenizer, transcript.messages).open_turn("again").tokens
-    assert fresh != after  # a fresh session encodes the text anew
+    assert fresh != after  # a fresh session encodes the text again
     assert tokenizer.decode(fresh, skip_special=False) == tokenizer.decode(after, skip_special=False)
 
 
-def test_an_end_token_the_template_does_not_print_is_left_out() -> None:
+def test_transcript_leaves_out_an_end_token_the_template_does_not_print() -> None:
     tokenizer = merging_tokenizer()
     a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
     assert a is not None
@@ -82,7 +82,7 @@ def test_an_end_token_the_template_does_not_print_is_left_out() -> None:
     assert after[: len(transcript.tokens)] == [*transcript.tokens[:-1], 2]
 
 
-def test_three_turns_keep_every_id() -> None:
+def test_transcript_of_three_turns_keeps_every_id() -> None:
     tokenizer = merging_tokenizer()
     a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
     assert a is not None
@@ -101,7 +101,7 @@ def test_three_turns_keep_every_id() -> None:
     [("abc", "a"), ("abc", ""), ("ab", "ab changed")],
     ids=["stop string", "nothing shown", "other text"],
 )
-def test_what_was_not_shown_is_not_kept(ids: str, shown: str) -> None:
+def test_transcript_drops_text_that_was_not_shown(ids: str, shown: str) -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", tokenizer.encode(ids), shown=shown)
@@ -110,7 +110,7 @@ def test_what_was_not_shown_is_not_kept(ids: str, shown: str) -> None:
     assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
 
 
-def test_special_tokens_the_user_never_saw_are_not_kept_as_text() -> None:
+def test_transcript_does_not_keep_hidden_special_tokens_as_text() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", [*tokenizer.encode("a"), 1, *tokenizer.encode("b")], shown="ab")
@@ -118,7 +118,7 @@ def test_special_tokens_the_user_never_saw_are_not_kept_as_text() -> None:
     assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
 
 
-def test_half_a_character_is_kept_as_the_id_it_was() -> None:
+def test_transcript_keeps_half_a_character_as_its_id() -> None:
     tokenizer = byte_tokenizer()
     half = tokenizer.encode("é")[:1]
     transcript = Transcript(tokenizer)
@@ -126,7 +126,7 @@ def test_half_a_character_is_kept_as_the_id_it_was() -> None:
     assert transcript.open_turn("again").tokens[: len(before)] == before
 
 
-def test_a_template_that_rewrites_history_reads_it_afresh() -> None:
+def test_transcript_encodes_a_history_that_the_template_rewrites_again() -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{{ m.content if loop.last else m.content | upper }}<|im_end|>\n{% endfor %}"
@@ -142,7 +142,7 @@ def test_a_template_that_rewrites_history_reads_it_afresh() -> None:
     assert "again" in text
 
 
-def test_a_template_that_refuses_changes_nothing() -> None:
+def test_transcript_is_unchanged_when_the_template_refuses() -> None:
     tokenizer = byte_tokenizer()
     refusing = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}<|im_start|>"
     tokenizer.chat_template = ChatTemplate(refusing)
@@ -155,7 +155,7 @@ def test_a_template_that_refuses_changes_nothing() -> None:
     assert transcript.tokens == []
 
 
-def test_forgetting_the_rendering_encodes_everything_but_keeps_the_tokens() -> None:
+def test_forget_rendering_encodes_again_but_keeps_the_tokens() -> None:
     tokenizer = merging_tokenizer()
     a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
     assert a is not None
@@ -167,7 +167,7 @@ def test_forgetting_the_rendering_encodes_everything_but_keeps_the_tokens() -> N
     assert transcript.open_turn("again").tokens[: len(before)] != before
 
 
-def test_a_bare_prompt_has_a_token() -> None:
+def test_bare_refuses_an_empty_prompt() -> None:
     transcript = Transcript(byte_tokenizer())
     assert len(transcript.bare("abc")) == 3
     with pytest.raises(InputError, match="the prompt is empty"):

@@ -1,4 +1,4 @@
-"""Shapes of drafts, against a definition by walking."""
+"""Shapes of draft trees, against a direct walk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def trees(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 @given(trees())
-def test_every_path_walks_from_the_root_to_its_node(parents: tuple[int, ...]) -> None:
+def test_depths_match_the_paths_from_the_root(parents: tuple[int, ...]) -> None:
     check_parents(parents, length=len(parents))
     for node, depth in enumerate(depths(parents)):
         path = path_to(parents, node)
@@ -38,22 +38,22 @@ def test_children_invert_parents(parents: tuple[int, ...]) -> None:
 
 
 @given(st.integers(0, 12))
-def test_a_chain_is_a_chain(length: int) -> None:
+def test_is_chain_accepts_chains(length: int) -> None:
     assert is_chain(chain(length))
     assert depths(chain(length)) == list(range(length))
 
 
-def test_a_fork_is_no_chain() -> None:
+def test_is_chain_refuses_a_fork() -> None:
     assert not is_chain((-1, -1))
     assert not is_chain((-1, 0, 0))
 
 
 @pytest.mark.parametrize("parents", [(0,), (-1, 1), (-2,), (-1, 0, 5)])
-def test_a_parent_comes_before_its_child(parents: tuple[int, ...]) -> None:
+def test_check_parents_requires_a_parent_before_its_child(parents: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has parent"):
         check_parents(parents, length=len(parents))
 
 
-def test_every_token_has_a_parent() -> None:
+def test_check_parents_requires_a_parent_for_every_token() -> None:
     with pytest.raises(ValueError, match="1 parents for 2 tokens"):
         check_parents((-1,), length=2)

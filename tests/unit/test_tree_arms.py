@@ -1,4 +1,4 @@
-"""Trees as arms of the scheduler: chosen where they promise 3% more than the best chain, never elsewhere."""
+"""Trees as arms of the scheduler: chosen only where they promise 3% more than the best chain."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgedecode.schedule.trees import Trees
 
 STEP = 0.01
 FLAT, STEEP = 0.02, 0.5
-"""What a row more costs, in plain passes."""
+"""Cost of one more row, in plain passes."""
 UNSURE: RankRates = ((0.45, 0.3, 0.15),) * 4
-"""A second guess is worth much."""
+"""Second guesses are often right."""
 SURE: RankRates = ((0.9, 0.02, 0.0),) * 4
-"""Only the first guess is worth anything."""
+"""Only the first guess is ever right."""
 
 
 def cost(width: int, *, row: float, **others: object) -> RoundCost:
@@ -30,8 +30,8 @@ def signals(**others: object) -> Signals:
     return Signals(context_tokens=64, remaining_tokens=64, **others)  # type: ignore[arg-type]
 
 
-def taught(scheduler: Scheduler, *, row: float) -> None:
-    """Let it see what passes of every width cost here, and plain ones last."""
+def train(scheduler: Scheduler, *, row: float) -> None:
+    """Let the scheduler observe the cost of passes of every width, plain ones last."""
     costs = [cost(1, row=row)] * 4
     for width in (2, 3, 5, 9, 17):
         costs += [cost(width, row=row)] * 8
@@ -42,9 +42,11 @@ def taught(scheduler: Scheduler, *, row: float) -> None:
 
 
 @pytest.mark.parametrize(("rates", "row", "tree"), [(UNSURE, FLAT, True), (UNSURE, STEEP, False), (SURE, FLAT, False)])
-def test_a_free_drafter_gets_a_tree_only_where_it_promises_more(rates: RankRates, row: float, tree: bool) -> None:
+def test_scheduler_gives_a_free_drafter_a_tree_only_where_it_promises_more(
+    rates: RankRates, row: float, tree: bool
+) -> None:
     scheduler = Scheduler(free=["recycle"])
-    taught(scheduler, row=row)
+    train(scheduler, row=row)
     plan = scheduler.plan(signals(offers=(Offer("recycle", 8),), rates=(("recycle", rates),)))
     assert (plan.shape is not None and plan.shape.branches) is tree
     if tree:
@@ -54,8 +56,8 @@ def test_a_free_drafter_gets_a_tree_only_where_it_promises_more(rates: RankRates
 
 
 def drive(scheduler: Scheduler, *, row: float, rates: RankRates, rounds: int) -> list[Plan]:
-    """Rounds of a chain arm and a tree arm over one draft model; what is accepted follows the rates exactly."""
-    taught(scheduler, row=row)
+    """Run rounds of a chain arm and a tree arm on one draft model; acceptance follows the rates exactly."""
+    train(scheduler, row=row)
     plans, credit = list[Plan](), 0.0
     for number in range(rounds):
         shown = (("tree", rates),) if number == 0 else ()
@@ -86,7 +88,7 @@ def drive(scheduler: Scheduler, *, row: float, rates: RankRates, rounds: int) ->
     return plans
 
 
-def test_a_tree_of_the_draft_model_is_taken_where_second_guesses_pay() -> None:
+def test_scheduler_takes_the_models_tree_where_second_guesses_are_profitable() -> None:
     plans = drive(Scheduler(models=["model", "tree"]), row=FLAT, rates=UNSURE, rounds=120)
     late = [plan for plan in plans[60:] if plan.drafter == "tree"]
     assert len(late) > 40
@@ -94,18 +96,18 @@ def test_a_tree_of_the_draft_model_is_taken_where_second_guesses_pay() -> None:
 
 
 @pytest.mark.parametrize(("rates", "row"), [(SURE, FLAT), (SURE, STEEP / 2)])
-def test_where_the_first_guess_is_all_the_chain_stays(rates: RankRates, row: float) -> None:
+def test_scheduler_keeps_the_chain_where_only_first_guesses_are_right(rates: RankRates, row: float) -> None:
     plans = drive(Scheduler(models=["model", "tree"]), row=row, rates=rates, rounds=120)
     assert sum(plan.drafter == "model" for plan in plans[20:]) > 90
     assert not any(plan.drafter == "tree" for plan in plans[20:])
 
 
-def test_a_tree_at_which_nothing_pays_is_off() -> None:
+def test_scheduler_disables_a_tree_that_is_never_profitable() -> None:
     plans = drive(Scheduler(models=["tree"]), row=0.9, rates=((0.1, 0.05, 0.0),) * 4, rounds=120)
     assert sum(plan.draft_max > 0 for plan in plans) < 12
 
 
-def test_its_rounds_replay_from_json() -> None:
+def test_scheduler_rounds_with_trees_replay_from_json() -> None:
     plans, calls = list[Plan](), list[bytes]()
     recorded, again = Scheduler(models=["model", "tree"]), Scheduler(models=["model", "tree"])
     ask, learn = recorded.plan, recorded.observe
@@ -133,7 +135,7 @@ def test_its_rounds_replay_from_json() -> None:
     assert [msgspec.json.decode(msgspec.json.encode(plan), type=Plan) for plan in plans] == plans
 
 
-def test_a_shape_serves_some_rounds_and_is_worked_out_again_where_it_does_not_fit() -> None:
+def test_trees_reuse_a_shape_for_some_rounds_and_recompute_it_for_other_sizes() -> None:
     trees = Trees()
 
     def best(most: int) -> ShapedTree:
@@ -151,7 +153,7 @@ def test_a_shape_serves_some_rounds_and_is_worked_out_again_where_it_does_not_fi
     assert not answers[-1].shape.branches
 
 
-def test_fixed_trees_follow_the_rates() -> None:
+def test_fixed_tree_follows_the_rates() -> None:
     policy = FixedTree(4)
     assert policy.plan(signals()) == Plan(0, reason="fixed", shape=policy.plan(signals()).shape)
     wide = policy.plan(signals(rates=(("tree", UNSURE),)))

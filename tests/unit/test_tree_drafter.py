@@ -1,4 +1,4 @@
-"""Trees of a draft model: its likeliest tokens in the shape of the plan, a pass a level, and what is kept of them."""
+"""The tree drafter: most likely tokens in the plan's shape, one pass per level, and the KV state after a round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCABULARY = 20
 NOISE = Noise(0)
 CONTEXT = [1, 2, 3, 4]
 COMB = TreeShape((-1, 0, -1, 1, 0, 2), (0, 0, 1, 0, 1, 0))
-"""Two children of the root, two below the first, one below the second, and a third level."""
+"""Two children of the root, two below the first, one below the second, and one on a third level."""
 
 
 def setting(model: TableModel, *, sampling: SamplingOptions = GREEDY, **others: object) -> DraftSetting:
@@ -59,7 +59,7 @@ def verdict_of(draft: Draft, emitted: Sequence[int]) -> Verdict:
     return Verdict(draft, tuple(emitted), tuple(sorted(path)), Outcome.CORRECTION, rows)
 
 
-def test_every_node_is_the_guess_that_its_rank_says() -> None:
+def test_tree_nodes_are_the_guesses_of_their_ranks() -> None:
     model = toy_model(VOCABULARY, seed=2)
     draft = opened(model).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
     assert draft.parents == COMB.parents
@@ -68,14 +68,14 @@ def test_every_node_is_the_guess_that_its_rank_says() -> None:
         assert path[-1] == likeliest(model, [*CONTEXT, *path[:-1]], rank)
 
 
-def test_a_level_is_one_pass_over_its_nodes_with_children() -> None:
+def test_tree_takes_one_pass_per_level_over_nodes_with_children() -> None:
     model = toy_model(VOCABULARY, seed=2)
     opened(model).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
     assert model.passes == [4, 2, 1]
     assert model.rows_made == 4
 
 
-def test_a_penalty_ranks_too() -> None:
+def test_tree_ranks_follow_a_repetition_penalty() -> None:
     penalised = SamplingOptions(repetition_penalty=5.0)
     model = toy_model(VOCABULARY, seed=2)
     context = [likeliest(model, CONTEXT, 0), *CONTEXT]
@@ -91,7 +91,7 @@ def test_a_penalty_ranks_too() -> None:
     assert list(drafter.propose(context, 4, NOISE, shape).tokens) == np.argsort(-logits)[:2].tolist()
 
 
-def test_sampled_guesses_are_what_the_targets_noise_would_draw() -> None:
+def test_tree_of_sampled_tokens_uses_the_targets_noise() -> None:
     warm, noise = SamplingOptions(temperature=1.2), Noise(7)
     model = toy_model(VOCABULARY, seed=2)
     first, second, *_ = opened(model, sampling=warm, noise=noise).propose(CONTEXT, 2, NOISE).tokens
@@ -107,14 +107,14 @@ def test_sampled_guesses_are_what_the_targets_noise_would_draw() -> None:
     assert pair.tokens == (first, noise.draw_at(sampler.probs(without), len(CONTEXT)))
 
 
-def test_what_was_accepted_stays_read() -> None:
+def test_tree_keeps_the_state_of_accepted_tokens() -> None:
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
     draft = drafter.propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    emitted = [*paths(draft)[5], 9]  # the second child of the root, its child, and the target's own
+    emitted = [*paths(draft)[5], 9]  # the second child of the root, its child, and the target's own token
     context = [*CONTEXT, *emitted]
     drafter.observe(context, verdict_of(draft, emitted))
-    assert drafter.unread(context) == 2  # the last drafted token was a leaf, never read
+    assert drafter.unread(context) == 2  # the last drafted token was a leaf: no pass has read it
     model.passes.clear()
     again = drafter.propose(context, 16, NOISE, Plan(6, shape=COMB))
     assert model.passes[0] == 2
@@ -123,14 +123,14 @@ def test_what_was_accepted_stays_read() -> None:
     assert again == fresh.propose(context, 16, NOISE, Plan(6, shape=COMB))
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_draft_that_nobody_judged_or_that_was_wrong_is_forgotten(told: bool) -> None:
+@pytest.mark.parametrize("observed", [True, False])
+def test_tree_rolls_back_a_draft_that_was_wrong_or_never_verified(observed: bool) -> None:
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
     draft = drafter.propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
     wrong = likeliest(model, CONTEXT, 5)
     context = [*CONTEXT, wrong]
-    if told:
+    if observed:
         drafter.observe(context, verdict_of(draft, [wrong]))
     else:
         drafter.begin(context)
@@ -141,7 +141,7 @@ def test_a_draft_that_nobody_judged_or_that_was_wrong_is_forgotten(told: bool) -
     assert drafter.propose(context, 8, NOISE, comb) == fresh.propose(context, 8, NOISE, comb)
 
 
-def test_it_learns_which_guess_was_right() -> None:
+def test_tree_learns_which_rank_is_right() -> None:
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
     context = list(CONTEXT)
@@ -155,7 +155,7 @@ def test_it_learns_which_guess_was_right() -> None:
     assert drafter.propose(context, 1, NOISE).tokens == (likeliest(model, context, 1),)
 
 
-def test_nothing_follows_an_end_token_and_a_chain_is_a_chain() -> None:
+def test_tree_stops_at_end_tokens_and_drafts_chains_for_chain_shapes() -> None:
     model = toy_model(VOCABULARY, seed=2)
     ends = frozenset({likeliest(model, CONTEXT, 0)})
     draft = opened(model, ends=ends).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
@@ -165,7 +165,7 @@ def test_nothing_follows_an_end_token_and_a_chain_is_a_chain() -> None:
     assert chain.tokens == ModelSource().open(draft_setting(VOCABULARY, model=model)).propose(CONTEXT, 3, NOISE).tokens
 
 
-def test_limit_and_room_cut_the_shape() -> None:
+def test_tree_is_cut_to_the_limit_and_the_capacity() -> None:
     model = toy_model(VOCABULARY, seed=2)
     assert opened(model).propose(CONTEXT, 3, NOISE, Plan(6, shape=COMB)).parents == COMB.parents[:3]
     assert len(opened(model, capacity=6).propose(CONTEXT, 16, NOISE)) == 2
@@ -173,7 +173,9 @@ def test_limit_and_room_cut_the_shape() -> None:
 
 
 @pytest.mark.parametrize("order", [(ModelSource, TreeSource), (TreeSource, ModelSource)])
-def test_it_shares_the_models_state_in_any_order_and_learns_of_chains(order: tuple[type[DrafterSource], ...]) -> None:
+def test_tree_shares_the_models_state_in_any_order_and_learns_from_chains(
+    order: tuple[type[DrafterSource], ...],
+) -> None:
     model = toy_model(VOCABULARY, seed=2)
     shared = setting(model)
     first, second = (source().open(shared) for source in order)
@@ -201,7 +203,7 @@ def test_it_shares_the_models_state_in_any_order_and_learns_of_chains(order: tup
     assert shared.states.join(model, "model", lambda: ModelState(model, capacity=8)) is not chains.state
 
 
-def test_what_cannot_read_trees_is_said() -> None:
+def test_tree_names_the_model_that_reads_chains_only() -> None:
     model = toy_model(VOCABULARY, seed=2)
     with pytest.raises(CapabilityError, match="target reads chains only"):
         TreeSource().open(draft_setting(VOCABULARY, model=model))
@@ -212,7 +214,7 @@ def test_what_cannot_read_trees_is_said() -> None:
         TreeSource().open(setting(model))
 
 
-def test_siblings_are_accepted_and_the_text_is_the_same() -> None:
+def test_tree_siblings_are_accepted_and_the_text_is_the_same() -> None:
     target, draft = toy_model(VOCABULARY, seed=2), toy_model(VOCABULARY, seed=2)
     noise = np.random.default_rng(0).standard_normal((VOCABULARY, VOCABULARY + 3)).astype(np.float32)
     draft._first = draft._first + 1.5 * noise

@@ -1,4 +1,4 @@
-"""The best draft tree: what is found best first is what trying every tree finds, and costs decide how wide it is."""
+"""The best draft tree: best-first search against exhaustive search, and width by cost."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ RANKS = 3
 
 
 def random_rates(seed: int, *, levels: int = 3) -> RankRates:
-    """Chances that sum to less than one at each depth, not always falling with the rank."""
+    """Return probabilities that sum to less than one at each depth and do not always fall with the rank."""
     rng = np.random.default_rng(seed)
     return tuple(tuple(float(chance) for chance in rng.dirichlet(np.ones(RANKS + 1))[:RANKS]) for _ in range(levels))
 
 
 def every_tree(nodes: int) -> Iterator[TreeShape]:
-    """All trees of so many nodes in which no two siblings have one rank; some in several orders."""
+    """Yield all trees of `nodes` nodes in which siblings have different ranks, some in several orders."""
 
     def grown(shape: TreeShape) -> Iterator[TreeShape]:
         if len(shape) == nodes:
             yield shape
             return
         taken = set(zip(shape.parents, shape.ranks, strict=True))
-        newest = (shape.parents[-1], shape.ranks[-1]) if len(shape) else (-1, -1)
+        latest = (shape.parents[-1], shape.ranks[-1]) if len(shape) else (-1, -1)
         for parent in range(-1, len(shape)):
             for rank in range(RANKS):
-                if (parent, rank) not in taken and (parent, rank) > newest:
+                if (parent, rank) not in taken and (parent, rank) > latest:
                     yield from grown(TreeShape((*shape.parents, parent), (*shape.ranks, rank)))
 
     yield from grown(TreeShape())
@@ -49,7 +49,7 @@ def levels_of(shape: TreeShape) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_best_tree_of_m_nodes_is_the_one_found_by_trying_all(seed: int) -> None:
+def test_best_tree_equals_exhaustive_search(seed: int) -> None:
     rates = random_rates(seed)
     branched = 0
     for nodes in range(1, 6):
@@ -67,7 +67,7 @@ def test_the_best_tree_of_m_nodes_is_the_one_found_by_trying_all(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_fastest_tree_is_the_one_found_by_trying_all(seed: int) -> None:
+def test_fastest_tree_equals_exhaustive_search(seed: int) -> None:
     rates = random_rates(seed)
     rng = np.random.default_rng(seed)
     row, level = (float(price) for price in rng.uniform(0.0, 0.3, 2))
@@ -86,24 +86,24 @@ def test_the_fastest_tree_is_the_one_found_by_trying_all(seed: int) -> None:
     assert found.speed == pytest.approx(found.tokens / price(len(found.shape), levels_of(found.shape)))
 
 
-def test_the_first_nodes_of_the_best_tree_are_the_best_smaller_one() -> None:
+def test_best_tree_cut_short_is_the_best_smaller_tree() -> None:
     rates = random_rates(3)
-    whole = best_tree(rates, nodes=MOST_NODES)
+    full = best_tree(rates, nodes=MOST_NODES)
     for nodes in range(MOST_NODES + 1):
-        assert whole.cut(nodes) == best_tree(rates, nodes=nodes)
+        assert full.cut(nodes) == best_tree(rates, nodes=nodes)
 
 
 RATES = ((0.7, 0.15, 0.05), (0.7, 0.15, 0.05))
 
 
-def test_where_rows_cost_nothing_the_tree_is_wide() -> None:
+def test_fastest_tree_is_wide_where_rows_are_free() -> None:
     found = fastest_tree(RATES, price=lambda nodes, levels: 1.0)
     assert len(found.shape) == MOST_NODES
     assert found.shape.branches
     assert {*found.shape.ranks} == {0, 1}
 
 
-def test_where_rows_are_dear_it_is_a_chain_and_where_they_are_dearer_nothing() -> None:
+def test_fastest_tree_is_a_chain_or_empty_where_rows_are_expensive() -> None:
     chain = fastest_tree(RATES, price=lambda nodes, levels: 1 + 0.35 * nodes)
     assert chain.shape.parents == tuple(range(-1, len(chain.shape) - 1))
     assert {*chain.shape.ranks} == {0}
@@ -112,13 +112,13 @@ def test_where_rows_are_dear_it_is_a_chain_and_where_they_are_dearer_nothing() -
     assert len(fastest_tree(RATES, price=lambda nodes, levels: 1 + 0.9 * nodes, least=1).shape) == 1
 
 
-def test_where_levels_are_dear_it_is_shallow() -> None:
+def test_fastest_tree_is_shallow_where_levels_are_expensive() -> None:
     deep = fastest_tree(RATES, price=lambda nodes, levels: 1 + 0.05 * nodes)
     flat = fastest_tree(RATES, price=lambda nodes, levels: 1 + 0.05 * nodes + 0.5 * levels)
     assert levels_of(flat.shape) == 1 < levels_of(deep.shape)
     assert flat.shape.ranks[:2] == (0, 1)
 
 
-def test_guesses_that_are_never_right_are_left_out() -> None:
+def test_best_tree_leaves_out_guesses_that_are_never_right() -> None:
     assert best_tree(((0.5, 0.0), (0.0, 0.0)), nodes=8) == TreeShape((-1,), (0,))
     assert best_tree(((0.0,),), nodes=8) == TreeShape()

@@ -1,4 +1,4 @@
-"""The fair lock: order, nesting, interrupts, and what finalizers leave until their thread is free."""
+"""FairLock: order, nesting, interrupts, and work that finalizers defer until their thread is free."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def started(target: Callable[[], object]) -> Thread:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait until something is so; the test hangs no longer than `PATIENCE`."""
+    """Wait until the condition holds, at most `PATIENCE` seconds."""
     for _ in range(int(PATIENCE * 1000)):
         if true():
             return
         sleep(0.001)
-    raise AssertionError("it did not come about")
+    raise AssertionError("the condition never held")
 
 
 def waiting(lock: FairLock) -> int:
     return len(lock._queue)
 
 
-def test_threads_get_it_in_the_order_they_came() -> None:
+def test_fair_lock_serves_threads_in_order_of_arrival() -> None:
     lock, go, order = FairLock(), Event(), list[int]()
     threads = [started(lambda: lock.run(go.wait))]
     for number in range(6):
@@ -50,7 +50,7 @@ def test_threads_get_it_in_the_order_they_came() -> None:
     assert waiting(lock) == 0
 
 
-def test_one_that_asks_again_at_once_comes_last() -> None:
+def test_fair_lock_puts_a_thread_that_asks_again_last() -> None:
     lock, order = FairLock(), list[str]()
 
     def often(name: str, times: int) -> None:
@@ -67,7 +67,7 @@ def test_one_that_asks_again_at_once_comes_last() -> None:
     assert order[:6] in (list("ababab"), list("bababa"))
 
 
-def test_those_who_wait_come_first_where_it_is_passed_on() -> None:
+def test_pass_on_lets_waiting_threads_run_first() -> None:
     lock, order = FairLock(), list[str]()
 
     def first() -> None:
@@ -75,7 +75,7 @@ def test_those_who_wait_come_first_where_it_is_passed_on() -> None:
         until(lambda: waiting(lock) == 2)
         lock.pass_on()
         order.append("again")
-        lock.pass_on()  # nobody waits
+        lock.pass_on()  # no thread waits
 
     thread = started(lambda: lock.run(first))
     until(lambda: bool(order))
@@ -85,7 +85,7 @@ def test_those_who_wait_come_first_where_it_is_passed_on() -> None:
     assert waiting(lock) == 0
 
 
-def test_its_holder_may_ask_again_and_an_error_gives_it_back() -> None:
+def test_fair_lock_is_reentrant_and_released_by_an_error() -> None:
     lock = FairLock()
     assert lock.run(lambda: lock.run(lambda: waiting(lock))) == 1
     assert not lock.held
@@ -96,13 +96,13 @@ def test_its_holder_may_ask_again_and_an_error_gives_it_back() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent a signal there")
 @pytest.mark.parametrize("passing", [False, True], ids=["asking", "passing on"])
-def test_an_interrupt_while_waiting_leaves_the_queue_in_order(passing: bool) -> None:
+def test_fair_lock_keeps_its_order_after_an_interrupt_while_waiting(passing: bool) -> None:
     lock, go, order = FairLock(), Event(), list[str]()
     threads = list[Thread]()
 
     def interrupt() -> None:
         until(lambda: waiting(lock) == 2)
-        sleep(0.05)  # until this thread waits, and does not only stand in the queue
+        sleep(0.05)  # the thread is in the queue; give it time to block
         signal.pthread_kill(main, signal.SIGINT)
 
     def other() -> None:
@@ -129,7 +129,7 @@ def test_an_interrupt_while_waiting_leaves_the_queue_in_order(passing: bool) -> 
     assert waiting(lock) == 0
 
 
-def test_what_a_finalizer_wants_waits_until_its_thread_is_in_no_lock() -> None:
+def test_when_free_defers_work_until_the_thread_holds_no_lock() -> None:
     outer, inner, order = FairLock(), FairLock(), list[str]()
 
     def work() -> None:
@@ -142,7 +142,7 @@ def test_what_a_finalizer_wants_waits_until_its_thread_is_in_no_lock() -> None:
     assert order[-1] == "at once"
 
 
-def test_deferred_work_that_fails_is_logged_and_changes_neither_a_result_nor_what_was_deferred_after_it(
+def test_when_free_logs_work_that_fails_and_runs_the_rest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lock, order = FairLock(), list[str]()
@@ -160,7 +160,7 @@ def test_deferred_work_that_fails_is_logged_and_changes_neither_a_result_nor_wha
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_however_much_was_deferred_all_of_it_is_done() -> None:
+def test_when_free_runs_any_amount_of_deferred_work() -> None:
     lock, done = FairLock(), list[int]()
     count = 2 * sys.getrecursionlimit()
 
@@ -173,21 +173,21 @@ def test_however_much_was_deferred_all_of_it_is_done() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent a signal there")
-def test_a_signal_handler_of_a_thread_that_waits_does_not_run_beside_the_holder() -> None:
-    lock, go, handled, beside = FairLock(), Event(), Event(), list[bool]()
+def test_fair_lock_refuses_a_signal_handler_of_a_waiting_thread() -> None:
+    lock, go, handled, concurrent = FairLock(), Event(), Event(), list[bool]()
 
     def handle(*_: object) -> None:
         try:
             assert not lock.held
             with pytest.raises(CapabilityError, match="from a signal handler or a finalizer while its thread waits"):
-                lock.run(lambda: beside.append(not go.is_set()))
-            when_free(lambda: lock.run(lambda: beside.append(not go.is_set())))
+                lock.run(lambda: concurrent.append(not go.is_set()))
+            when_free(lambda: lock.run(lambda: concurrent.append(not go.is_set())))
         finally:
             handled.set()
 
     def interrupt() -> None:
         until(lambda: waiting(lock) == 2)
-        sleep(0.05)  # until this thread waits, and does not only stand in the queue
+        sleep(0.05)  # the thread is in the queue; give it time to block
         signal.pthread_kill(main, signal.SIGUSR1)
         handled.wait(PATIENCE)
         go.set()
@@ -202,5 +202,5 @@ def test_a_signal_handler_of_a_thread_that_waits_does_not_run_beside_the_holder(
         signal.signal(signal.SIGUSR1, before)
     for thread in threads:
         thread.join(PATIENCE)
-    assert beside == [False]
+    assert concurrent == [False]
     assert not lock.held

@@ -1,4 +1,4 @@
-"""The values that cross the seams: frozen, without a dictionary, JSON-serialisable where a trace records them."""
+"""Value types of the interfaces: frozen, slotted, JSON-serialisable where a trace records them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_values_are_frozen_and_slotted(value: object) -> None:
         setattr(value, name, None)
 
 
-def test_an_empty_draft_is_an_ordinary_chain() -> None:
+def test_empty_draft_is_a_chain() -> None:
     assert len(EMPTY_DRAFT) == 0
     assert EMPTY_DRAFT.parents is None
     assert EMPTY_DRAFT.mode is DraftMode.DETERMINISTIC

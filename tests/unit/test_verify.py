@@ -1,4 +1,4 @@
-"""Verification of one draft: which rows are reached, what is kept, how a round ends."""
+"""Verification of one draft: the rows it processes, the accepted tokens, the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = 6
 
 
 class Uniforms:
-    """Plays back uniforms and counts them."""
+    """Replay given uniforms and count them."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = list(values)
@@ -33,11 +33,11 @@ class Uniforms:
         return self.values[self.drawn - 1]
 
     def take(self) -> int:
-        raise AssertionError("the rows of these tests draw with uniforms")
+        raise AssertionError("the rows of these tests sample with uniforms")
 
 
 class CountingRows(TargetRows):
-    """Remembers which rows were processed; draws by inverting the cumulative sum."""
+    """Record which rows were processed; sample by inverting the cumulative sum."""
 
     __slots__ = ("reached",)
 
@@ -53,8 +53,8 @@ class CountingRows(TargetRows):
         return self.at(node, path).draw(rng.random())
 
 
-def rows_saying(*tokens: int) -> CountingRows:
-    """Rows whose arg-max is the given token: the context's row first, then one per draft node."""
+def rows_choosing(*tokens: int) -> CountingRows:
+    """Return rows whose arg-max is the given token: the context's row first, then one per draft node."""
     logits = np.zeros((len(tokens), VOCABULARY + 2), dtype=np.float32)
     logits[:, VOCABULARY:] = 9.0
     for row, token in enumerate(tokens):
@@ -74,47 +74,47 @@ def check(draft: Draft, rows: CountingRows, *, ends: frozenset[int] = frozenset(
     return verdict
 
 
-def test_an_empty_draft_is_plain_decoding() -> None:
-    verdict = check(Draft(), rows_saying(4))
+def test_verify_of_an_empty_draft_is_plain_decoding() -> None:
+    verdict = check(Draft(), rows_choosing(4))
     assert (verdict.tokens, verdict.path, verdict.outcome) == ((4,), (), Outcome.BONUS)
 
 
-def test_a_whole_draft_is_accepted_and_a_token_added() -> None:
-    verdict = check(Draft((4, 1)), rows_saying(4, 1, 3))
+def test_verify_accepts_a_full_draft_and_adds_a_token() -> None:
+    verdict = check(Draft((4, 1)), rows_choosing(4, 1, 3))
     assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 1, 3), (0, 1), Outcome.BONUS)
     assert verdict.accepted == 2
 
 
-def test_the_first_wrong_token_is_corrected_and_later_rows_are_never_processed() -> None:
-    rows = rows_saying(4, 2, 3, 3)
+def test_verify_corrects_the_first_wrong_token_and_processes_no_later_row() -> None:
+    rows = rows_choosing(4, 2, 3, 3)
     verdict = check(Draft((4, 1, 3)), rows)
     assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 2), (0,), Outcome.CORRECTION)
     assert rows.reached == [-1, 0]
 
 
-def test_a_tree_is_followed_down_one_branch() -> None:
+def test_verify_follows_one_branch_of_a_tree() -> None:
     #   context -> 1 -> 5
     #           -> 4 -> 2
     #                -> 3 -> 0
     draft = Draft((1, 4, 5, 2, 3, 0), parents=(-1, -1, 0, 1, 1, 4))
-    rows = rows_saying(4, 0, 3, 0, 0, 0, 5)
+    rows = rows_choosing(4, 0, 3, 0, 0, 0, 5)
     verdict = check(draft, rows)
     assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 3, 0, 5), (1, 4, 5), Outcome.BONUS)
     assert rows.reached == [-1, 1, 4, 5]
 
 
-def test_an_inner_node_without_the_token_is_a_correction() -> None:
-    verdict = check(Draft((1, 4, 5), parents=(-1, -1, 0)), rows_saying(1, 2, 0, 0))
+def test_verify_corrects_at_an_inner_node_without_the_token() -> None:
+    verdict = check(Draft((1, 4, 5), parents=(-1, -1, 0)), rows_choosing(1, 2, 0, 0))
     assert (verdict.tokens, verdict.path, verdict.outcome) == ((1, 2), (0,), Outcome.CORRECTION)
 
 
-def test_of_equal_siblings_the_first_is_taken() -> None:
-    verdict = check(Draft((4, 4), parents=(-1, -1)), rows_saying(4, 1, 2))
+def test_verify_takes_the_first_of_equal_siblings() -> None:
+    verdict = check(Draft((4, 4), parents=(-1, -1)), rows_choosing(4, 1, 2))
     assert (verdict.tokens, verdict.path) == ((4, 1), (0,))
 
 
 @pytest.mark.parametrize(
-    ("draft", "said", "tokens", "path"),
+    ("draft", "choices", "tokens", "path"),
     [
         (Draft((4, 1, 3)), (4, 1, 3, 0), (4, 1), (0, 1)),  # an accepted draft token ends it
         (Draft((4, 2, 3)), (4, 1, 3, 0), (4, 1), (0,)),  # a correction ends it
@@ -122,15 +122,15 @@ def test_of_equal_siblings_the_first_is_taken() -> None:
         (Draft(), (1,), (1,), ()),
     ],
 )
-def test_nothing_follows_an_end_token(
-    draft: Draft, said: tuple[int, ...], tokens: tuple[int, ...], path: tuple[int, ...]
+def test_verify_adds_nothing_after_an_end_token(
+    draft: Draft, choices: tuple[int, ...], tokens: tuple[int, ...], path: tuple[int, ...]
 ) -> None:
-    verdict = check(draft, rows_saying(*said), ends=frozenset({1}))
+    verdict = check(draft, rows_choosing(*choices), ends=frozenset({1}))
     assert (verdict.tokens, verdict.path, verdict.outcome) == (tokens, path, Outcome.ENDED)
 
 
 @given(st.data())
-def test_any_tree_gives_what_drawing_from_the_rows_gives(data: st.DataObject) -> None:
+def test_verify_of_any_tree_equals_sampling_from_the_rows(data: st.DataObject) -> None:
     length = data.draw(st.integers(0, 10))
     parents = tuple(data.draw(st.integers(-1, index - 1)) for index in range(length))
     draft = Draft(tuple(data.draw(st.integers(0, 2)) for _ in parents), parents=parents)
@@ -155,7 +155,7 @@ def sampled(tokens: Sequence[int], q: Probs) -> Draft:
     return Draft(tuple(tokens), probs=(q,) * len(tokens), mode=DraftMode.SAMPLED, source="model")
 
 
-def test_the_ratio_rule_accepts_below_the_ratio_and_corrects_above_it() -> None:
+def test_ratio_rule_accepts_below_the_ratio_and_corrects_above_it() -> None:
     rows = random_rows(2, seed=1)
     p = rows.at(-1, ())
     q = Probs.dense(np.full(VOCABULARY, 1 / VOCABULARY))
@@ -170,8 +170,8 @@ def test_the_ratio_rule_accepts_below_the_ratio_and_corrects_above_it() -> None:
     assert above.tokens == (int(residual.ids[0]),)  # the rescaled uniform is just above 0
 
 
-def test_under_the_ratio_rule_an_end_token_ends_too() -> None:
-    rows = rows_saying(4, 1, 2)
+def test_ratio_rule_ends_at_an_end_token() -> None:
+    rows = rows_choosing(4, 1, 2)
     q = Probs.dense(np.full(VOCABULARY, 1.0))
     for tokens in ([4, 1], [4], [3]):
         verdict = verify(sampled(tokens, q), rows, Uniforms([0.0] * 3), ends=frozenset({1, 4}), rule=Rule.RATIO)
@@ -179,7 +179,7 @@ def test_under_the_ratio_rule_an_end_token_ends_too() -> None:
         assert verdict.tokens == (4,)
 
 
-def test_the_ratio_rule_refuses_what_was_not_sampled() -> None:
+def test_ratio_rule_refuses_drafts_that_were_not_sampled() -> None:
     rows = random_rows(3, seed=2)
     with pytest.raises(CapabilityError, match="'suffix' proposes deterministic"):
         verify(Draft((1,), source="suffix"), rows, Uniforms([0.5]), rule=Rule.RATIO)
@@ -193,21 +193,21 @@ def test_the_ratio_rule_refuses_what_was_not_sampled() -> None:
             verify(broken, rows, Uniforms([0.5]), rule=Rule.RATIO)
 
 
-def test_without_a_draft_the_ratio_rule_is_plain_decoding() -> None:
+def test_ratio_rule_without_a_draft_is_plain_decoding() -> None:
     rows = random_rows(1, seed=3)
     assert verify(Draft(), rows, Uniforms([0.4]), rule=Rule.RATIO).tokens == (rows.at(-1, ()).draw(0.4),)
 
 
-def test_the_verdict_tells_the_likeliest_ids_of_every_row() -> None:
-    verdict = check(Draft((4, 1)), rows_saying(4, 2, 3))
+def test_verdict_top_lists_the_most_likely_ids_of_every_row() -> None:
+    verdict = check(Draft((4, 1)), rows_choosing(4, 2, 3))
     assert verdict.top(1).tolist() == [[4], [2], [3]]  # padding is never among them
     assert verdict.top(3).shape == (3, 3)
     assert verdict.top(3).max() < VOCABULARY
 
 
 @pytest.mark.parametrize("width", [9, 5000, 16385, 50_000, 151_936])
-def test_the_likeliest_ids_of_rows_of_any_width(width: int) -> None:
-    """Wide rows are searched another way; the order and the ids are those of a full sort."""
+def test_target_rows_top_for_rows_of_any_width(width: int) -> None:
+    """Wide rows are searched differently; order and ids must equal those of a full sort."""
     logits = np.random.default_rng(width).standard_normal((3, width + 7)).astype(np.float32)
     logits[:, width:] = 99.0  # padding
     logits[2, -7 - 8 :] += 50.0  # the tail that does not fill a fold

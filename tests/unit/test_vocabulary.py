@@ -1,4 +1,4 @@
-"""Parts of a vocabulary, and the maps that name them."""
+"""Trimmed vocabularies, and the files of their token ids."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edgedecode.pack.token_map import read_token_ids, write_token_ids
 IDS = np.array([0, 3, 4, 300])
 
 
-def test_it_knows_its_ids_and_nothing_else() -> None:
+def test_trimmed_vocabulary_contains_its_ids_only() -> None:
     known = TrimmedVocabulary(IDS, 301)
     assert [token for token in range(-2, 310) if token in known] == IDS.tolist()
     assert len(known) == 4
 
 
 @pytest.mark.parametrize("ids", [[], [3, 2], [2, 2], [-1, 2], [5, 301]], ids=str)
-def test_ids_that_are_no_map_are_refused(ids: list[int]) -> None:
+def test_trimmed_vocabulary_refuses_ids_that_do_not_ascend(ids: list[int]) -> None:
     with pytest.raises(InputError, match="must ascend"):
         TrimmedVocabulary(np.array(ids, np.int64), 301)
 
 
-def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_token_ids_round_trip_through_a_file(tmp_path: Path) -> None:
     path = tmp_path / "trim.ids"
     write_token_ids(path, IDS)
     assert path.stat().st_size == 16
@@ -34,7 +34,7 @@ def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "size"), [(3, 301), (5, 301), (4, 300)])
-def test_a_map_that_does_not_fit_its_draft_is_refused(tmp_path: Path, rows: int, size: int) -> None:
+def test_read_token_ids_refuses_a_file_that_does_not_fit_the_draft(tmp_path: Path, rows: int, size: int) -> None:
     path = tmp_path / "trim.ids"
     write_token_ids(path, IDS)
     with pytest.raises(ManifestError, match="edgedecode trim"):
