@@ -186,8 +186,13 @@ class _State:
     def loaded(self, model: LanguageModel) -> State:
         """Return the engine's state, with all tokens processed. Pending rows of an unloaded model are lost."""
         if self._inner is None:
-            self._inner = model.new_state(self.capacity, rows=self._rows, tree=self._tree)
-            prefill(model, self._inner, self._tokens)
+            inner = model.new_state(self.capacity, rows=self._rows, tree=self._tree)
+            try:
+                prefill(model, inner, self._tokens)
+            except BaseException:  # interrupted: the next call starts over
+                inner.close()
+                raise
+            self._inner = inner
         return self._inner
 
     def append(self, tokens: Sequence[int]) -> None:

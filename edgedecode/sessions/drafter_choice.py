@@ -71,7 +71,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     models with options that exclude it.
     """
     _check_switching(options, has_draft=facts.has_draft)
-    names = _names(options, facts)
+    names = _names(options, facts) if _speculates(options, facts) else ()
     if not names:
         return DrafterChoice()
     if options.draft_max is not None:
@@ -79,6 +79,19 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     if options.fixed:
         return DrafterChoice(names, FIXED_DRAFT)
     return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
+
+
+def _speculates(options: SessionOptions, facts: DraftingFacts) -> bool:
+    """Return whether the target writes several tokens in a row. Raises InputError for drafts where it does not."""
+    switch = options.switch
+    if switch is None or facts.one_resident or (switch.rule is not None and switch.rule.keeps_target):
+        return True
+    if options.drafter not in (None, "none") or options.draft_max or options.tree:
+        raise InputError(
+            "with --mode switch the target writes single tokens, which no drafter drafts: leave out --drafter, "
+            "--draft-max and --tree, or --mode switch"
+        )
+    return False
 
 
 def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ class SessionDrafting:
             notice(f"this answer is decoded without {'drafts' if self._rule is None else 'switching'}: {error.reason}")
             return self.drafting
         wanted = self._shared.choice(self._options).names
-        self._released = self.drafting is None or not self.drafting.drafters.keys() >= {*wanted}
+        self._released = not {*wanted} <= ({*self.drafting.drafters} if self.drafting is not None else set())
         return self.drafting
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class DraftWriter:
 
     @property
     def speculates(self) -> bool:
-        return self.rule.dwell > 1 or not math.isinf(self.rule.down)
+        return self.rule.keeps_target
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.state.begin(tokens)

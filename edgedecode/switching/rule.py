@@ -35,6 +35,11 @@ class SwitchRule:
     window: int = 1
     dwell: int = 1
 
+    @property
+    def keeps_target(self) -> bool:
+        """Whether the target may write several tokens before it hands back."""
+        return self.dwell > 1 or not math.isinf(self.down)
+
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
             raise InputError(f"no signal is called {self.signal!r}: there are {', '.join(SIGNALS)}")

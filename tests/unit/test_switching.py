@@ -165,3 +165,28 @@ def test_switching_notes_the_signal_before_each_token() -> None:
             by_draft = [value < stats.handed_over_at for value in stats.signals]
             assert by_draft[: len(sources)] == [source == "draft" for source in sources]
             assert len(stats.signals) - len(sources) in (0, 1), "the last may be of a token beyond the limit"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SessionOptions(switch=SwitchOptions(), drafter="suffix"),
+        SessionOptions(switch=SwitchOptions(), draft_max=3),
+        SessionOptions(switch=SwitchOptions(), tree=True),
+    ],
+)
+def test_switching_refuses_drafters_that_it_would_not_ask(options: SessionOptions) -> None:
+    with toy_pair() as pair, pytest.raises(InputError, match="leave out --drafter"):
+        pair.session(options)
+
+
+def test_switching_drafts_where_the_target_writes_several_tokens() -> None:
+    lasting = SwitchOptions(rule=SwitchRule(up=0.5, dwell=8))
+    with toy_pair() as pair:
+        with pair.session(SessionOptions(switch=lasting, ignore_eos=True)) as session:
+            assert session.drafter_name != "none"
+            tokens = session.generate("hello", max_tokens=60).tokens
+        with pair.session(SessionOptions(switch=lasting, ignore_eos=True, drafter="none")) as session:
+            assert session.generate("hello", max_tokens=60).tokens == tokens
+        with pair.session(SessionOptions(switch=SwitchOptions())) as session:
+            assert session.drafter_name == "none"
