@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from edgedecode import BudgetExceeded, InputError, SessionOptions
+from edgedecode import BudgetExceeded, InputError, SessionOptions, SwitchOptions
 from edgedecode.commands import Command, count, positive_count
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
@@ -54,6 +54,15 @@ class PlanCommand:
             help="plan for this verification rule (default: %(default)s)",
         )
         group.add_argument("--reproducible", action="store_true", help="plan for reproducible answers")
+        group.add_argument(
+            "--mode",
+            choices=("verify", "switch"),
+            default="verify",
+            help="switch: plan for switching between the models (default: %(default)s)",
+        )
+        group.add_argument(
+            "--one-resident", action="store_true", help="plan for one of the two models in memory at a time"
+        )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
@@ -74,6 +83,7 @@ class PlanCommand:
             kv_type=arguments.kv_type,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
+            one_resident=arguments.one_resident,
         )
         _show(made)
         if arguments.json:
@@ -95,6 +105,7 @@ def _options(arguments: Namespace) -> SessionOptions:
         adapter=arguments.adapter,
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
+        switch=SwitchOptions() if arguments.mode == "switch" else None,
     )
 
 
