@@ -1,4 +1,4 @@
-"""Chances per position start from a prior, follow what happens, and forget."""
+"""Acceptance per draft position starts from a prior, follows the observed rounds, and forgets."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from edgedecode.decoding.policy import Score
 from edgedecode.schedule.acceptance import PRIORS, Acceptance, History, match_bucket
 
 
-def test_acceptance_curves_fall_and_longer_matches_are_trusted_more() -> None:
+def test_acceptance_falls_with_depth_and_rises_with_match_length() -> None:
     acceptance = Acceptance(History())
     first = [next(acceptance.curve("suffix", 8, match)) for match in (1, 2, 3, 6, 12, 40)]
     assert first == sorted(first)
     curve = [*acceptance.curve("suffix", 20, 3)]
-    assert curve[-2] > 0.02 > curve[-1], "it ends where hardly any draft gets to"
+    assert curve[-2] > 0.02 > curve[-1], "the curve ends at depths that hardly any draft reaches"
     assert len([*acceptance.curve("suffix", 20, 40)]) == 20
     assert curve == sorted(curve, reverse=True)
 
 
-def test_a_wholly_accepted_draft_is_no_failure() -> None:
+def test_acceptance_stays_high_after_fully_accepted_drafts() -> None:
     acceptance = Acceptance(History())
     for _ in range(30):
         acceptance.add(Score("a", 2, 2))
     assert [*acceptance.curve("a", 8)][-1] > 0.8
 
 
-def test_positions_learn_apart() -> None:
+def test_acceptance_learns_each_draft_position_separately() -> None:
     acceptance = Acceptance(History())
     for _ in range(30):
         acceptance.add(Score("a", 4, 2))
@@ -34,7 +34,7 @@ def test_positions_learn_apart() -> None:
     assert curve[2] < 0.25
 
 
-def test_a_change_is_noticed_soon_and_drafters_do_not_mix() -> None:
+def test_acceptance_follows_a_change_quickly_and_keeps_drafters_separate() -> None:
     acceptance = Acceptance(History())
     for _ in range(50):
         acceptance.add(Score("a", 1, 1))
@@ -45,7 +45,7 @@ def test_a_change_is_noticed_soon_and_drafters_do_not_mix() -> None:
     assert [*acceptance.curve("b", 1)] == before
 
 
-def test_a_new_generation_believes_old_ones_less() -> None:
+def test_acceptance_weights_earlier_generations_less() -> None:
     acceptance = Acceptance(History())
     for _ in range(50):
         acceptance.add(Score("a", 1, 0))
@@ -55,12 +55,12 @@ def test_a_new_generation_believes_old_ones_less() -> None:
     assert next(acceptance.curve("a", 1)) > 0.5
 
 
-def test_buckets_cover_every_length() -> None:
+def test_match_bucket_covers_every_length() -> None:
     assert [match_bucket(match) for match in PRIORS] == list(range(len(PRIORS)))
     assert [match_bucket(match) for match in (3, 5, 17, 10**6)] == [3, 4, 6, 6]
 
 
-def test_hope_is_the_larger_the_less_was_seen_and_grows_again_while_nothing_is() -> None:
+def test_acceptance_optimism_falls_with_observations_and_grows_again_without_them() -> None:
     acceptance = Acceptance(History())
 
     def doubt() -> float:
@@ -76,7 +76,7 @@ def test_hope_is_the_larger_the_less_was_seen_and_grows_again_while_nothing_is()
     assert doubt() > doubts[-1]
 
 
-def test_a_failure_is_forgotten_with_the_tokens_that_follow() -> None:
+def test_acceptance_forgets_a_failure_as_tokens_pass() -> None:
     acceptance = Acceptance(History())
     for accepted in [2] * 40 + [0] * 6:
         acceptance.add(Score("a", 2, accepted))
@@ -85,20 +85,20 @@ def test_a_failure_is_forgotten_with_the_tokens_that_follow() -> None:
     assert next(acceptance.curve("a", 1)) > failed + 0.1
 
 
-def test_fading_and_ageing_multiply_what_was_counted() -> None:
+def test_history_multiplies_counts_by_fading_and_ageing() -> None:
     history = History()
     for _ in range(3):
         history.of(("a", 0)).add(Score("a", 9, 9), 0.5)
     counts = history.of(("a", 0))
     counts.settle()
     assert counts.tried[0] == counts.accepted[0] == pytest.approx(1.75)
-    assert counts.tried[-1] == pytest.approx(2 * 1.75), "the last depth holds all deeper ones"
+    assert counts.tried[-1] == pytest.approx(2 * 1.75), "the last depth also counts all deeper ones"
     for _ in range(200):
         counts.fade(0.5)
     assert max(counts.tried) * counts.scale < 1e-50
 
 
-def test_acceptance_under_an_adapter_is_learned_apart_and_starts_from_what_is_known() -> None:
+def test_acceptance_of_an_adapter_is_learned_separately_and_starts_from_the_general_history() -> None:
     history = History()
     acceptance = Acceptance(history)
     for _ in range(50):

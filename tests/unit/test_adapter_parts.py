@@ -1,4 +1,4 @@
-"""An adapter's matrices as one product takes them: the same delta, laid out in two ways."""
+"""The two layouts of an adapter's matrices for one product, `join` and `stack`, give the same delta."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def part(module: str, outputs: int, rank: int) -> LowRank:
         ("o_proj", 32, [part("o_proj", 32, 7)]),
         ("o_proj", 32, []),
     ],
-    ids=["all", "two of other ranks", "the stack", "the stack and a part", "one half", "single", "none"],
+    ids=["all parts", "two of different ranks", "stacked", "stacked and one part", "one half", "single", "none"],
 )
 def test_stack_has_the_delta_of_join_without_its_zeros(module: str, outputs: int, given: Sequence[LowRank]) -> None:
     found = projections(module, outputs)

@@ -21,10 +21,10 @@ def ends_of(text: Sequence[int], piece: Sequence[int]) -> list[int]:
 
 
 @given(texts, st.lists(st.integers(0, 3), max_size=20))
-def test_a_cursor_knows_the_longest_suffix_of_another_text(text: list[int], other: list[int]) -> None:
-    made = SuffixAutomaton()
-    made.extend(text)
-    cursor = Cursor(made)
+def test_cursor_finds_the_longest_suffix_of_another_text(text: list[int], other: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend(text)
+    cursor = Cursor(automaton)
     for length in range(1, len(other) + 1):
         cursor.read(other[length - 1 : length])
         longest = next(n for n in range(length, -1, -1) if n == 0 or ends_of(text, other[length - n : length]))
@@ -34,7 +34,7 @@ def test_a_cursor_knows_the_longest_suffix_of_another_text(text: list[int], othe
 
 
 @given(texts, st.integers(1, 39))
-def test_pieces_make_the_same_index_as_the_whole(text: list[int], cut: int) -> None:
+def test_automaton_built_in_pieces_equals_one_built_at_once(text: list[int], cut: int) -> None:
     whole, pieces = SuffixAutomaton(), SuffixAutomaton()
     whole.extend(text)
     pieces.extend(text[:cut])
@@ -53,20 +53,20 @@ TEXTS = {
 
 @pytest.mark.memory
 @pytest.mark.parametrize("name", TEXTS)
-def test_its_memory_is_below_what_is_leased(name: str) -> None:
+def test_automaton_needs_no_more_memory_than_is_leased(name: str) -> None:
     text = TEXTS[name]
     tracemalloc.start()
-    made = SuffixAutomaton()
-    made.extend(text)
+    automaton = SuffixAutomaton()
+    automaton.extend(text)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(made) == 8000
+    assert len(automaton) == 8000
     assert peak <= TOKEN_NBYTES * len(text)
 
 
-def test_repetitive_text_makes_few_states() -> None:
-    """Work and memory are linear: at most two states a token, whatever the text."""
+def test_automaton_has_at_most_two_states_per_token() -> None:
+    """Time and memory stay linear in the text's length, also for repetitive text."""
     for text in TEXTS.values():
-        made = SuffixAutomaton()
-        made.extend(text)
-        assert len(made._links) <= 2 * len(text)
+        automaton = SuffixAutomaton()
+        automaton.extend(text)
+        assert len(automaton._links) <= 2 * len(text)

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers, one-line refusals, and a sandbox that holds."""
+"""Chat templates render as in transformers, fail with one-line errors, and cannot leave their sandbox."""
 
 from __future__ import annotations
 
@@ -92,28 +92,28 @@ def assert_same(source: str) -> None:
         for prompt in (True, False):
             wanted = transformers_rendering(source, messages, prompt=prompt)
             assert template.render(messages, add_generation_prompt=prompt) == wanted
-            spoken = [Message(**message) for message in messages]
-            assert template.render(spoken, add_generation_prompt=prompt) == wanted
+            as_messages = [Message(**message) for message in messages]
+            assert template.render(as_messages, add_generation_prompt=prompt) == wanted
 
 
 @pytest.mark.parametrize("source", [LLAMA_3_LIKE, EVERYTHING, PLAIN_TEMPLATE], ids=["llama 3", "everything", "plain"])
-def test_renders_as_transformers(source: str) -> None:
+def test_render_equals_transformers(source: str) -> None:
     assert_same(source)
 
 
-def test_renders_the_bundled_pack_as_transformers() -> None:
+def test_render_of_the_bundled_pack_equals_transformers() -> None:
     assert_same((BUNDLED_PACK / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 @needs_shared
-def test_renders_qwen_as_transformers_with_its_default_system_prompt() -> None:
+def test_render_of_qwen_equals_transformers_with_its_default_system_prompt() -> None:
     config = json.loads((SHARED / "tokenizers/qwen2.5/tokenizer_config.json").read_text(encoding="utf-8"))
     assert_same(config["chat_template"])
     text = ChatTemplate(config["chat_template"]).render(CONVERSATIONS["user"])
     assert text.startswith("<|im_start|>system\nYou are Qwen")
 
 
-def test_a_refusal_of_the_template_is_one_line() -> None:
+def test_render_reports_the_templates_own_error_in_one_line() -> None:
     template = ChatTemplate(STRICT_TURNS)
     assert template.render(CONVERSATIONS["turns"])
     with pytest.raises(InputError, match="refused these messages: Conversation roles must alternate"):
@@ -126,7 +126,7 @@ def test_a_refusal_of_the_template_is_one_line() -> None:
 @pytest.mark.parametrize(
     "source", ["{% for m in messages %}", "{{ 1 +* 2 }}", "{{ x | no_such_filter }}", "{% frobnicate %}", "{{" * 3000]
 )
-def test_a_template_that_does_not_compile_is_refused_at_once(source: str) -> None:
+def test_template_that_does_not_compile_is_refused_when_created(source: str) -> None:
     with pytest.raises(ManifestError, match="template") as caught:
         ChatTemplate(source)
     assert "\n" not in str(caught.value)
@@ -155,7 +155,7 @@ def test_a_template_that_does_not_compile_is_refused_at_once(source: str) -> Non
         "{{ self._TemplateReference__context.environment }}",
     ],
 )
-def test_the_sandbox_holds(source: str) -> None:
+def test_sandbox_refuses_access_to_internals(source: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises((ManifestError, InputError)) as caught:
         ChatTemplate(source).render(messages)
@@ -164,16 +164,16 @@ def test_the_sandbox_holds(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ strftime_now.__globals__ }}", "{{ ''.__class__ }}", "{{ joiner.__init__ }}"])
-def test_a_hidden_attribute_alone_prints_nothing(source: str) -> None:
+def test_sandbox_renders_a_hidden_attribute_as_nothing(source: str) -> None:
     assert ChatTemplate(source).render([]) == ""
 
 
-def test_a_huge_range_is_refused() -> None:
+def test_sandbox_refuses_a_huge_range() -> None:
     with pytest.raises(InputError, match="Range too big"):
         ChatTemplate("{% for i in range(1000000000) %}x{% endfor %}").render([])
 
 
-def test_endless_recursion_is_refused() -> None:
+def test_sandbox_refuses_endless_recursion() -> None:
     with pytest.raises(InputError, match="refused these messages"):
         ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}").render([])
 
@@ -182,9 +182,9 @@ def repeated(first: str, more: str) -> str:
     return "{% set n = namespace(x=" + first + ") %}{% for i in range(60) %}{% set n.x = " + more + " %}{% endfor %}"
 
 
-GROWING = {
+MEMORY_HUNGRY = {
     "multiplied": "{{ ('a' * 900000000)[0] }}",
-    "from the right": "{{ (900000000 * 'a')[0] }}",
+    "multiplied from the right": "{{ (900000000 * 'a')[0] }}",
     "a list": "{{ ([1] * 90000000) | length }}",
     "doubled with ~": repeated("'aaaaaaaa'", "n.x ~ n.x"),
     "doubled with +": repeated("'aaaaaaaa'", "n.x + n.x"),
@@ -194,7 +194,7 @@ GROWING = {
     "recursive macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "recursive blocks": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
     "plain text in a loop": "{% for i in range(99999) %}" + "x" * 5000 + "{% endfor %}",
-    "text set aside": "{% set x %}{% for i in range(99999) %}" + "x" * 500 + "{% endfor %}{% endset %}",
+    "text in a set block": "{% set x %}{% for i in range(99999) %}" + "x" * 500 + "{% endfor %}{% endset %}",
     "center": "{{ 'a' | center(900000000) }}",
     "center as a method": "{{ 'a'.center(900000000) }}",
     "center by name": "{{ ['a'] | map('center', 900000000) | list | length }}",
@@ -222,21 +222,21 @@ GROWING = {
     "shared lists": repeated("['a']", "[n.x, n.x]") + "{{ n.x }}",
     "shared mappings": repeated("1", "dict(a=n.x, b=n.x)"),
     "shared tuples": repeated("1", "(n.x, n.x)"),
-    "pieces": "{% set x0 = 'a' * 500000 %}"
+    "many slices": "{% set x0 = 'a' * 500000 %}"
     + "".join(f"{{% set x{i + 1} = x{i}[1:] %}}" for i in range(300))
     + "{{ x300 | length }}",
-    "worked out when compiled": "{% autoescape 'a' | center(900000000) %}{% endautoescape %}",
+    "computed while compiling": "{% autoescape 'a' | center(900000000) %}{% endautoescape %}",
 }
-BOUNDED = """
+MEASURE_PEAK = """
 import sys
 from edgedecode.text import template_limits
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
-from tests.unit.test_chat_template import GROWING
+from tests.unit.test_chat_template import MEMORY_HUNGRY
 template_limits.STEPS = 100_000
 before, messages = peak_nbytes(), [{"role": "user", "content": "hi"}]
-for name, source in GROWING.items():
+for name, source in MEMORY_HUNGRY.items():
     try:
         ChatTemplate(source).render(messages, most_nbytes=4_000_000)
     except EdgeDecodeError as error:
@@ -248,17 +248,17 @@ print(peak_nbytes() - before)
 
 
 @pytest.mark.memory
-def test_a_template_cannot_take_more_than_a_rendering_may() -> None:
-    """Not when it is compiled either, and not for long: most of these would take gigabytes, or hours."""
+def test_template_limits_bound_memory() -> None:
+    """Without limits most of these templates would take gigabytes or hours, some already while being compiled."""
     done = subprocess.run(
-        [sys.executable, "-c", BOUNDED], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+        [sys.executable, "-c", MEASURE_PEAK], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     if peak_nbytes() is not None:
         assert int(done.stdout) < 25_000_000
 
 
-def test_the_steps_of_a_template_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_limits_count_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "STEPS", 1000)
     loop = ChatTemplate("{% for i in range(30) %}{% for j in range(30) %}{% endfor %}{% endfor %}")
     assert loop.render([]) == ""
@@ -267,7 +267,7 @@ def test_the_steps_of_a_template_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         loop.render([])
 
 
-def test_a_template_that_takes_long_is_stopped_between_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_limits_stop_a_slow_template_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "SECONDS", 0.0)
     with pytest.raises(ManifestError, match="it takes more than 0 seconds"):
         ChatTemplate("{% for i in range(30) %}{% endfor %}").render([])
@@ -284,7 +284,7 @@ def test_a_template_that_takes_long_is_stopped_between_its_steps(monkeypatch: py
         "{% set x = 'a'.upper() %}",
     ],
 )
-def test_the_clock_is_looked_at_wherever_something_is_worked_out(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_limits_check_the_clock_at_every_computation(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{% set a = messages %}" + source)
     assert template.render([]) == ""
     monkeypatch.setattr(template_limits, "SECONDS", 0.0)
@@ -292,7 +292,7 @@ def test_the_clock_is_looked_at_wherever_something_is_worked_out(source: str, mo
         template.render([])
 
 
-LONG = {
+SLOW = {
     "max": "{% set a = range(9999) | list %}{% for i in range(20) %}{% set x = a | max %}{% endfor %}",
     "rfind": "{% set x = ('a' * 300000).rfind('a' * 70000 ~ 'b' ~ 'a' * 70000) %}",
     "strip": "{% set x = ('a' * 300000).strip('b' * 70000 ~ 'a') %}",
@@ -300,58 +300,58 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_steps_count_what_is_worked_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SLOW)
+def test_template_limits_count_steps_by_input_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "STEPS", 12_000)
     with pytest.raises(ManifestError, match="it takes more than 12000 steps"):
-        ChatTemplate(LONG[name]).render([])
+        ChatTemplate(SLOW[name]).render([])
 
 
-def test_a_filter_that_takes_the_square_of_its_input_is_not_there() -> None:
+def test_sandbox_has_no_filter_of_quadratic_cost() -> None:
     with pytest.raises(ManifestError, match="No filter named 'wordwrap'"):
         ChatTemplate("{{ 'a' | wordwrap }}")
 
 
 @pytest.mark.parametrize("turns", [1, 300])
 @pytest.mark.parametrize("source", [LLAMA_3_LIKE, EVERYTHING, PLAIN_TEMPLATE], ids=["llama 3", "everything", "plain"])
-def test_what_templates_take_is_far_below_what_they_may(source: str, turns: int) -> None:
-    """A session allows 200 bytes and more for each one that its context holds, and some hundred thousand at least."""
+def test_usual_templates_stay_far_below_the_memory_limit(source: str, turns: int) -> None:
+    """A session allows at least 200 bytes for each byte of its context, and some hundred thousand at the least."""
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     messages = [Message("user" if turn % 2 == 0 else "assistant", f"turn {turn}") for turn in range(turns)]
     text = template.render(messages)
     assert template.render(messages, most_nbytes=50 * len(text)) == text
 
 
-def test_a_template_of_megabytes_is_refused_before_it_is_compiled() -> None:
+def test_template_of_megabytes_is_refused_before_it_is_compiled() -> None:
     with pytest.raises(ManifestError, match="has 3000000 characters: the limit is 65536"):
         ChatTemplate("{{ x }}"[:6] * 500000)
 
 
-def test_a_method_gets_the_whole_of_what_is_worked_out_for_it() -> None:
+def test_sandbox_passes_a_complete_generator_to_a_method() -> None:
     template = ChatTemplate("{{ ', '.join(messages | map(attribute='role')) }}")
     assert template.render(CONVERSATIONS["turns"]) == "user, assistant, user"
 
 
-def test_the_levels_of_a_recursive_loop_are_all_rendered() -> None:
+def test_render_of_a_recursive_loop_includes_every_level() -> None:
     tree = "[{'n': 1, 'more': [{'n': 2, 'more': []}, {'n': 3, 'more': []}]}]"
     loop = "{% for x in " + tree + " recursive %}{{ x.n }}({{ loop(x.more) }}){% endfor %}"
     assert ChatTemplate(loop).render([]) == "1(2()3())"
 
 
-def test_the_plain_template() -> None:
+def test_plain_template_writes_one_line_per_message() -> None:
     template = ChatTemplate(PLAIN_TEMPLATE)
     assert template.render(CONVERSATIONS["turns"]) == "user: 2+2\nassistant: 4\nuser: and 3+3?\nassistant:"
     assert template.render([Message("user", "x")], add_generation_prompt=False) == "user: x\n"
 
 
-def test_templates_are_values() -> None:
+def test_template_is_an_immutable_value() -> None:
     assert ChatTemplate("a", bos_token="b") == ChatTemplate("a", bos_token="b") != ChatTemplate("a")
     assert "_compiled" not in repr(ChatTemplate("a"))
     with pytest.raises(AttributeError):
         ChatTemplate("a").source = "b"  # type: ignore[misc]
 
 
-def test_other_keys_of_a_mapping_reach_the_template() -> None:
+def test_render_passes_other_keys_of_a_mapping() -> None:
     message = {"role": "tool", "content": "4", "name": "calculator"}
     assert ChatTemplate("{{ messages[0].name }}").render([message]) == "calculator"
 
@@ -367,7 +367,7 @@ def test_other_keys_of_a_mapping_reach_the_template() -> None:
         ("user: x", "a message is str"),
     ],
 )
-def test_what_is_no_message_is_refused(message: dict[str, str], why: str) -> None:
+def test_render_refuses_invalid_messages(message: dict[str, str], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         ChatTemplate(PLAIN_TEMPLATE).render([message])
     assert isinstance(caught.value, EdgeDecodeError)

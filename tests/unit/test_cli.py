@@ -1,4 +1,4 @@
-"""The command line's frame: errors become one line and an exit code. The verbs have tests of their own."""
+"""The command line apart from its verbs: errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edgedecode.text.printable import shown, shown_answer
 
 
 class Verb:
-    """A verb that does what a test wants."""
+    """A verb that runs the given action."""
 
     name = "verb"
-    help = "does what the test wants"
+    help = "runs the given action"
 
     def __init__(self, action: Callable[[Namespace], int]) -> None:
         self._action = action
@@ -37,7 +37,7 @@ class Verb:
 
 
 class Entry(EntryPoint):
-    """An entry point that makes a given command and notes that it was loaded."""
+    """An entry point that returns a given command and records that it was loaded."""
 
     def load(self) -> object:
         LOADED.append(self.name)
@@ -50,7 +50,7 @@ COMMANDS: dict[str, Verb] = {}
 
 @pytest.fixture
 def verbs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Namespace], int]], None]:
-    """Install the verbs `verb` and `other`; the returned function says what `verb` does."""
+    """Install the verbs `verb` and `other`; the returned function sets the action of `verb`."""
     LOADED.clear()
     COMMANDS.clear()
     COMMANDS["other"] = Verb(lambda arguments: 0)
@@ -74,7 +74,7 @@ def raising(error: BaseException) -> Callable[[Namespace], int]:
 Verbs = Callable[[Callable[[Namespace], int]], None]
 
 
-def test_a_verb_gets_its_arguments_and_only_it_is_loaded(verbs: Verbs) -> None:
+def test_main_loads_only_the_verb_that_it_runs(verbs: Verbs) -> None:
     seen: list[int] = []
 
     def action(arguments: Namespace) -> int:
@@ -90,14 +90,16 @@ def test_a_verb_gets_its_arguments_and_only_it_is_loaded(verbs: Verbs) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["nope"], ["verb", "--nope"], ["verb", "--number", "x"], ["verb", "--num", "1"]]
 )
-def test_wrong_usage_exits_2(arguments: list[str], verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_exits_with_2_for_wrong_usage(
+    arguments: list[str], verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(arguments)
     assert leaving.value.code == 2
     assert "usage: edgedecode" in capsys.readouterr().err
 
 
-def test_the_list_of_verbs_and_the_version(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_shows_the_verbs_and_the_version(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(["--help"])
     assert leaving.value.code == 0
@@ -121,7 +123,7 @@ def test_the_list_of_verbs_and_the_version(verbs: Verbs, capsys: pytest.CaptureF
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_error_is_one_line_unless_debugging(
+def test_main_reports_an_error_in_one_line_unless_debugging(
     error: BaseException, line: str, code: int, verbs: Verbs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verbs(raising(error))
@@ -134,7 +136,7 @@ def test_an_error_is_one_line_unless_debugging(
         main(["verb", "--debug"])
 
 
-def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_shows_the_table_of_an_exceeded_budget(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
     def action(arguments: Namespace) -> int:
         Budget(10).reserve("weights", 11)
         return 0
@@ -149,7 +151,7 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["verb", "a", "story"],
@@ -159,17 +161,15 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
         (["verb", "a\0b"], "edgedecode: an argument contains a NUL character"),
     ],
 )
-def test_unknown_arguments_are_reported_by_the_verb(
-    words: list[str], told: str, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+def test_main_reports_unknown_arguments_with_the_verb(
+    words: list[str], message: str, verbs: Verbs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)
 
 
-def test_wrong_usage_is_two_lines_however_many_options_there_are(
-    verbs: Verbs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_reports_wrong_usage_in_two_lines(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["verb", "--number", "x"])
     assert capsys.readouterr().err.splitlines() == [
@@ -183,7 +183,7 @@ CLOSED = "standard output is closed: the result cannot be printed"
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
 @pytest.mark.parametrize(
-    ("redirected", "code", "said"),
+    ("redirected", "code", "stderr"),
     [
         (">&-", 1, f"edgedecode: {CLOSED}\n"),
         (">/dev/full", 1, "edgedecode: standard output cannot be written: No space left on device\n"),
@@ -192,8 +192,8 @@ CLOSED = "standard output is closed: the result cannot be printed"
 )
 @pytest.mark.parametrize("words", ["verb", "--help", "--version"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_failed_output_is_reported(redirected: str, code: int, said: str, words: str, unbuffered: str) -> None:
-    """A closed output or a full disk is a failure, for help as well as answers."""
+def test_main_reports_failed_output(redirected: str, code: int, stderr: str, words: str, unbuffered: str) -> None:
+    """A closed output or a full disk is an error, for help as for answers."""
     if "full" in redirected and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     line = f'"$0" -c "$1" {words} {redirected}'
@@ -206,12 +206,12 @@ def test_failed_output_is_reported(redirected: str, code: int, said: str, words:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, stderr)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
-def test_no_file_takes_the_place_of_a_stream_that_was_closed(tmp_path: Path) -> None:
-    """An engine writes its messages to number 2: without one, they would go into whatever file is opened next."""
+def test_open_streams_keeps_a_closed_standard_stream_from_being_reused_by_a_file(tmp_path: Path) -> None:
+    """Engines write messages to descriptor 2: if it is closed, they would go into the next file that is opened."""
     code = f"""
 import os
 from edgedecode import cli
@@ -225,20 +225,20 @@ with open({str(tmp_path / "file")!r}, "wb") as file:
 
 
 @pytest.mark.parametrize("word", ["1e30", "٣", "1_0", "+5", " 5", "", "0x10", "1.0", "five", "-", "9" * 5000, "5\n"])
-def test_whole_numbers_are_plain_digits(word: str) -> None:
+def test_whole_number_accepts_plain_digits_only(word: str) -> None:
     for read in (whole_number, count, positive_count, seed):
         with pytest.raises(ArgumentTypeError, match=r"is not a whole number: write it in digits|is too large"):
             read(word)
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "1e999", "٣.٥", "1_0.5", "+0.5", "", "half", " 1", "1,5"])
-def test_numbers_are_plain_and_finite(word: str) -> None:
+def test_real_number_accepts_plain_finite_numbers_only(word: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is not a number: write it as, for example"):
         real_number(word)
     assert [real_number(good) for good in ("0.7", "-1", ".5", "1e-3", "2.")] == [0.7, -1, 0.5, 0.001, 2.0]
 
 
-def test_a_count_out_of_range_says_what_the_least_and_the_most_are() -> None:
+def test_count_out_of_range_names_the_limits() -> None:
     assert (count("0"), positive_count("007")) == (0, 7)
     with pytest.raises(ArgumentTypeError, match="'1000000000' is too large: the maximum is 999999999"):
         count("1000000000")
@@ -250,8 +250,8 @@ def test_a_count_out_of_range_says_what_the_least_and_the_most_are() -> None:
 
 
 @pytest.mark.parametrize("verb", entry_points(group="edgedecode.commands"), ids=lambda entry: entry.name)
-def test_every_numeric_option_takes_plain_digits_only(verb: EntryPoint) -> None:
-    """Whichever verb it is of: an option that reads 7 refuses what Python's int and float would take beside it."""
+def test_numeric_options_accept_plain_digits_only(verb: EntryPoint) -> None:
+    """Every verb's numeric options refuse the other spellings that Python's int and float accept."""
     parser = ArgumentParser()
     verb.load().configure(parser)
     for action in parser._actions:
@@ -267,7 +267,7 @@ def test_every_numeric_option_takes_plain_digits_only(verb: EntryPoint) -> None:
                 read(word)
 
 
-def test_a_bug_keeps_its_traceback(verbs: Verbs) -> None:
+def test_main_keeps_the_traceback_of_a_bug(verbs: Verbs) -> None:
     verbs(raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         main(["verb"])
@@ -281,7 +281,7 @@ class Verb:
     def configure(self, parser): pass
     def run(self, arguments):
         for _ in range(100_000):
-            print("a line that nobody reads")
+            print("an unread line")
         return 0
 class Entry:
     name = "verb"
@@ -292,29 +292,29 @@ sys.exit(cli.main(["verb"]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently")
-def test_a_closed_pipe_is_silent() -> None:
+def test_main_is_silent_when_the_pipe_is_closed() -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None
     os.read(child.stdout.fileno(), 10)
     child.stdout.close()
-    said = child.stderr.read()
+    stderr = child.stderr.read()
     child.stderr.close()
     assert child.wait(timeout=30) == 141
-    assert said == b""
+    assert stderr == b""
 
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
-HARMLESS = r"a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
+ESCAPED = r"a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
 
 
-def test_control_characters_in_foreign_text_are_escaped() -> None:
-    assert shown(HOSTILE) == HARMLESS
+def test_shown_escapes_control_characters() -> None:
+    assert shown(HOSTILE) == ESCAPED
     assert shown("two\r\nlines\tand שלום, 名前, é") == r"two\r\nlines\tand שלום, 名前, é"
     assert shown_answer("two\nlines\tand \u200fשלום\u202c \x1b[2J\r") == "two\nlines\tand \u200fשלום\u202c \\x1b[2J\\r"
 
 
-def test_error_with_a_foreign_name_is_one_escaped_line(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_escapes_control_characters_in_an_error(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
     verbs(raising(ManifestError(f"no {HOSTILE}\nhere")))
     assert main(["verb"]) == 1
-    assert capsys.readouterr().err == f"edgedecode: no {HARMLESS.replace(chr(92) + 'u2028', ' ')} here\n"
+    assert capsys.readouterr().err == f"edgedecode: no {ESCAPED.replace(chr(92) + 'u2028', ' ')} here\n"

@@ -1,4 +1,4 @@
-"""The confidence of a draft model's tokens: cheap features, and a logistic that learns from bits."""
+"""Confidence in a draft model's tokens: cheap features and a logistic regression on accepted and rejected tokens."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def test_extreme_rows_give_finite_features(row: list[float]) -> None:
     assert all(math.isfinite(value) and abs(value) <= 6 for value in seen)
 
 
-def test_it_learns_what_a_drafter_is_worth() -> None:
+def test_confidence_learns_how_often_a_drafter_is_right() -> None:
     """A drafter that is right half as often as it thinks, less so when the margin is small."""
     rng = np.random.default_rng(0)
-    made = Confidence()
+    confidence = Confidence()
     truth = lambda seen: 1 / (1 + math.exp(-(0.5 * seen.logit + 0.3 * seen.margin - 0.4 * seen.position)))  # noqa: E731
     draws = [Features(*rng.uniform((-3, 0, 0), (4, 5, 5)).tolist()) for _ in range(6000)]
 
     def error() -> float:
-        return float(np.mean([abs(made.chance(seen) - truth(seen)) for seen in draws[:500]]))
+        return float(np.mean([abs(confidence.chance(seen) - truth(seen)) for seen in draws[:500]]))
 
     before = error()
     for seen in draws:
-        made.learn([seen], int(rng.random() < truth(seen)))
+        confidence.learn([seen], int(rng.random() < truth(seen)))
     assert error() < 0.06 < 0.5 * before
 
 
-def test_what_follows_a_rejected_token_was_never_judged() -> None:
+def test_learn_ignores_tokens_after_the_first_rejected_one() -> None:
     tokens = [Features(1.0, 1.0, float(place)) for place in range(4)]
     whole, cut = Confidence(), Confidence()
     whole.learn(tokens, 1)

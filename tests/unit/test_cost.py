@@ -1,4 +1,4 @@
-"""Costs are learnt from passes: a few are enough for the widths around them, outliers and noise do little."""
+"""The cost model learns from timed passes: a few suffice for nearby widths; outliers and noise have little effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, 
 STEP = 0.01
 
 
-def taught(curve: dict[int, float], *, passes: int = 10, noise: float = 0.0) -> CostTable:
+def measured_table(curve: dict[int, float], *, passes: int = 10, noise: float = 0.0) -> CostTable:
     rng = random.Random(0)
     table = CostTable()
     for _ in range(passes):
@@ -23,27 +23,27 @@ def taught(curve: dict[int, float], *, passes: int = 10, noise: float = 0.0) -> 
     return table
 
 
-def test_measured_widths_are_known_and_others_lie_between() -> None:
-    table = taught({1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6})
+def test_cost_table_keeps_measured_widths_and_interpolates_others() -> None:
+    table = measured_table({1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6})
     for width, cost in ((1, 1.0), (2, 1.2), (3, 1.4), (5, 1.8), (9, 2.6)):
         assert table.c(width) == pytest.approx(cost, rel=0.02)
     assert table.c(4) == pytest.approx(1.6, rel=0.03)
     assert table.c(17) == pytest.approx(4.2, rel=0.1)
 
 
-def test_one_width_tells_about_all() -> None:
-    cheap, dear = taught({1: 1.0, 2: 1.1}), taught({1: 1.0, 2: 1.6})
-    assert cheap.c(8) < CostTable().c(8) < dear.c(8)
+def test_cost_table_extrapolates_from_one_width() -> None:
+    cheap, costly = measured_table({1: 1.0, 2: 1.1}), measured_table({1: 1.0, 2: 1.6})
+    assert cheap.c(8) < CostTable().c(8) < costly.c(8)
 
 
-def test_the_curve_never_falls() -> None:
-    table = taught({1: 1.0, 2: 1.5, 3: 1.45, 4: 1.2, 5: 2.0, 8: 1.9}, noise=0.2)
+def test_cost_table_curve_never_falls() -> None:
+    table = measured_table({1: 1.0, 2: 1.5, 3: 1.45, 4: 1.2, 5: 2.0, 8: 1.9}, noise=0.2)
     curve = [table.c(width) for width in range(1, 80)]
     assert curve == sorted(curve)
 
 
-def test_a_few_wild_passes_move_it_little() -> None:
-    table = taught({1: 1.0, 2: 1.2}, passes=50)
+def test_cost_table_is_robust_to_a_few_outliers() -> None:
+    table = measured_table({1: 1.0, 2: 1.2}, passes=50)
     table.observe(1, 100 * STEP)
     table.observe(2, 100 * STEP)
     assert table.step is not None
@@ -55,14 +55,14 @@ def test_a_few_wild_passes_move_it_little() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_no_clock_says_is_passed_over(seconds: float) -> None:
-    table = taught({1: 1.0, 2: 1.2})
+def test_cost_table_ignores_impossible_times(seconds: float) -> None:
+    table = measured_table({1: 1.0, 2: 1.2})
     before = (table.step, table.c(2))
     table.observe(2, seconds)
     assert (table.step, table.c(2)) == before
 
 
-def test_nothing_is_known_before_three_plain_passes() -> None:
+def test_cost_table_has_no_step_before_three_plain_passes() -> None:
     table = CostTable()
     for width in (2, 2, 2, 1, 1):
         table.observe(width, STEP)
@@ -71,8 +71,8 @@ def test_nothing_is_known_before_three_plain_passes() -> None:
     assert table.step == STEP
 
 
-def test_first_plain_passes_beside_other_work_are_got_over() -> None:
-    """They make wide passes look cheap until the next plain ones, which are asked for soon."""
+def test_cost_table_recovers_from_first_plain_passes_under_load() -> None:
+    """Slow first plain passes make wide ones look cheap until the next plain passes, which are due soon."""
     table = CostTable()
     for _ in range(3):
         table.observe(1, 3 * STEP)
@@ -87,17 +87,17 @@ def test_first_plain_passes_beside_other_work_are_got_over() -> None:
     assert table.c(4) == pytest.approx(1.5, rel=0.05)
 
 
-def test_what_passes_may_turn_out_to_cost_is_the_less_the_less_was_measured() -> None:
-    few, many = taught({1: 1.0, 4: 2.0}, passes=4), taught({1: 1.0, 4: 2.0}, passes=40)
+def test_cost_table_least_curve_is_lower_with_fewer_measurements() -> None:
+    few, many = measured_table({1: 1.0, 4: 2.0}, passes=4), measured_table({1: 1.0, 4: 2.0}, passes=40)
     assert 1.0 < few.curve(least=True)[4] < many.curve(least=True)[4] < many.c(4)
     assert CostTable().curve(least=True)[4] < CostTable().c(4)
     before = many.curve(least=True)[4]
     for _ in range(2048):
         many.observe(1, STEP)
-    assert many.curve(least=True)[4] < before, "a measurement grows old"
+    assert many.curve(least=True)[4] < before, "an old measurement counts less"
 
 
-def test_a_plain_pass_is_due_soon_at_first_and_then_seldom() -> None:
+def test_plain_pass_is_due_at_growing_intervals() -> None:
     table, waits = CostTable(), []
     for _ in range(8):
         waits.append(next(rounds for rounds in range(100) if table.is_due(rounds)))
@@ -105,7 +105,7 @@ def test_a_plain_pass_is_due_soon_at_first_and_then_seldom() -> None:
     assert waits == [0, 0, 0, 8, 16, 32, 64, 64]
 
 
-def test_contexts_have_tables_of_their_own_that_start_from_a_neighbour() -> None:
+def test_cost_model_keeps_a_table_per_context_bucket_that_starts_from_the_nearest() -> None:
     assert [context_bucket(length) for length in (1, 512, 513, 2048, 8192, 9000)] == [0, 0, 1, 1, 2, 3]
     costs = CostModel()
     for _ in range(9):
@@ -118,7 +118,7 @@ def test_contexts_have_tables_of_their_own_that_start_from_a_neighbour() -> None
     assert costs.table(100).c(3) == pytest.approx(1.2, rel=0.05)
 
 
-def test_steps_and_reading_of_a_draft_model_are_told_apart() -> None:
+def test_cost_model_separates_a_draft_models_steps_from_its_reading() -> None:
     costs = CostModel()
     for _ in range(5):
         costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
@@ -136,8 +136,8 @@ def test_steps_and_reading_of_a_draft_model_are_told_apart() -> None:
     assert prices.step("suffix") != 0.2
 
 
-def test_a_draft_models_first_slow_passes_are_not_believed_alone() -> None:
-    """Else it would not be used again, and never be timed again."""
+def test_cost_model_limits_a_draft_models_first_slow_passes() -> None:
+    """Otherwise the draft model would not be used again, and so never be timed again."""
     costs = CostModel()
     for _ in range(3):
         costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
@@ -151,7 +151,7 @@ def test_a_draft_models_first_slow_passes_are_not_believed_alone() -> None:
     assert prices.step("model") == pytest.approx(2.0)
 
 
-def test_a_first_look_that_had_to_read_tells_step_and_reading_roughly() -> None:
+def test_cost_model_estimates_step_and_reading_from_one_round() -> None:
     costs = CostModel()
     for _ in range(3):
         costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
@@ -166,8 +166,8 @@ def plain(seconds: float) -> RoundCost:
     return RoundCost(width=1, pass_seconds=seconds, host_seconds=seconds / 10)
 
 
-def known(costs: CostModel, drafter: str) -> None:
-    """Let a drafter's rounds have been timed often."""
+def time_often(costs: CostModel, drafter: str) -> None:
+    """Time enough rounds of the drafter that its costs are trusted."""
     for _ in range(3 + STEADY):
         costs.observe(plain(STEP), context_tokens=1)
         costs.observe(replace(drafting(STEP), drafter=drafter), context_tokens=1)
@@ -177,7 +177,7 @@ def drafting(steps: float) -> RoundCost:
     return RoundCost(width=2, pass_seconds=1.3 * steps, drafter="model", drafted=1, read=1, draft_seconds=0.2 * steps)
 
 
-def test_costs_are_kept_in_plain_steps_so_that_a_slower_machine_changes_none() -> None:
+def test_cost_model_keeps_costs_relative_to_the_plain_step() -> None:
     costs = CostModel()
     for step in (STEP, 3 * STEP):
         for _ in range(6):
@@ -191,9 +191,9 @@ def test_costs_are_kept_in_plain_steps_so_that_a_slower_machine_changes_none() -
 
 
 @pytest.mark.parametrize("factor", [0.4, 2.5])
-def test_a_plain_pass_that_agrees_with_drafting_rounds_is_the_new_step_at_once(factor: float) -> None:
+def test_cost_model_takes_a_plain_pass_that_confirms_the_drift_as_the_new_step(factor: float) -> None:
     costs = CostModel()
-    known(costs, "model")
+    time_often(costs, "model")
     assert not costs.is_due(ENOUGH, context_tokens=1)
     for _ in range(3):
         costs.drifted(factor, "model")
@@ -203,9 +203,9 @@ def test_a_plain_pass_that_agrees_with_drafting_rounds_is_the_new_step_at_once(f
     assert not costs.is_due(ENOUGH, context_tokens=1)
 
 
-def test_a_plain_pass_that_does_not_agree_is_one_of_several() -> None:
+def test_cost_model_averages_a_plain_pass_that_contradicts_the_drift() -> None:
     costs = CostModel()
-    known(costs, "model")
+    time_often(costs, "model")
     costs.observe(plain(3 * STEP), context_tokens=1)
     for _ in range(3):
         costs.drifted(2.5, "model")
@@ -213,17 +213,17 @@ def test_a_plain_pass_that_does_not_agree_is_one_of_several() -> None:
     assert costs.table(1).step == pytest.approx(STEP)
 
 
-def test_the_first_drafting_rounds_cannot_drift_far() -> None:
-    """One that was interrupted would use up an account, and the drafter would not be tried again."""
+def test_cost_model_limits_the_drift_of_one_round() -> None:
+    """One interrupted round would use up the exploration budget, and the drafter would not be tried again."""
     costs = CostModel()
     assert [costs.drifted(ratio, "model") for ratio in (100.0, 1.0, 1.2)] == [OUTLIER, 1.0, 1.2]
-    assert costs.drift.value is None, "what was predicted was a guess"
-    known(costs, "model")
+    assert costs.drift.value is None, "the prediction was only a guess"
+    time_often(costs, "model")
     assert costs.drifted(100.0, "model") == OUTLIER
     assert [costs.drifted(1.0, "model") for _ in range(3)] == [1.0] * 3
 
 
-def test_a_draft_that_its_model_ends_costs_less_than_one_that_is_rejected() -> None:
+def test_best_length_values_drafts_that_their_model_ends_early() -> None:
     costs = CostModel()
     costs.observe(plain(STEP), context_tokens=1)
     prices = Prices(costs, CostTable(STEP, {2: 0.3, 4: 0.3, 8: 0.3, 16: 0.3}), STEP)

@@ -1,4 +1,4 @@
-"""Streaming text: pushes and flush equal decode, for any ids cut anywhere, and nothing is half a character."""
+"""Streamed text equals `decode` for any ids split anywhere, and never ends within a character."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check(tokenizer: Tokenizer, pushes: Sequence[Sequence[int]]) -> None:
 @given(data=st.data())
 def test_stream_equals_decode(name: str, data: st.DataObject) -> None:
     tokenizer = built(name)
-    ids = st.integers(0, tokenizer.size + 1)  # one past the end: ids that the model has and the tokenizer has not
+    ids = st.integers(0, tokenizer.size + 1)  # one past the end: a model may have ids that its tokenizer lacks
     check(tokenizer, data.draw(st.lists(st.lists(ids, max_size=4), max_size=12)))
 
 
@@ -83,7 +83,7 @@ def test_stream_equals_decode(name: str, data: st.DataObject) -> None:
 def test_stream_equals_decode_on_hostile_ids(folder: Path) -> None:
     tokenizer, rng = Tokenizer.from_file(folder / "tokenizer.json"), random.Random(7)
     spelled = {id: tokenizer.token_text(id) or "" for id in range(tokenizer.size)}
-    # Bytes, fragments of characters, spaces, marks and specials: what breaks streams.
+    # Bytes, fragments of characters, spaces, punctuation and special tokens break streams most easily.
     nasty = [id for id, token in spelled.items() if len(token) <= 2 or token.startswith("<") or "\ufffd" in token]
     broken = 0
     for _ in range(250):
@@ -97,7 +97,7 @@ def test_stream_equals_decode_on_hostile_ids(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
 @settings(max_examples=50)
 @given(text=st.text(max_size=12))
-def test_real_text_never_shows_half_a_character(name: str, text: str) -> None:
+def test_stream_never_shows_half_a_character(name: str, text: str) -> None:
     tokenizer = built(name)
     text = text.replace("\ufffd", "")
     texts = stream(tokenizer, [[id] for id in tokenizer.encode(text)], skip_special=True)
@@ -105,14 +105,14 @@ def test_real_text_never_shows_half_a_character(name: str, text: str) -> None:
     assert texts[-1] == "" or name == "byte fallback"  # a complete byte run is certain only at the end
 
 
-def test_byte_level_emits_a_character_with_its_last_byte() -> None:
+def test_stream_emits_a_byte_level_character_with_its_last_byte() -> None:
     tokenizer = built("byte level")
     ids = [tokenizer.token_to_id(piece) for piece in ("ð", "Ł", "¦", "Ļ")]  # the bytes of a llama
     assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", "", "", "🦙", ""]
     assert stream(tokenizer, [[id] for id in ids[:3] if id is not None], skip_special=True) == ["", "", "", "\ufffd"]
 
 
-def test_an_invalid_byte_run_is_held_because_it_spoils_all_of_it() -> None:
+def test_stream_holds_a_byte_run_back_until_it_is_complete() -> None:
     tokenizer = built("byte fallback")
     pieces = ["<0xC3>", "<0xA9>", "<0xFF>", "a", "<0xC3>", "<0xA9>", "b"]
     ids = [tokenizer.token_to_id(piece) for piece in pieces]
@@ -120,13 +120,13 @@ def test_an_invalid_byte_run_is_held_because_it_spoils_all_of_it() -> None:
     assert texts == ["", "", "", "\ufffd\ufffd\ufffda", "", "", "éb", ""]
 
 
-def test_only_the_first_leading_space_is_stripped() -> None:
+def test_stream_strips_only_the_first_leading_space() -> None:
     tokenizer = built("byte fallback")
     ids = [tokenizer.token_to_id(piece) for piece in ("▁", "▁", "▁ab", "▁ab")]
     assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", " ", " ab", " ab", ""]
 
 
-def test_layouts() -> None:
+def test_token_text_layout_is_that_of_the_decoder() -> None:
     layouts = {name: built(name)._pieces.layout for name in BUILDERS}
     assert layouts["byte level"] is Layout.BYTES
     assert layouts["byte fallback"] is Layout.FALLBACK
@@ -146,6 +146,6 @@ def test_flush_starts_a_new_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
 @pytest.mark.parametrize("id", [-1, 2**40, "a"])
-def test_what_is_no_id_is_refused(name: str, id: int) -> None:
+def test_push_refuses_invalid_ids(name: str, id: int) -> None:
     with pytest.raises(InputError, match="not a token id"):
         built(name).detokenizer().push([id])
