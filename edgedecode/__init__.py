@@ -62,7 +62,7 @@ __all__ = [
     "plan",
 ]
 
-_HOMES = {
+_MODULES = {
     "errors": (
         "BudgetExceeded",
         "CapabilityError",
@@ -80,7 +80,7 @@ _HOMES = {
     "open_pack": ("load", "plan"),
     "pair": ("Pair",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
-    "sampling.sampler": ("SamplingOptions",),
+    "sampling.weights": ("SamplingOptions",),
     "sessions.session": ("Session",),
     "decoding.stats": ("FinishReason", "Stats"),
     "decoding.drafts": ("Draft",),
@@ -89,9 +89,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            value: object = getattr(import_module(f"{__name__}.{home}"), name)
+            value: object = getattr(import_module(f"{__name__}.{module}"), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,4 @@ import numpy.typing as npt
 __all__ = ["FloatArray", "IntArray"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-
-
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -33,7 +33,7 @@ __all__ = [
 MAKING = ".making"
 """Suffix of unfinished files."""
 _STALE_SECONDS = 3600
-"""Age at which an unfinished file is taken for that of a crashed process and deleted."""
+"""Age at which an unfinished file is assumed to be from a crashed process and deleted."""
 _MOST_NBYTES = 1 << 20
 """Largest JSON file that is read."""
 _Kind = TypeVar("_Kind")
@@ -117,10 +117,10 @@ def aside(path: Path) -> Iterator[Path]:
 
     Several processes may write the same file. Temporary files of crashed processes are deleted after an hour.
     """
-    for left in path.parent.glob(f"*.{'[0-9a-f]' * 8}{MAKING}"):  # strict, since the folder may be the user's own
+    for unfinished in path.parent.glob(f"*.{'[0-9a-f]' * 8}{MAKING}"):  # strict, since the folder may be the user's own
         with suppress(OSError):
-            if time() - left.stat().st_mtime > _STALE_SECONDS:
-                left.unlink()
+            if time() - unfinished.stat().st_mtime > _STALE_SECONDS:
+                unfinished.unlink()
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}{MAKING}")
     try:
         yield fresh
@@ -143,7 +143,7 @@ def keep_json(path: Path, value: object, *, private: bool = False) -> None:
 def kept_json(path: Path, kind: type[_Kind]) -> _Kind:
     """Read a value of this type that `keep_json` wrote.
 
-    Raises FileNotFoundError if there is no file, ValueError with the reason if it is damaged.
+    Raises FileNotFoundError if there is no file, ValueError with the reason if it cannot be used.
     """
     try:
         found = path.stat()

@@ -1,4 +1,4 @@
-"""The command line: finds the verbs, turns errors into one line and an exit code."""
+"""The command line: finds the verbs, and turns errors into a one-line message and an exit code."""
 
 from __future__ import annotations
 

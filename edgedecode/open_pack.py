@@ -1,4 +1,4 @@
-"""Opens a pack: checks it, chooses an engine, and creates the pair. Or plans a session's memory without loading."""
+"""Opens a pack: checks it, chooses an engine, and creates the pair. Also plans a session's memory without loading."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class PackPlan:
     """The plan of a session of a pack on an engine. limit: the memory limit in force; None: no limit.
 
     least_with_int8: the smallest sufficient limit with `kv_type="int8"`, which is lossy and never chosen automatically;
-    None if a KV type was asked for, or the pack has no such graph for this engine. speed: the plan's predicted speed.
-    speed_uncut: that without a limit. Both are None if no session has run here before.
+    None: a KV type was asked for, or the pack has no such graph for this engine. speed: the plan's predicted speed.
+    speed_uncut: the predicted speed without a limit. Both are None if no session has run here before.
     """
 
     pack: str
@@ -78,7 +78,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
     EDGEDECODE_MEMORY, the container's limit and the machine's memory.
     runtime: an installed engine's name, a `Runtime` object, or "auto": the fastest engine here that can run the pack,
-    which is measured once; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None chooses for this machine.
+    which is measured once; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None: chosen for this machine.
     verify: hash every file now (default: hash at the first opening, compare size and time afterwards).
     kv_type: the KV cache's type, also the draft's if it has that type; None: the engine's default. "int8" takes a
     quarter of float32's memory, and answers may differ slightly.
@@ -87,7 +87,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     adapters: open the models so that sessions may use the pack's adapters (`SessionOptions.adapter`).
-    one_resident: keep only one of the two models in memory at a time; for `SwitchOptions`, with one hand-over an
+    one_resident: keep only one of the two models in memory at a time; for `SwitchOptions`, with one hand-over per
     answer.
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     The draft model is loaded by the first session that uses it.
@@ -95,7 +95,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     pack does not offer.
     """
     limit = _limit(memory)
-    wrap = _taking_turns(wrap) if one_resident else wrap
+    wrap = _one_resident(wrap) if one_resident else wrap
     request = _request(
         provider=provider,
         threads=threads,
@@ -176,8 +176,8 @@ def plan(  # noqa: PLR0913  (as `load`)
         return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
 
 
-def _taking_turns(wrap: Callable[[Runtime], Runtime] | None) -> Callable[[Runtime], Runtime]:
-    """Return a wrapper that lets the models of an engine take turns in memory, around another wrapper."""
+def _one_resident(wrap: Callable[[Runtime], Runtime] | None) -> Callable[[Runtime], Runtime]:
+    """Return a wrapper that applies `wrap`, then keeps only one of the engine's models in memory at a time."""
     return lambda engine: OneResident(engine if wrap is None else wrap(engine))
 
 
@@ -230,7 +230,7 @@ def _open_pack(
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
-    def opened(engine: Runtime) -> Pair:
+    def open_on(engine: Runtime) -> Pair:
         try:
             pair = Pair(
                 manifest,
@@ -251,8 +251,8 @@ def _open_pack(
         return pair
 
     if engine is not None:
-        return opened(engine)
-    return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
+        return open_on(engine)
+    return _open_on_first(chosen_engines(manifest, root, request, asked=asked), open_on)
 
 
 def _footprint(
@@ -315,13 +315,13 @@ def _warn_if_short(manifest: Manifest) -> None:
         )
 
 
-def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:
+def _open_on_first(names: Sequence[str], open_on: Callable[[Runtime], Pair]) -> Pair:
     """Open the pair on the first of these engines that can run it; notify the user of each failure's reason."""
     name, *others = names
     try:
-        return opened(find_runtime(name))
+        return open_on(find_runtime(name))
     except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
         if not others:
             raise
         notice(f"{name} cannot run this pack here ({error.reason}); trying {others[0]}")
-    return _first_opened(others, opened)
+    return _open_on_first(others, open_on)

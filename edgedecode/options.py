@@ -58,7 +58,7 @@ class SwitchOptions:
 
     quality: the share of the target's accuracy to keep, by the pack's calibrated curve (`edgedecode calibrate`); None:
     DEFAULT_QUALITY. threshold: hand over at this entropy in nats instead, without a curve; rule: any other rule. check:
-    the target verifies what the draft model wrote when it takes over, before it is shown. Raises InputError for values
+    the target verifies the draft model's tokens when it takes over, before they are shown. Raises InputError for values
     out of range.
     """
 

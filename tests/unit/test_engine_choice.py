@@ -28,7 +28,7 @@ from edgedecode.engines.engine_speeds import (
 from edgedecode.engines.interface import NO_MMAP, Runtime
 from edgedecode.engines.selection import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.open_pack import _first_opened
+from edgedecode.open_pack import _open_on_first
 from edgedecode.pack.entries import ActivationsEntry, ProductError
 from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.pair import Pair
@@ -471,10 +471,10 @@ def test_engine_that_does_not_fit_falls_back_to_the_next(
             raise error
         return pair
 
-    assert _first_opened(("one", "two"), opened) is pair
+    assert _open_on_first(("one", "two"), opened) is pair
     assert heard == ["one cannot run this pack here (too large); trying two"]
     with pytest.raises(type(error)):
-        _first_opened(("one",), opened)
+        _open_on_first(("one",), opened)
 
 
 def test_the_variable_names_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
