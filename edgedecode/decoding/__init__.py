@@ -1,1 +1,1 @@
-"""The decode loop and what it is made of: models, drafts, verification."""
+"""The decode loop and its parts: models, drafts, verification."""

@@ -1,4 +1,4 @@
-"""Protocols of drafters: `Drafter`, drafters that use a head of a model, and drafters that propose trees."""
+"""Protocols of drafters: `Drafter`, and extensions for drafters with a model head, trees or resources."""
 
 from __future__ import annotations
 

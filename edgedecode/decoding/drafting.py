@@ -36,7 +36,7 @@ __all__ = ["Drafting"]
 
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason=NO_SPEED_UP)
-_FOR_GOOD = 1 << 62
+_FOREVER = 1 << 62
 """Number of resting rounds that never runs out."""
 
 
@@ -187,7 +187,7 @@ class Drafting:
 
         A running generation continues without drafts.
         """
-        self._resting = _FOR_GOOD
+        self._resting = _FOREVER
         with ExitStack() as closing:
             if isinstance(self.policy, Closable):
                 closing.callback(self.policy.close)

@@ -52,7 +52,7 @@ class DecodeSetting:
     clock: Callable[[], float] = perf_counter
     """Seconds; the same clock as the drafting's."""
     switching: Switching | None = None
-    """Lets the draft model write tokens that the target does not verify; None: every token is the target's."""
+    """Lets the draft model write tokens; None: every token is the target's."""
     pause: Callable[[], None] = _no_pause
     """Called between two prefill passes: other threads may use the models, and an exception ends the generation."""
 
@@ -76,7 +76,7 @@ def decode(
 ) -> Iterator[Verdict]:
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
-    If `stats` already count rounds, they continue: the same answer goes on after another prompt.
+    If `stats` already count rounds, they continue to count the same answer, after another prompt.
     `state` must hold a prefix of `tokens`, of any length; pending rows are dropped. Generation ends after a token of
     `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the last length that
     leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the state's settled
@@ -107,9 +107,9 @@ def decode(
         switching.begin(tokens)
 
     verdict: Verdict | None = None
-    reading, now = True, started
+    first, now = True, started
     while len(tokens) < limit:
-        # Switch: the draft model writes as long as it is sure. Its tokens are verified first, or emitted unverified.
+        # Switch: the draft model writes while it is sure. With checks, its tokens become the draft, except at an end.
         draft = EMPTY_DRAFT
         if switching is not None:
             written = switching.write(tokens, limit - len(tokens) - switching.checks)
@@ -119,8 +119,8 @@ def decode(
                 verdict = unverified(written, sampler, ends=setting.ends)
                 tokens += written
                 sampler.extend(written)
-                stats.count_unverified(verdict, seconds=clock() - now, first=reading)
-                reading = False
+                stats.count_unverified(verdict, seconds=clock() - now, first=first)
+                first = False
                 yield verdict
                 if verdict.outcome is Outcome.ENDED:
                     return
@@ -158,15 +158,15 @@ def decode(
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
-        stats.count(verdict, why=drafting.plan.reason if drafting is not None and not reading else "")
+        stats.count(verdict, why=drafting.plan.reason if drafting is not None and not first else "")
         if switching is not None:
             switching.observe(verdict, logits)
         kept = observed = clock()
         if asked is not None:
             asked.observe(tokens, verdict)
             observed = clock()
-        if reading:
-            reading = False
+        if first:
+            first = False
             stats.prefill_seconds += kept - started
             stats.time_to_first_token = stats.time_to_first_token or kept - started
         else:

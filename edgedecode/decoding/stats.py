@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class TimeSplit:
-    """Seconds spent drafting, in target passes, sampling and verifying, and in everything else of the loop."""
+    """Seconds spent on drafting, target passes, sampling with verification, and the rest of the loop."""
 
     draft: float = 0.0
     verify: float = 0.0
@@ -39,7 +39,7 @@ class TimeSplit:
 
 @dataclass(slots=True)
 class DrafterCount:
-    """Counts of one drafter: rounds with a draft of it, tokens proposed, tokens accepted."""
+    """Counts of one drafter: rounds with its drafts, tokens proposed, tokens accepted."""
 
     rounds: int = 0
     proposed: int = 0
@@ -85,8 +85,9 @@ class Stats:
     """How often a model was loaded in place of the other (memory mode), in `load_seconds`."""
     load_seconds: float = 0.0
     signals: list[float] = field(default_factory=list)
-    """The draft model's uncertainty before each token that it was asked for; at `handed_over_at` the target writes."""
+    """The draft model's uncertainty before each token that it was asked for; see `handed_over_at`."""
     handed_over_at: float = 0.0
+    """Mean uncertainty at which the target takes over from the draft model (entropy switching)."""
     taken_back: int = 0
     """Tokens of the draft model that the target's check replaced before they were emitted (entropy switching)."""
     time_to_first_token: float = 0.0

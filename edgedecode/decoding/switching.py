@@ -1,4 +1,4 @@
-"""The draft model as a writer of its own: what the loop asks of entropy switching."""
+"""The interface of entropy switching, in which the draft model writes tokens itself."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = ["Switching"]
 
 
 class Switching(Protocol):
-    """Decides which model writes, and writes with the draft model."""
+    """Decides which model writes next, and generates the draft model's tokens."""
 
     @property
     def checks(self) -> bool:
-        """Whether the target verifies what the draft model wrote when it takes over, before it is shown."""
+        """Whether the target verifies the draft model's tokens when it takes over, before they are shown."""
         ...
 
     @property
     def speculates(self) -> bool:
-        """Whether the target's tokens are drafted: only where it writes several before it hands back."""
+        """Whether drafters run while the target writes: only if it writes several tokens before it hands back."""
         ...
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a generation after `tokens`: the draft model writes first."""
+        """Start a generation after `tokens`; the draft model writes first."""
         ...
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` tokens that the draft model writes after `tokens`; none: the target's turn.
+        """Generate at most `limit` tokens after `tokens` with the draft model; empty: the target writes next.
 
-        It ends with an end-of-sequence token, where the draft model is unsure of the next token, or after a few
-        tokens, so that text appears; call it again in the latter case.
+        Stops after an end-of-sequence token, when the draft model is unsure of the next token, or after a few tokens,
+        so that they can be shown; in the last case, call it again.
         """
         ...
 
     def observe(self, verdict: Verdict, rows: FloatArray) -> None:
-        """Learn what the target emitted, with its logits [1 + drafted tokens, vocabulary]."""
+        """Learn from the target's tokens and its logits, [1 + drafted tokens, vocabulary]."""
         ...
 
     def close(self) -> None: ...
