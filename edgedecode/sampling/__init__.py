@@ -1,1 +1,1 @@
-"""From logits to a token: weights, draws by counted noise, exact probabilities. Numpy alone."""
+"""Samples tokens from logits: weights, counter-based noise, exact probabilities. Depends only on numpy."""

@@ -45,17 +45,17 @@ def first_arrivals(key: int, ids: IntArray | None, rates: npt.NDArray[np.floatin
     together are samples without replacement. Among equal arrivals the smaller index comes first. ids: None uses the
     indices. rates: positive, of any sum.
     """
-    likely, times = np.empty(0, np.int64), np.empty(0)
+    nearest, times = np.empty(0, np.int64), np.empty(0)
     for start in range(0, len(rates), _PIECE):
         piece = rates[start : start + _PIECE].astype(np.float64)
         known = np.arange(start, start + len(piece)) if ids is None else ids[start : start + _PIECE]
         limit = times[-1] if len(times) == count else np.inf
         near, arrived = _arrivals(key, known, piece, count=count, limit=limit)
         if len(near):
-            likely, times = np.concatenate((likely, start + near)), np.concatenate((times, arrived))
+            nearest, times = np.concatenate((nearest, start + near)), np.concatenate((times, arrived))
             first = np.argsort(times, kind="stable")[:count]
-            likely, times = likely[first], times[first]
-    found: list[int] = likely.tolist()
+            nearest, times = nearest[first], times[first]
+    found: list[int] = nearest.tolist()
     return found
 
 

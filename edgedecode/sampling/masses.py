@@ -81,9 +81,9 @@ def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
 
 def _powers(exponents: FloatArray, rounded: FloatArray, f: FloatArray, *, out: FloatArray) -> None:
     """Write 2**exponent for exponents up to 0, to within 1.0e-7 of it; the other three arrays are overwritten."""
-    gone = exponents < _LEAST_EXPONENT if exponents.min() < _LEAST_EXPONENT else None
-    if gone is not None:
-        exponents[gone] = 0
+    underflow = exponents < _LEAST_EXPONENT if exponents.min() < _LEAST_EXPONENT else None
+    if underflow is not None:
+        exponents[underflow] = 0
     np.add(exponents, _ROUNDER, out=rounded)
     np.subtract(rounded, _ROUNDER, out=f)
     np.subtract(exponents, f, out=f)
@@ -96,5 +96,5 @@ def _powers(exponents: FloatArray, rounded: FloatArray, f: FloatArray, *, out: F
     shifts -= _ROUNDER_BITS
     shifts <<= _23
     bits += shifts
-    if gone is not None:
-        out[gone] = 0
+    if underflow is not None:
+        out[underflow] = 0

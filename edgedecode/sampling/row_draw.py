@@ -136,6 +136,6 @@ class NumpyRowDraw:
             index = largest(row)
             return index if ids is None else int(ids[index])
         indices, weights = weighted(row, options)
-        drawn = indices if ids is None else ids if indices is None else ids[indices]
-        place = first_arrivals(key, drawn, weights)[0] if len(weights) > 1 else 0
-        return place if drawn is None else int(drawn[place])
+        candidates = indices if ids is None else ids if indices is None else ids[indices]
+        place = first_arrivals(key, candidates, weights)[0] if len(weights) > 1 else 0
+        return place if candidates is None else int(candidates[place])
