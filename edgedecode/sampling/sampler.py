@@ -104,7 +104,7 @@ class Sampler:
     row_draw: the helper that samples a token from a row; None: numpy.
     """
 
-    __slots__ = ("_count", "_known", "_length", "_penalises", "_row_draw", "_seen", "options", "vocabulary_size")
+    __slots__ = ("_count", "_known", "_penalises", "_row_draw", "_seen", "options", "vocabulary_size")
 
     def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
@@ -114,17 +114,15 @@ class Sampler:
         self._penalises = options.penalises
         self._seen = np.empty(0, dtype=np.int64)
         self._count = 0
-        self._length = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a sequence with `tokens`, forgetting the previous one."""
         self._known.clear()
-        self._count = self._length = 0
+        self._count = 0
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""
-        self._length += len(tokens)
         if not self._penalises:
             return
         for token in tokens:
