@@ -1,4 +1,4 @@
-"""What every test shares: no hub, the usual engine, Ctrl-C as it is, the same examples of properties on every run."""
+"""Setup shared by all tests: offline hub, ONNX engine, default Ctrl-C handling, derandomized Hypothesis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decide
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of child processes would compile every module again
 sys.dont_write_bytecode = False  # and pytest would rewrite every assertion again
 
-# A shell starts background jobs with Ctrl-C ignored, children inherit it, and then nothing could test what it does.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit that: tests of Ctrl-C would fail.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edgedecode", deadline=None, derandomize=True)
@@ -31,7 +31,7 @@ settings.load_profile("edgedecode")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of the tests' own, for child processes too: the user's is neither read nor changed."""
+    """A separate cache for the tests and their child processes: the user's is neither read nor changed."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEDECODE_CACHE", str(folder))
@@ -40,6 +40,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained float pair: a folder with `target` and `draft`, which tests that change them copy."""
+    """A trained float pair: a folder with `target` and `draft`. Tests that change it must copy it first."""
     pytest.importorskip("safetensors", reason="the export extras are not installed")
     return made_once(run_folder(tmp_path_factory) / "demo-pair", write_demo_pair)

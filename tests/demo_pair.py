@@ -1,4 +1,4 @@
-"""The bundled pack's pair as Hugging Face folders in float32: what its 8-bit weights stand for, no download."""
+"""Write the bundled pack's pair as float32 Hugging Face folders, with its 8-bit weights dequantized; no download."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""What a Hugging Face checkpoint calls the modules of llama.cpp's names, in which the pack's plan lists its weights."""
+"""Hugging Face module names by llama.cpp's names, which the pack's plan uses."""
 
 
 def write_demo_pair(folder: Path) -> None:
@@ -56,13 +56,13 @@ def _write_model(folder: Path, plan_file: Path, weights: Path) -> None:
 
 
 def _name(name: str) -> str:
-    """Return the checkpoint's name of `blk.3.attn_q.weight`."""
+    """Return the checkpoint's name of a weight such as `blk.3.attn_q.weight`."""
     *layer, module, _ = name.split(".")
     return f"model.layers.{layer[1]}.{PLACES[module]}.weight" if layer else f"{PLACES[module]}.weight"
 
 
 def _values(tensor: dict[str, Any], content: bytes) -> npt.NDArray[np.float32]:
-    """Return what a tensor of the plan stands for. Rows are stored as the checkpoint had them, before any weaving."""
+    """Return a tensor of the plan, dequantized. Rows are stored in the checkpoint's order, before any permutation."""
     shape = tensor["shape"]
     count = int(np.prod(shape))
     if tensor["type"] == "F32":

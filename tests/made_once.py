@@ -1,7 +1,4 @@
-"""What several tests read and none changes is made once a run, also where several worker processes share the run.
-
-What a compiler makes is kept from run to run, by the content of its sources.
-"""
+"""Build read-only test fixtures once per run, shared by all xdist workers; cache compiled programs across runs."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ PATIENCE = 1800.0
 
 
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of this run, the same one in every worker."""
+    """Return the temporary folder of this run, the same one in every worker."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 def made_once(place: Path, make: Callable[[Path], object]) -> Path:
-    """Return `place`, a folder or a file that `make` wrote; the first worker that asks makes it, the others wait."""
+    """Return `place`, a folder or file written by `make`: the first worker that asks builds it, the others wait."""
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = wait_for_lock(place.with_name(f"{place.name}.lock"), seconds=PATIENCE)
-    assert lock is not None, f"another worker has been making {place} for {PATIENCE:.0f} seconds"
+    assert lock is not None, f"another worker has been building {place} for {PATIENCE:.0f} seconds"
     with lock:
         if not place.exists():
             unfinished = place.with_name(f"{place.name}.unfinished-{os.getpid()}")
@@ -38,7 +35,10 @@ def made_once(place: Path, make: Callable[[Path], object]) -> Path:
 
 
 def compiled(config: pytest.Config, name: str, command: Sequence[str], *, folder: Path) -> Path:
-    """Return what the command makes of sources in the folder when `-o` and a file are added; the last one is kept."""
+    """Return the output of a compiler command, to which `-o` and a path are added.
+
+    Cached across runs by the compiler's version, the command and the sources in `folder`; only the latest is kept.
+    """
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     content = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".cpp", ".h")]
     digest = hashlib.sha256()

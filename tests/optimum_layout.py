@@ -1,4 +1,4 @@
-"""The recipe of the committed graph in optimum's layout, as a module: tests make other sizes of it."""
+"""Import the script that built the committed graph in optimum's layout, so that tests can build other sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "export" / "data" / "optimum-tiny"
 
 
 def load_recipe() -> Any:
-    """Import recipe.py, which lies beside its graph and not in a package."""
+    """Import recipe.py, which is stored next to its graph and not in a package."""
     name = "optimum_tiny_recipe"
     if name not in sys.modules:
         spec = spec_from_file_location(name, FOLDER / "recipe.py")

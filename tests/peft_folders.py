@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them, with random matrices, and packs that list them."""
+"""Write PEFT adapters with random matrices, and packs that list them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_peft(
     role: str = "target",
     modules: Collection[str] | None = None,
 ) -> Path:
-    """Write an adapter of every projection that a pack's model takes, or of those with these names."""
+    """Write an adapter for all projections of a pack's model, or only for those named by `modules`."""
     rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
     for layer, module, inputs, outputs in projections(pack, role):
         if modules is not None and module not in modules:
@@ -78,7 +78,7 @@ def projections(pack: Path, role: str) -> Iterator[tuple[int, str, int, int]]:
 
 
 def list_adapter(pack: Path, name: str, folder: Path) -> None:
-    """Let a pack of one's own list the adapter in a folder."""
+    """Copy the adapter in a folder into a pack and list it in the manifest."""
     manifest = Manifest.load(pack)
     place = pack / adapter_folder(name)
     shutil.copytree(folder, place)

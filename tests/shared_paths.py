@@ -1,4 +1,4 @@
-"""Where the material beside the project lies, for tests that use it and skip without it."""
+"""Path of the shared folder next to the project; tests that need it are skipped without it."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs the shared folder beside the project")
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs the shared folder next to the project")

@@ -1,4 +1,4 @@
-"""Tokenizers of a few hundred tokens, built in memory, for tests that must run anywhere."""
+"""Tokenizers of a few hundred tokens, built in memory, for tests that must run without downloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINES = ["the quick brown fox jumps", "über naïve café", "你好，世界", "
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """Byte-level BPE as GPT-2's, with a special token, an ordinary added one and one with a space in it."""
+    """Return a byte-level BPE like GPT-2's, with a special token and two ordinary added ones, one with spaces in it."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -22,7 +22,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """SentencePiece-like BPE as Llama 2's: a space mark, byte tokens, a leading space that decoding strips."""
+    """Return a BPE like Llama 2's (SentencePiece): a space mark, byte tokens, a leading space that decoding strips."""
     pieces = [
         "<unk>",
         "<s>",

@@ -1,4 +1,4 @@
-"""The rings as import rules, read from the syntax trees, so that they hold for code no test reaches too."""
+"""Import rules between and within the top-level folders, checked in the syntax trees to cover untested code too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RINGS = {
+PACKAGES = {
     "edgedecode": "edgedecode",
     "edgedecode.export": "export",
     "edgedecode.runtimes": "runtimes",
@@ -21,10 +21,10 @@ RINGS = {
     "edgedecode.bench": "bench",
 }
 OUTER = ("export", "runtimes", "apps")
-DEVELOPERS = "bench"  # may import every ring, and no ring imports it
-FOLDERS = (*OUTER, DEVELOPERS)
+DEVELOPERS = "bench"  # may import every folder, and none imports it
+OUTSIDE_CORE = (*OUTER, DEVELOPERS)
 
-ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
+CORE_IMPORTS = {  # by folder of the core: which other folders and modules of the core it may import
     "sampling": {"arrays", "errors"},
     "decoding": {"sampling", "arrays", "errors"},
     "memory": {"errors", "turns"},
@@ -50,23 +50,23 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
 }
 MAX_LINES = 400
 MAX_MODULES = 16
-"""Of a folder: what a reader takes in at once."""
-TWICE = {"__init__", "command"}
+"""Per folder, so that its contents can be taken in at a glance."""
+REPEATED_NAMES = {"__init__", "command"}
 
-CORE = {"numpy", "tokenizers", "jinja2", "msgspec"}
+CORE_PACKAGES = {"numpy", "tokenizers", "jinja2", "msgspec"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
 HEAVY = {"huggingface_hub", "matplotlib", "tqdm"}
 ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
-EXPORT = CORE | TRAINING | {"huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
+EXPORT = CORE_PACKAGES | TRAINING | {"huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"matplotlib", "numpy", "rich"}
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
-ASKED_LAZILY = {  # inside functions of these files, and nowhere else in the core
+LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the core
     Path("edgedecode/pack/hub.py"): "huggingface_hub",
     Path("edgedecode/memory/process_memory.py"): "psutil",
     Path("edgedecode/plot_file.py"): "matplotlib",
 }
-LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer, never in our process
+LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
@@ -76,7 +76,7 @@ PRINTERS = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: absolute name, where it stands, and whether importing the file loads it."""
+    """One imported module: the absolute name, the line, and whether importing the file loads it."""
 
     module: str
     line: int
@@ -89,7 +89,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package with its module name in the installed package."""
+    """One source file, with its module name in the installed package."""
 
     path: Path  # relative to the root
     module: str
@@ -97,7 +97,7 @@ class Source:
     lines: int
 
     @property
-    def ring(self) -> str:
+    def folder(self) -> str:
         return self.path.parts[0]
 
     def imports(self) -> tuple[Import, ...]:
@@ -146,9 +146,9 @@ def _called(node: ast.Call) -> str:
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every Python file of the four folders."""
+    """Return every Python file of the five folders."""
     found = []
-    for package, folder in RINGS.items():
+    for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             inside = path.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join([package, *(inside[:-1] if inside[-1] == "__init__" else inside)])
@@ -159,24 +159,24 @@ def sources() -> tuple[Source, ...]:
 
 def _allowed(source: Source) -> set[str]:
     """Return the third-party packages a file may import, anywhere in it."""
-    if source.ring == "edgedecode":
-        return CORE | {ASKED_LAZILY[source.path]} if source.path in ASKED_LAZILY else CORE
-    if source.ring == "runtimes":
-        return CORE | (ENGINES.get(source.path.parts[1], set()))
+    if source.folder == "edgedecode":
+        return CORE_PACKAGES | {LAZY_IMPORTS[source.path]} if source.path in LAZY_IMPORTS else CORE_PACKAGES
+    if source.folder == "runtimes":
+        return CORE_PACKAGES | (ENGINES.get(source.path.parts[1], set()))
     if source.path == LLAMA_CHILD:
-        return CORE | {"llama_cpp"}
-    return {"export": EXPORT, "apps": APPS, DEVELOPERS: BENCH}[source.ring]
+        return CORE_PACKAGES | {"llama_cpp"}
+    return {"export": EXPORT, "apps": APPS, DEVELOPERS: BENCH}[source.folder]
 
 
-def _reaches(imported: Import, rings: tuple[str, ...]) -> bool:
-    return any(f"{imported.module}.".startswith(f"edgedecode.{ring}.") for ring in rings)
+def _reaches(imported: Import, folders: tuple[str, ...]) -> bool:
+    return any(f"{imported.module}.".startswith(f"edgedecode.{folder}.") for folder in folders)
 
 
 def _where(source: Source, imported: Import) -> str:
     return f"{source.path}:{imported.line} imports {imported.module}"
 
 
-def test_the_walk_sees_the_tree() -> None:
+def test_sources_include_all_folders() -> None:
     names = {source.module for source in sources()}
     assert {"edgedecode", "edgedecode.cli", "edgedecode.export", "edgedecode.runtimes.onnx", "edgedecode.apps"} <= names
 
@@ -190,34 +190,36 @@ def test_the_walk_sees_the_tree() -> None:
         ("importlib.import_module('edgedecode.export')", "edgedecode.export"),
     ],
 )
-def test_the_walk_resolves_every_way_to_import(text: str, expected: str) -> None:
+def test_imports_resolve_every_form(text: str, expected: str) -> None:
     source = Source(Path("apps/chat.py"), "edgedecode.apps.chat", ast.parse(f"def f():\n    {text}"), 2)
     assert [(found.module, found.on_import) for found in source.imports()] == [(expected, False)]
 
 
-def test_each_ring_imports_only_its_third_parties() -> None:
+def test_folders_import_only_their_third_party_packages() -> None:
     wrong = [
         _where(source, imported)
         for source in sources()
         for imported in source.imports()
         if imported.top not in sys.stdlib_module_names | {"edgedecode", "__future__"} | _allowed(source)
-        and imported.top not in FOLDERS  # has a test of its own
+        and imported.top not in OUTSIDE_CORE  # covered by a separate test
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_core_imports_no_outer_ring() -> None:
-    wrong = [_where(s, i) for s in sources() if s.ring == "edgedecode" for i in s.imports() if _reaches(i, FOLDERS)]
+def test_core_does_not_import_outer_folders() -> None:
+    wrong = [
+        _where(s, i) for s in sources() if s.folder == "edgedecode" for i in s.imports() if _reaches(i, OUTSIDE_CORE)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_outer_rings_do_not_import_each_other() -> None:
+def test_outer_folders_do_not_import_each_other() -> None:
     wrong = [
         _where(source, imported)
         for source in sources()
-        if source.ring in OUTER
+        if source.folder in OUTER
         for imported in source.imports()
-        if _reaches(imported, tuple(ring for ring in FOLDERS if ring != source.ring))
+        if _reaches(imported, tuple(folder for folder in OUTSIDE_CORE if folder != source.folder))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -227,27 +229,29 @@ def _module(imported: Import, known: set[str]) -> str:
     return imported.module if imported.module in known else imported.module.rpartition(".")[0]
 
 
-def test_each_room_of_the_core_imports_only_what_it_may() -> None:
+def test_core_packages_import_only_what_the_table_allows() -> None:
     known = {source.module for source in sources()}
     wrong = []
     for source in sources():
-        room = source.path.parts[1] if source.ring == "edgedecode" else ""
-        if room in ROOMS:
+        package = source.path.parts[1] if source.folder == "edgedecode" else ""
+        if package in CORE_IMPORTS:
             reached = {(_module(found, known), found.line) for found in source.imports() if found.top == "edgedecode"}
-            rooms = {(name.split(".")[1], line) for name, line in reached if "." in name}
+            names = {(name.split(".")[1], line) for name, line in reached if "." in name}
             wrong += [
-                f"{source.path}:{line} imports {name}" for name, line in rooms if name not in {room, *ROOMS[room]}
+                f"{source.path}:{line} imports {name}"
+                for name, line in names
+                if name not in {package, *CORE_IMPORTS[package]}
             ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_folder_has_more_modules_than_a_reader_takes_in() -> None:
+def test_folders_have_few_modules() -> None:
     folders = Counter(source.path.parent for source in sources())
     assert not {str(folder): modules for folder, modules in folders.items() if modules > MAX_MODULES}
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Imports for type checking and inside functions count too: a circle cannot be read from one end."""
+def test_modules_do_not_import_each_other_in_cycles() -> None:
+    """Imports for type checking and inside functions count too: a cycle has no module to start reading from."""
     known = {source.module for source in sources()}
     left = {
         source.module: {_module(found, known) for found in source.imports() if found.top == "edgedecode"}
@@ -260,24 +264,24 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not left, "\n".join(f"{module} imports {reached & left.keys()}" for module, reached in left.items())
 
 
-def test_no_folder_is_imported_by_its_bare_name() -> None:
-    """`import export` works from a checkout and nowhere else; tests are held to it too."""
-    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in FOLDERS]
+def test_folders_are_imported_by_their_installed_names() -> None:
+    """`import export` works only from a checkout. The rule holds for tests too."""
+    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in OUTSIDE_CORE]
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         source = Source(path.relative_to(ROOT), "tests.any", ast.parse(text, str(path)), 0)
-        wrong += [_where(source, found) for found in source.imports() if found.top in FOLDERS]
+        wrong += [_where(source, found) for found in source.imports() if found.top in OUTSIDE_CORE]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_hub_and_psutil_are_only_asked_for_inside_a_function() -> None:
-    found = [i for s in sources() for i in s.imports() if ASKED_LAZILY.get(s.path) == i.top]
-    assert {imported.top for imported in found} == set(ASKED_LAZILY.values())
+def test_optional_packages_are_imported_only_inside_functions() -> None:
+    found = [i for s in sources() for i in s.imports() if LAZY_IMPORTS.get(s.path) == i.top]
+    assert {imported.top for imported in found} == set(LAZY_IMPORTS.values())
     assert not [imported for imported in found if imported.on_import]
 
 
-def test_the_command_line_is_light() -> None:
-    """Verbs are loaded to print the help: importing them, with all that brings, loads no engine and no framework."""
+def test_command_modules_load_no_heavy_package() -> None:
+    """The help loads all commands; importing them must not load an engine or a framework, not even indirectly."""
     by_module = {source.module: source for source in sources()}
     for start in [source for source in sources() if source.path.name.endswith("command.py")]:
         todo = [by_module[name] for name in _with_parents(start.module)]
@@ -285,9 +289,7 @@ def test_the_command_line_is_light() -> None:
         while todo:
             source = todo.pop()
             for imported in (found for found in source.imports() if found.on_import):
-                if imported.top in (
-                    TRAINING | set().union(*ENGINES.values()) | {"huggingface_hub", "matplotlib", "tqdm"}
-                ):
+                if imported.top in TRAINING | HEAVY | set().union(*ENGINES.values()):
                     heavy.append(_where(source, imported))
                 for name in _with_parents(imported.module):
                     if name in by_module and name not in seen:
@@ -302,32 +304,32 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
-def test_files_stay_short() -> None:
+def test_files_are_short() -> None:
     long = [f"{source.path}: {source.lines} lines" for source in sources() if source.lines > MAX_LINES]
     assert not long, "\n".join(long)
 
 
-def test_a_name_is_that_of_one_module() -> None:
-    """An editor's "go to file", a traceback and a reader's memory know modules by their last name."""
+def test_module_names_are_unique() -> None:
+    """An editor's "go to file" and a traceback show only the last part of a module's name."""
     places: dict[str, list[str]] = {}
     for source in sources():
         places.setdefault(source.path.stem, []).append(str(source.path))
-    wrong = [" and ".join(paths) for name, paths in places.items() if len(paths) > 1 and name not in TWICE]
+    wrong = [" and ".join(paths) for name, paths in places.items() if len(paths) > 1 and name not in REPEATED_NAMES]
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_programs_print() -> None:
+def test_print_is_used_only_by_programs() -> None:
     wrong = [
         f"{source.path}:{node.lineno}"
         for source in sources()
-        if source.ring not in ("apps", DEVELOPERS) and source.path not in PRINTERS
+        if source.folder not in ("apps", DEVELOPERS) and source.path not in PRINTERS
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_star_imports_and_no_globals() -> None:
+def test_modules_have_no_star_imports_and_no_globals() -> None:
     wrong = [
         f"{source.path}:{node.lineno}"
         for source in sources()
@@ -338,8 +340,8 @@ def test_no_star_imports_and_no_globals() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_importing_a_module_does_no_work() -> None:
-    """At module level stand definitions, constants, imports, and branches for type checking or being run."""
+def test_modules_contain_only_definitions_at_the_top_level() -> None:
+    """Importing does no work: only definitions, constants, imports, and branches for type checking or `__main__`."""
     wrong = [
         f"{source.path}:{node.lineno} {type(node).__name__}"
         for source in sources()
@@ -361,6 +363,6 @@ def _is_definition(node: ast.stmt) -> bool:
     )
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    silent = [str(source.path) for source in sources() if not ast.get_docstring(source.tree)]
-    assert not silent, "\n".join(silent)
+def test_modules_have_docstrings() -> None:
+    missing = [str(source.path) for source in sources() if not ast.get_docstring(source.tree)]
+    assert not missing, "\n".join(missing)

@@ -1,4 +1,4 @@
-"""Importing the package and asking for help load no engine; checked in child processes, where nothing is loaded yet."""
+"""Importing the package and printing help load no engine; checked in fresh child processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("code", ["import edgedecode", "import edgedecode.cli"])
-def test_importing_the_package_loads_nothing_heavy_at_all(code: str) -> None:
+def test_import_of_the_package_loads_nothing_heavy(code: str) -> None:
     assert not loaded_after(code) & {*HEAVY, "rich", "numpy", "tokenizers"}
 
 
 @pytest.mark.parametrize("code", ["import edgedecode.testing", "import edgedecode; edgedecode.load"])
-def test_using_the_core_loads_no_engine(code: str) -> None:
+def test_import_of_the_core_loads_no_engine(code: str) -> None:
     loaded = loaded_after(code)
     assert "numpy" in loaded
     assert not loaded & {*HEAVY, "rich"}
@@ -47,7 +47,7 @@ with contextlib.suppress(SystemExit):
     assert not loaded_after(code) & set(HEAVY)
 
 
-def test_loading_every_verb_loads_no_engine() -> None:
+def test_loading_all_commands_loads_no_engine() -> None:
     code = """
 from importlib.metadata import entry_points
 for entry in entry_points(group="edgedecode.commands"):

@@ -1,4 +1,4 @@
-"""Packaging: the explicit package list, the entry points, and what is in the wheel."""
+"""Packaging: the explicit package list, the entry points and the content of the wheel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def project() -> dict[str, Any]:
 
 
 def _packages_in_the_tree() -> dict[str, Path]:
-    """Every folder that holds Python files, by the package it becomes."""
+    """Return every folder with Python files, by its package name."""
     found = {}
     for package, folder in FOLDERS.items():
         for path in {file.parent for file in (ROOT / folder).rglob("*.py")}:
@@ -43,25 +43,25 @@ def _packages_in_the_tree() -> dict[str, Path]:
 
 
 def _installed_path(path: Path) -> str:
-    """Return where a file of the tree lies in the wheel."""
+    """Return the path in the wheel of a file of the source tree."""
     inside = path.relative_to(ROOT).as_posix()
     return inside if inside.startswith("edgedecode/") else f"edgedecode/{inside}"
 
 
-def test_the_package_list_is_the_tree(project: dict[str, Any]) -> None:
+def test_package_list_matches_the_source_tree(project: dict[str, Any]) -> None:
     packages = _packages_in_the_tree()
     assert project["tool"]["setuptools"]["packages"] == sorted(packages)
     assert project["tool"]["setuptools"]["package-dir"] == FOLDERS
     assert [name for name, path in packages.items() if not (path / "__init__.py").is_file()] == []
 
 
-def test_the_version_is_one(project: dict[str, Any]) -> None:
+def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
     assert edgedecode.__version__ == project["project"]["version"] == distribution("edgedecode").version
     assert f"## [{edgedecode.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_installed_entry_points_are_the_declared_ones(project: dict[str, Any]) -> None:
-    """An editable install keeps those of its day: run `pip install -e .` again after a change."""
+def test_entry_points_installed_are_the_declared_ones(project: dict[str, Any]) -> None:
+    """An editable install keeps the entry points it was made with: run `pip install -e .` again after a change."""
     for group, declared in project["project"]["entry-points"].items():
         assert {entry.name: entry.value for entry in entry_points(group=group)} == declared
 
@@ -81,7 +81,7 @@ def test_entry_points_resolve(entry: Any) -> None:
 
 
 def _built(copy: Path, *files: str, **environment: str) -> Path:
-    """Build the wheel from a copy of the tree, so that nothing is left in it."""
+    """Build the wheel from a copy of the source tree, which stays clean."""
     for folder in FOLDERS.values():
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "_rows.*"))
     for name in ("pyproject.toml", "README.md", "LICENSE", *files):
@@ -110,8 +110,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names compilers by variables")
 @pytest.mark.parametrize("kernels", ["0", "1"])
-def test_a_wheel_serves_every_version_of_python(tmp_path: Path, kernels: str) -> None:
-    """Here with a compiler that fails: the wheel is made nevertheless, for its kind of machine, and has no library."""
+def test_wheel_tag_allows_every_python_version(tmp_path: Path, kernels: str) -> None:
+    """With a compiler that fails: the wheel is built without the library, tagged for the platform or for any."""
     environment = {"CC": "false", "CXX": "false", "EDGEDECODE_BUILD_KERNELS": kernels}
     found = _built(tmp_path, "setup.py", "MANIFEST.in", **environment)
     assert f"-{'py3-none-any' if kernels == '0' else 'cp311-abi3-'}" in found.name
@@ -119,17 +119,17 @@ def test_a_wheel_serves_every_version_of_python(tmp_path: Path, kernels: str) ->
         assert not [name for name in archive.namelist() if Path(name).stem == "_rows"]
 
 
-def test_the_kernels_library_calls_nothing_of_pythons() -> None:
+def test_kernel_library_does_not_use_the_python_api() -> None:
     from edgedecode.runtimes.onnx.kernels.library import LIBRARY
 
     if not LIBRARY.is_file():
-        pytest.skip("it was not built")
+        pytest.skip("the kernels were not built")
     content = LIBRARY.read_bytes()
     assert b"RegisterCustomOps" in content
     assert not [name for name in (b"PyInit", b"PyObject", b"Py_", b"PyErr") if name in content]
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: dict[str, int]) -> None:
+def test_wheel_contains_the_package_and_nothing_else(wheel: dict[str, int]) -> None:
     modules = {_installed_path(file) for path in _packages_in_the_tree().values() for file in path.glob("*.py")}
     data = {_installed_path(path) for pattern in DATA for path in ROOT.glob(pattern) if path.is_file()}
     records = {name for name in wheel if name.partition("/")[0].endswith(".dist-info")}
@@ -137,5 +137,5 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: dict[str, int]) -> 
     assert any(name.endswith("/LICENSE") for name in records)
 
 
-def test_the_bundled_pack_is_small(wheel: dict[str, int]) -> None:
+def test_wheel_limits_the_size_of_the_bundled_pack(wheel: dict[str, int]) -> None:
     assert sum(size for name, size in wheel.items() if name.startswith("edgedecode/packs/")) <= PACK_LIMIT

@@ -1,4 +1,4 @@
-"""The surface: what the package exports, and the shape of it."""
+"""The public API: the exported names, their documentation and their signatures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import edgedecode
 
-# What users may lean on. A name added or removed here is a line in CHANGELOG.md.
+# Adding or removing a name here needs a line in CHANGELOG.md.
 PUBLIC_API = [
     "BudgetExceeded",
     "CapabilityError",
@@ -52,7 +52,7 @@ def _core_modules() -> list[str]:
 
 
 def _functions() -> list[tuple[str, types.FunctionType]]:
-    """Every public function, and every public method of a public class, by its dotted name."""
+    """Return every public function, and every public method of a public class, with its dotted name."""
     found = []
     for name in edgedecode.__all__:
         value = getattr(edgedecode, name)
@@ -67,18 +67,18 @@ def _functions() -> list[tuple[str, types.FunctionType]]:
     return found
 
 
-def test_no_module_hides_a_public_name() -> None:
-    """Importing a submodule sets it as an attribute of its package, over a function of the same name."""
+def test_public_names_are_not_hidden_by_modules() -> None:
+    """Importing a submodule sets it as an attribute of its package and would replace a function of the same name."""
     names = {module.name for module in pkgutil.iter_modules([str(CORE)])}
     assert not names & set(PUBLIC_API)
 
 
-def test_the_surface_is_this_list() -> None:
+def test_public_api_is_the_documented_list() -> None:
     assert edgedecode.__all__ == PUBLIC_API
 
 
 @pytest.mark.parametrize("name", _core_modules())
-def test_all_resolves_and_is_sorted(name: str) -> None:
+def test_dunder_all_resolves_and_is_sorted(name: str) -> None:
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [])
     assert [public for public in names if not hasattr(module, public)] == []
@@ -87,7 +87,7 @@ def test_all_resolves_and_is_sorted(name: str) -> None:
 
 
 def _by_kind(name: str) -> tuple[int, str]:
-    """The order ruff keeps (RUF022): constants, classes, functions."""
+    """Return the sort key of ruff's RUF022: constants, classes, functions."""
     return (0 if name.isupper() else 1 if name[:1].isupper() else 2), name
 
 
@@ -97,11 +97,11 @@ def test_public_names_are_documented(name: str) -> None:
     if inspect.isclass(value) or inspect.isfunction(value):
         written = value.__doc__ or ""
         assert written, f"{name} has no docstring"
-        assert not written.startswith(f"{name}("), f"{name} has only the docstring that dataclass makes"
+        assert not written.startswith(f"{name}("), f"{name} has only the docstring that dataclass generates"
 
 
 @pytest.mark.parametrize(("name", "function"), _functions())
-def test_public_functions_take_few_arguments_by_position(name: str, function: types.FunctionType) -> None:
+def test_public_functions_take_few_positional_arguments(name: str, function: types.FunctionType) -> None:
     parameters = list(inspect.signature(function).parameters.values())
     kinds = {parameter.kind for parameter in parameters}
     assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}, (

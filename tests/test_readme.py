@@ -1,8 +1,7 @@
-"""Commands and Python examples of README and docs/ are executed as a reader would: in order, a folder for each file, on
-the bundled pack.
+"""Run the commands and Python examples of README and docs/: in order, in a folder per file, on the bundled pack.
 
-A block fenced ```console holds `$ ` lines and their output, ```sh holds commands alone, ```python a program. The info
-string `sh no-run` is for commands that need something of the reader's own, and only for those.
+A ```console block contains `$ ` lines and their output, ```sh only commands, ```python a program. The info string
+`sh no-run` is reserved for commands that need the reader's own files or models.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]+)")
 SHELLS = ("console", "sh")
 SECONDS = 600
 
-# Commands that set the machine up: they are not run here, but their targets must exist.
+# Setup commands: they are not run here, but their targets must exist.
 SET_UP = re.compile(r"(git clone|cd|make|pip install|python3? -m (pip|venv)|source|\.ci/run)\b")
-# A word that stands for something the reader brings.
+# A placeholder for the reader's own file or model.
 PLACEHOLDER = re.compile(
     r"(?<![\w$])(TARGET|DRAFT|PACK|PATH|FOLDER|HF_FOLDER|MODEL|BIG|OUT|ADAPTER|OWNER/NAME)(?![\w])"
 )
@@ -34,7 +33,7 @@ PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: the words after the fence, its text, and where it starts."""
+    """One fenced block: the words after the fence, the text and the line where it starts."""
 
     file: Path
     info: tuple[str, ...]
@@ -50,7 +49,7 @@ class Block:
         return "no-run" not in self.info
 
     def commands(self) -> list[str]:
-        """Return the shell commands, continued lines joined, comments and a console's output left out."""
+        """Return the shell commands, with continued lines joined and without comments and console output."""
         joined = re.sub(r"\\\n\s*(> )?", "", self.body)
         lines = [line.strip() for line in joined.splitlines()]
         if self.info[0] == "console":
@@ -75,7 +74,7 @@ def _ids(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every file's reader has a folder."""
+    """The parent of one working folder per documentation file."""
     return tmp_path_factory.mktemp("readers")
 
 
@@ -107,30 +106,30 @@ def _run(command: list[str], folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS) if block.runs], ids=_ids)
-def test_commands_run(block: Block, folder: Path) -> None:
+def test_documented_commands_run(block: Block, folder: Path) -> None:
     for command in block.commands():
         if not SET_UP.match(command):
-            assert "edgedecode" in command, f"{block.place}: {command!r} is neither set-up nor ours"
+            assert "edgedecode" in command, f"{block.place}: {command!r} is neither setup nor an edgedecode command"
             _run(["bash", "-euo", "pipefail", "-c", command], folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks("python") if block.runs], ids=_ids)
-def test_python_examples_run(block: Block, folder: Path) -> None:
+def test_documented_python_examples_run(block: Block, folder: Path) -> None:
     program = folder / f"line_{block.line}.py"
     program.write_text(block.body, encoding="utf-8")
     _run([sys.executable, str(program)], folder)
 
 
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if not block.runs], ids=_ids)
-def test_only_commands_with_placeholders_are_not_run(block: Block) -> None:
+def test_no_run_is_used_only_for_commands_with_placeholders(block: Block) -> None:
     assert block.info[0] in SHELLS, f"{block.place}: a Python example must run"
     for command in block.commands():
         assert SET_UP.match(command) or PLACEHOLDER.search(command), f"{block.place}: {command!r} could run"
 
 
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: file.stem)
-def test_links_lead_somewhere(file: Path) -> None:
+def test_relative_links_resolve(file: Path) -> None:
     targets = [match["target"] for match in LINK.finditer(file.read_text(encoding="utf-8"))]
     assert not [target for target in targets if not (file.parent / target).exists()]
 
@@ -141,7 +140,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test", "lint", "pack", "clean"} | named <= targets
 
 
-def test_ci_runs_the_tests_and_nothing_else() -> None:
+def test_ci_script_runs_only_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert re.findall(r"\bmake .*", script.read_text(encoding="utf-8")) == ["make test"]

@@ -1,4 +1,4 @@
-"""What the core's tests share: small tables with padded rows, one call around the loop, a pair that speaks ASCII."""
+"""Test doubles for the core: table models with padded rows, a wrapper of the decode loop, pairs that emit ASCII."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ END = 2
 
 
 def padded(tables: tuple[FloatArray, ...], *, rows: int = PADDING) -> tuple[FloatArray, ...]:
-    """Add rows above the vocabulary whose logits beat every other: sampling one would be noticed at once."""
+    """Add rows above the vocabulary with the highest logits of all, so that sampling one of them fails a test."""
     first, second, third = tables
     tall = np.pad(first, ((0, 0), (0, rows)), constant_values=100.0)
     return tall, np.pad(second, ((0, 0), (0, rows))), np.pad(third, ((0, 0), (0, rows)))
@@ -60,7 +60,7 @@ def near_model(vocabulary: int, *, seed: int, noise: float, scale: float = 2.0) 
 
 
 class TableHead:
-    """Some columns of a table model's logits."""
+    """A trimmed head: some columns of a table model's logits."""
 
     def __init__(self, model: TableModel, ids: Sequence[int]) -> None:
         self._model = model
@@ -94,16 +94,17 @@ def headed_model(vocabulary: int, ids: Sequence[int], *, seed: int, noise: float
 
 
 class ToyRuntime(TableRuntime):
-    """A table runtime whose sessions draw with `quick_draw`."""
+    """A table runtime whose sessions sample with `quick_draw`."""
 
     def row_draw(self) -> RowDraw:
         return quick_draw()
 
 
 def quick_draw() -> RowDraw:
-    """Return the native draw where the kernels were built: numpy's tokens (test_native_draw.py) in a tenth of the time.
+    """Return the native sampler if the kernels were built, else numpy's.
 
-    A new one for each user: it holds scratch memory.
+    Both give the same tokens (test_native_draw.py); the native one takes a tenth of the time. It holds scratch memory,
+    so each user needs a new one.
     """
     return NativeRowDraw(ctypes.CDLL(str(LIBRARY))) if LIBRARY.is_file() else NumpyRowDraw()
 
@@ -139,7 +140,7 @@ def draft_setting(
 
 
 class CallDrafter:
-    """Proposes what a function of (context, limit, rng) returns, and keeps every proposal and verdict."""
+    """Propose the result of a function of (context, limit, rng), and record every proposal."""
 
     name = "call"
     nbytes = 0
@@ -151,7 +152,7 @@ class CallDrafter:
         self.limits: list[int] = []
 
     def begin(self, context: Sequence[int]) -> None:
-        """Nothing is cached."""
+        """Do nothing: there is no cache."""
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -165,12 +166,12 @@ class CallDrafter:
         assert tuple(context[-len(verdict.tokens) :]) == verdict.tokens
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 @dataclass
 class Run:
-    """One generation: the new tokens, every round, and what was counted."""
+    """One generation: the new tokens, every round's verdict and the statistics."""
 
     tokens: list[int]
     verdicts: list[Verdict]
@@ -221,23 +222,23 @@ def check_accounts(stats: Stats, *, emitted: int) -> None:
     assert stats.accepted <= stats.proposed
     assert stats.corrections + stats.bonuses + stats.ended == stats.rounds
     assert stats.verified_tokens == emitted
-    # Every round adds one token of the target's, except one that ended on a drafted token.
+    # Every round adds one token from the target, except a round that ended on a drafted token.
     assert stats.rounds - stats.ended <= emitted - stats.accepted <= stats.rounds
 
 
 @cache
 def ascii_tables(tokenizer: Tokenizer, *, seed: int, scale: float = 2.0, ending: float = 0.0) -> tuple[FloatArray, ...]:
-    """Return tables that only ever say printable ASCII or `<|im_end|>`, so that text and ids say the same."""
+    """Return tables that emit only printable ASCII or `<|im_end|>`, so that text and ids correspond."""
     tables = toy_tables(tokenizer.size, seed=seed, scale=scale)
-    silent = [id for id in range(tokenizer.size) if not _printable(tokenizer, id)]
-    tables[2][:, silent] -= 1000.0
+    suppressed = [id for id in range(tokenizer.size) if not _printable(tokenizer, id)]
+    tables[2][:, suppressed] -= 1000.0
     tables[2][:, END] += 1000.0 + ending
     return tables
 
 
 @cache
 def _near_tables(tokenizer: Tokenizer, *, seed: int, ending: float, noise: float) -> tuple[FloatArray, ...]:
-    """Return `ascii_tables` plus noise. Tables are never written to."""
+    """Return `ascii_tables` plus noise. The cached tables must not be changed."""
     target = ascii_tables(tokenizer, seed=seed, ending=ending)
     return toy_tables(tokenizer.size, seed=seed + 1000, scale=noise, near=target)
 
@@ -249,7 +250,7 @@ def _printable(tokenizer: Tokenizer, id: int) -> bool:
 
 @cache
 def _base() -> Pair:
-    """Lends its tokenizer and manifest."""
+    """Return a pair from which others take the tokenizer and the manifest."""
     return toy_pair()
 
 
@@ -287,7 +288,7 @@ def reference_row(
     seen: Sequence[int],
     allowed: Sequence[bool] | None = None,
 ) -> list[float]:
-    """Process a row the slow, obvious way, in the stated order; returns a probability per id."""
+    """Return the probability of each id, by a slow and obvious implementation of the documented order of steps."""
     logits = [float(value) for value in row[:vocabulary]]
     if allowed is not None:
         logits = [value if good else -np.inf for value, good in zip(logits, allowed, strict=True)]
@@ -316,9 +317,10 @@ def reference_row(
 
 
 class RoundingModel(TableModel):
-    """A toy whose kernels round by the number of rows: `kernels` names the kernel of a row, and each rounds otherwise.
+    """A table model whose rounding depends on the number of rows, as with kernels selected by width.
 
-    It is asked for the row's place and the number of rows, first of the pass, then of the logits computed.
+    `kernels` returns the kernel's number from a row's index and the number of rows, first for the forward pass, then
+    for the computed logits. Each kernel adds a different noise; kernel 0 adds none.
     """
 
     def __init__(
@@ -338,26 +340,26 @@ class RoundingModel(TableModel):
         adapter: AdapterUse | None = None,
     ) -> Output:
         places = {"none": range(0), "last": [len(tokens) - 1], "all": range(len(tokens))}
-        asked = places[rows] if isinstance(rows, str) else rows
+        requested = places[rows] if isinstance(rows, str) else rows
         logits = super().forward(tokens, state, parents=parents, rows=rows, adapter=adapter).logits
-        for index, row in enumerate(asked):
-            kernel = 10 * self.kernels(row, len(tokens)) + self.kernels(index, len(asked))
+        for index, row in enumerate(requested):
+            kernel = 10 * self.kernels(row, len(tokens)) + self.kernels(index, len(requested))
             logits[index] += 2 * np.random.default_rng(kernel).standard_normal(self.card.rows) if kernel else 0.0
         return Output(logits)
 
 
 def even_pairs(place: int, count: int) -> int:
-    """The kernel of rows two by two: an odd number of them ends with one that is computed alone."""
+    """Compute rows in pairs: with an odd number of rows, the last one uses another kernel."""
     return int(count % 2 == 1 and place == count - 1)
 
 
 def each_its_own(place: int, count: int) -> int:
-    """A kernel for every number of rows."""
+    """Use a different kernel for every number of rows."""
     return count
 
 
 def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> Pair:
-    """Return `ascii_pair` with a target whose kernels round by the number of rows."""
+    """Return `ascii_pair` with a `RoundingModel` as its target."""
     pair = ascii_pair(context=context)
     pair.target.close()
     pair.shared.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
@@ -365,7 +367,7 @@ def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> 
 
 
 def why_refused(pair: Pair, draft_max: int) -> str | None:
-    """Return why this processor cannot decode reproducibly with drafts of this length; None: it can."""
+    """Return the reason why this processor cannot decode reproducibly with drafts of this length; None: it can."""
     try:
         pair.session(SessionOptions(drafter="suffix", draft_max=draft_max, reproducible=True)).close()
     except CapabilityError as error:

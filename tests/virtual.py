@@ -1,4 +1,4 @@
-"""A machine on which rounds cost what a formula says and drafters say what a script says, under the real `Drafting`."""
+"""A simulated machine for scheduler tests: round times from a formula, scripted drafters, and the real `Drafting`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY
 
 Accepts = Callable[[int], bool]
-"""position of the text → whether a draft of that token would be right"""
+"""Maps a position in the text to whether a draft of that token would be right."""
 
 STEP = 0.015
-"""Seconds of a plain pass."""
+"""Seconds of a forward pass without a draft."""
 _ROWS = TargetRows(np.zeros((1, 2), np.float32), Sampler(GREEDY, vocabulary_size=2))
 
 
@@ -36,9 +36,13 @@ def always(place: int) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """Costs in plain passes: a row more, a drafted token, a token read by the draft model, the host's round, and what
-    asking drafters adds to that. jitter: standard deviation of a pass's time, as a share. spikes: share of the passes
-    that take three times as long."""
+    """Costs in units of a pass without a draft.
+
+    row: each further row. draft: a drafted token. read: a token prefilled by the draft model. host: the host overhead
+    of a round. asking: the additional overhead of asking drafters. trimmed: the smaller head's cost per drafted token,
+    as a share of the full head's. jitter: the relative standard deviation of a pass's time. spikes: the share of passes
+    that take three times as long.
+    """
 
     row: float = 0.35
     draft: float = 0.15
@@ -54,12 +58,12 @@ class Machine:
 
     @property
     def slowdown(self) -> float:
-        """What noise makes of a pass's time on average."""
+        """The mean factor by which noise lengthens a pass."""
         return math.exp(self.jitter**2 / 2) * (1 + 2 * self.spikes)
 
 
 class Clock:
-    """Seconds that pass when a test says so; `noise` disturbs them as the machine does."""
+    """A clock that advances by `spend`, with the machine's noise; `pace` is a constant factor."""
 
     def __init__(self, machine: Machine, seed: int = 0, pace: float = 1.0) -> None:
         self.now, self._pace = 0.0, pace
@@ -69,7 +73,7 @@ class Clock:
         return self.now
 
     def spend(self, steps: float) -> None:
-        """Advance the clock by `steps` plain passes."""
+        """Advance the clock by `steps` passes without a draft."""
         factor = 1.0
         if self._machine.jitter or self._machine.spikes:
             factor = math.exp(self._rng.gauss(0, self._machine.jitter))
@@ -78,7 +82,7 @@ class Clock:
 
 
 class Scripted:
-    """A drafter that is right where its script says so; `step` makes it one with a model of its own."""
+    """A drafter that is right where `accepts` is true; with a `step` (the cost of a token) it has its own model."""
 
     nbytes = 0
     vocabulary: TrimmedVocabulary | None = None
@@ -106,15 +110,15 @@ class Scripted:
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         if verdict.draft.source == self.name:
-            self._read = len(context) - 1  # all but the target's own token was drafted, and so is read
+            self._read = len(context) - 1  # all but the target's last token were drafted, so their KV state exists
 
     def close(self) -> None: ...
 
 
 class ScriptedHead(Scripted):
-    """One of several heads of a draft model: what one reads the other has read."""
+    """One of several heads of a draft model, which share the KV state."""
 
-    state = "one for all"
+    state = "shared"
     others: Sequence[ScriptedHead] = ()
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
@@ -126,23 +130,23 @@ class ScriptedHead(Scripted):
 
 @dataclass
 class Ride:
-    """What a run of the virtual machine was: its cost in plain passes, every plan, and every round's acceptance."""
+    """The record of a simulation: its cost in passes without a draft, every plan and every round's acceptance."""
 
     cost: float = 0.0
     plans: list[Plan] = field(default_factory=list)
     calls: list[Signals | RoundCost] = field(default_factory=list)
-    """What the policy was shown, in order."""
+    """The inputs of the policy, in order."""
     scores: list[Sequence[Score]] = field(default_factory=list)
     rounds: list[tuple[int, str, int, int]] = field(default_factory=list)
-    """Place in the text, drafter, drafted, accepted."""
+    """Position in the text, drafter, drafted, accepted."""
 
     def used(self, drafter: str) -> list[int]:
-        """Return the places at which this drafter drafted."""
+        """Return the positions at which this drafter drafted."""
         return [place for place, name, drafted, _ in self.rounds if name == drafter and drafted]
 
 
 class _Recorded:
-    """A policy whose calls are kept."""
+    """A policy whose calls are recorded."""
 
     def __init__(self, policy: Policy, ride: Ride) -> None:
         self._policy, self._ride = policy, ride
@@ -175,11 +179,10 @@ def ride(
     seed: int = 0,
     pace: float = 1.0,
 ) -> Ride:
-    """Generate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
+    """Simulate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
-    free, model, trim: whether the drafter is right at a place; None: there is no such drafter. The last is the model's
-    smaller head, which takes `machine.trimmed` of its time. seed: of the machine's noise. pace: by which all times are
-    longer than usual.
+    free, model, trim: whether the drafter is right at a position; None: that drafter does not exist. `trim` is the
+    model's smaller head. seed: of the machine's noise. pace: a factor of all times.
     """
     machine, result = machine or Machine(), Ride()
     clock = Clock(machine, seed, pace)
