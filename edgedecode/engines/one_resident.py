@@ -1,8 +1,8 @@
 """Memory mode: of several models only one is in memory at a time, the one that was used last.
 
-An engine wrapped by `OneResident` opens models that load when they are used and close when another one is. Their states
-keep the tokens, and process them again when their model is back. It pays where models take turns rarely: entropy
-switching with one hand-over an answer.
+An engine wrapped by `OneResident` opens models that load when they are used, and close when another one is used. Their
+states keep the tokens and process them again after the model is reloaded. This is for models that alternate rarely:
+entropy switching with one hand-over per answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OneResident:
         return self._planning.footprint(request)
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        """Return a model that is loaded when it is used. Raises as the engine's `footprint`, and BudgetExceeded."""
+        """Return a model that is loaded when it is used. Raises the errors of `footprint`, and BudgetExceeded."""
         return _Model(self, request, self.footprint(request))
 
     def load(self, model: _Model, request: ModelRequest) -> LanguageModel:
@@ -129,7 +129,7 @@ class _Model:
         return output
 
     def loaded(self) -> LanguageModel:
-        """Return the engine's model, loaded if it is not. Raises as the engine does."""
+        """Return the engine's model; load it if necessary. Raises the errors of the engine's `open`."""
         if self._closed:
             raise InputError(f"the model {self._request.name} is closed")
         if self._loaded is None:
