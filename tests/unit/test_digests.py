@@ -1,4 +1,4 @@
-"""A pack's files against its manifest: hashed once, by size and time afterwards."""
+"""A pack's files are checked against its manifest: hashed once, by size and modification time afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack import integrity as digests
+from edgedecode.pack import integrity
 from edgedecode.pack.integrity import check_files, file_sha256
 from edgedecode.pack.manifest import FileEntry, Manifest, OutsideFile
 from edgedecode.testing import toy_pair
@@ -32,14 +32,14 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were hashed."""
+    """Return the names of the files that were hashed."""
     names: list[str] = []
 
     def counting(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
         names.append(path.name)
         return file_sha256(path, progress=progress)
 
-    monkeypatch.setattr(digests, "file_sha256", counting)
+    monkeypatch.setattr(integrity, "file_sha256", counting)
     return names
 
 
@@ -51,20 +51,20 @@ def manifest(**changes: FileEntry) -> Manifest:
 NAMES = sorted(Path(name).name for name in CONTENT)
 
 
-def test_the_second_opening_does_not_hash(pack: Path, hashed: list[str]) -> None:
+def test_check_files_hashes_once(pack: Path, hashed: list[str]) -> None:
     check_files(manifest(), pack)
     assert sorted(hashed) == NAMES
     check_files(manifest(), pack)
     assert len(hashed) == len(NAMES)
 
 
-def test_a_full_check_hashes_again(pack: Path, hashed: list[str]) -> None:
+def test_check_files_hashes_again_for_a_full_check(pack: Path, hashed: list[str]) -> None:
     check_files(manifest(), pack)
     check_files(manifest(), pack, full=True)
     assert len(hashed) == 2 * len(NAMES)
 
 
-def test_a_touched_file_is_hashed_again_and_only_it(pack: Path, hashed: list[str]) -> None:
+def test_check_files_hashes_only_touched_files_again(pack: Path, hashed: list[str]) -> None:
     check_files(manifest(), pack)
     hashed.clear()
     os.utime(pack / "target/weights.bin", ns=(1, 1))
@@ -72,7 +72,7 @@ def test_a_touched_file_is_hashed_again_and_only_it(pack: Path, hashed: list[str
     assert hashed == ["weights.bin"]
 
 
-def test_bytes_changed_in_place_are_found_though_their_time_was_put_back(pack: Path) -> None:
+def test_check_files_finds_a_change_in_place_with_restored_mtime(pack: Path) -> None:
     path = pack / "target/weights.bin"
     check_files(manifest(), pack)
     before = path.stat()
@@ -83,14 +83,14 @@ def test_bytes_changed_in_place_are_found_though_their_time_was_put_back(pack: P
         check_files(manifest(), pack)
 
 
-def test_another_digest_for_the_same_file_is_checked(pack: Path) -> None:
+def test_check_files_checks_a_changed_digest_of_an_unchanged_file(pack: Path) -> None:
     check_files(manifest(), pack)
     wrong = FileEntry(5000, "00" * 32)
     with pytest.raises(ManifestError, match=r"weights\.bin is damaged: its sha256 is [0-9a-f]{12}…, .* 000000000000…"):
         check_files(manifest(**{"target/weights.bin": wrong}), pack)
 
 
-def test_changed_content_of_the_same_size_is_found(pack: Path) -> None:
+def test_check_files_finds_changed_content_of_the_same_size(pack: Path) -> None:
     check_files(manifest(), pack)
     (pack / "target/weights.bin").write_bytes(b"x" * 5000)
     os.utime(pack / "target/weights.bin", ns=(1, 1))
@@ -98,7 +98,7 @@ def test_changed_content_of_the_same_size_is_found(pack: Path) -> None:
         check_files(manifest(), pack)
 
 
-def test_a_failed_check_is_not_remembered(pack: Path, hashed: list[str]) -> None:
+def test_check_files_does_not_record_a_failed_check(pack: Path, hashed: list[str]) -> None:
     (pack / "target/weights.bin").write_bytes(b"x" * 5000)
     for _ in range(2):
         with pytest.raises(ManifestError, match="is damaged"):
@@ -107,7 +107,7 @@ def test_a_failed_check_is_not_remembered(pack: Path, hashed: list[str]) -> None
 
 
 @pytest.mark.parametrize("remembered", [False, True])
-def test_truncation_is_found_without_hashing(pack: Path, hashed: list[str], remembered: bool) -> None:
+def test_check_files_finds_truncation_without_hashing(pack: Path, hashed: list[str], remembered: bool) -> None:
     if remembered:
         check_files(manifest(), pack)
     (pack / "target/weights.bin").write_bytes(b"w" * 4999)
@@ -116,7 +116,7 @@ def test_truncation_is_found_without_hashing(pack: Path, hashed: list[str], reme
     assert hashed.count("weights.bin") == remembered
 
 
-def test_missing_files_and_folders_are_named(pack: Path) -> None:
+def test_check_files_names_missing_files_and_folders(pack: Path) -> None:
     (pack / "target/weights.bin").unlink()
     with pytest.raises(ManifestError, match=r"file .*weights\.bin is missing"):
         check_files(manifest(), pack)
@@ -125,18 +125,18 @@ def test_missing_files_and_folders_are_named(pack: Path) -> None:
         check_files(manifest(), pack)
 
 
-def test_a_file_in_the_place_of_a_folder_is_missing(tmp_path: Path) -> None:
+def test_check_files_reports_a_file_in_place_of_a_folder_as_missing(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"")
     with pytest.raises(ManifestError, match="is missing"):
         check_files(replace(manifest(), files={"target/weights.bin": FileEntry(1, "")}), tmp_path)
 
 
-def test_a_name_the_system_refuses_is_one_line(pack: Path) -> None:
+def test_check_files_reports_a_name_that_the_system_refuses(pack: Path) -> None:
     with pytest.raises(ManifestError, match="cannot be read"):
         check_files(replace(manifest(), files={"n" * 5000: FileEntry(1, "")}), pack)
 
 
-def test_links_are_refused_also_above_the_file(pack: Path, tmp_path: Path) -> None:
+def test_check_files_refuses_links_to_files_and_folders(pack: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (pack / "target").rename(outside)
     (pack / "target").symlink_to(outside, target_is_directory=True)
@@ -150,12 +150,12 @@ def test_links_are_refused_also_above_the_file(pack: Path, tmp_path: Path) -> No
         check_files(manifest(), pack)
 
 
-def test_the_pack_itself_may_be_reached_by_a_link(pack: Path, tmp_path: Path) -> None:
+def test_check_files_accepts_a_link_to_the_pack(pack: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(pack, target_is_directory=True)
     check_files(manifest(), tmp_path / "link")
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(
+def test_check_files_works_without_a_writable_cache(
     pack: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -165,7 +165,9 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     assert len(hashed) == 2 * len(NAMES)
 
 
-def test_a_full_disk_leaves_no_half_record(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_files_leaves_no_partial_record_on_a_full_disk(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -175,7 +177,7 @@ def test_a_full_disk_leaves_no_half_record(pack: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"tokenizer.json": 3}'])
-def test_a_damaged_record_is_ignored(pack: Path, tmp_path: Path, hashed: list[str], content: bytes) -> None:
+def test_check_files_ignores_a_damaged_record(pack: Path, tmp_path: Path, hashed: list[str], content: bytes) -> None:
     check_files(manifest(), pack)
     (record,) = (tmp_path / "cache" / "verified").iterdir()
     record.write_bytes(content)
@@ -183,7 +185,7 @@ def test_a_damaged_record_is_ignored(pack: Path, tmp_path: Path, hashed: list[st
     assert len(hashed) == 2 * len(NAMES)
 
 
-def test_progress_adds_up_to_the_size(tmp_path: Path) -> None:
+def test_file_sha256_reports_progress_up_to_the_size(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"x" * (2**20 + 5))
     seen: list[int] = []
     assert file_sha256(tmp_path / "big", progress=seen.append) == hashlib.sha256(b"x" * (2**20 + 5)).hexdigest()
@@ -191,7 +193,7 @@ def test_progress_adds_up_to_the_size(tmp_path: Path) -> None:
     assert len(seen) == 2
 
 
-def test_hashing_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_file_sha256_reports_an_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="cannot be read"):
         file_sha256(tmp_path)
 
@@ -204,27 +206,27 @@ def outside(tmp_path: Path) -> Path:
     return path
 
 
-def importing(path: Path) -> Manifest:
+def manifest_importing(path: Path) -> Manifest:
     entry = OutsideFile(str(path), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
     return replace(manifest(), outside={"target/model.onnx.data": entry})
 
 
 @pytest.mark.parametrize("place", ["//host/share/", "\\\\host\\share\\", "\\\\.\\pipe\\", "\\\\?\\C:\\", "\\/host/"])
-def test_weights_on_another_machine_are_refused_before_they_are_looked_for(outside: Path, place: str) -> None:
-    value = json.loads(importing(outside).to_json())
+def test_manifest_refuses_weights_on_another_machine_without_looking_for_them(outside: Path, place: str) -> None:
+    value = json.loads(manifest_importing(outside).to_json())
     value["outside"]["target/model.onnx.data"]["path"] = f"{place}model.onnx.data"
     with pytest.raises(ManifestError, match="is on another machine or is a device: refused; import with --copy"):
         Manifest.from_json(value)
 
 
-def test_weights_outside_are_hashed_once(pack: Path, outside: Path, hashed: list[str]) -> None:
-    check_files(importing(outside), pack)
+def test_check_files_hashes_external_weights_once(pack: Path, outside: Path, hashed: list[str]) -> None:
+    check_files(manifest_importing(outside), pack)
     assert sorted(hashed) == sorted([*NAMES, "model.onnx.data"])
-    check_files(importing(outside), pack)
+    check_files(manifest_importing(outside), pack)
     assert len(hashed) == len(NAMES) + 1
 
 
-def spoilt(path: Path) -> None:
+def overwritten(path: Path) -> None:
     path.write_bytes(b"p" * 3000)
     os.utime(path, ns=(1, 1))
 
@@ -234,26 +236,26 @@ def linked(path: Path) -> None:
     path.symlink_to(path.with_name("other"))
 
 
-def a_folder(path: Path) -> None:
+def replaced_by_a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (Path.unlink, "no longer exists"),
-        (spoilt, "does not have the content that was imported"),
+        (overwritten, "does not have the content that was imported"),
         (lambda path: path.write_bytes(b"o" * 2999), "has 2999 bytes instead of 3000"),
         (linked, "has become a link"),
-        (a_folder, "is not an ordinary file"),
+        (replaced_by_a_folder, "is not an ordinary file"),
     ],
 )
-def test_weights_outside_that_changed_are_named(
-    change: Callable[[Path], None], said: str, pack: Path, outside: Path
+def test_check_files_names_external_weights_that_changed(
+    change: Callable[[Path], None], message: str, pack: Path, outside: Path
 ) -> None:
-    whole = importing(outside)
-    check_files(whole, pack)
+    imported = manifest_importing(outside)
+    check_files(imported, pack)
     change(outside)
-    with pytest.raises(ManifestError, match=rf"model\.onnx\.data, .* {said}; put it back, or import .* --copy"):
-        check_files(whole, pack)
+    with pytest.raises(ManifestError, match=rf"model\.onnx\.data, .* {message}; put it back, or import .* --copy"):
+        check_files(imported, pack)

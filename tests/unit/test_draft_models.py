@@ -1,4 +1,4 @@
-"""Which copy of the draft model serves which heads, and how few there are."""
+"""Which copy of the draft model serves which heads, with as few copies as possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def headed() -> TableModel:
     return headed_model(VOCABULARY, (1, 2), seed=0, noise=0.1)
 
 
-def test_one_with_heads_serves_everyone() -> None:
+def test_draft_models_serve_every_drafter_from_one_model_with_heads() -> None:
     drafts, loaded = models((("trim",), headed()))
     model = drafts.offering(("trim",))
     assert drafts.offering() is model
@@ -42,19 +42,19 @@ def test_one_with_heads_serves_everyone() -> None:
     assert not drafts.needs_another(())
 
 
-def test_one_that_cannot_say_everything_serves_the_trimmed_alone() -> None:
+def test_draft_models_use_a_model_without_the_full_vocabulary_for_trim_only() -> None:
     narrow = toy_model(VOCABULARY)
     narrow.card = replace(narrow.card, token_ids=np.array([1, 2]))
-    whole = toy_model(VOCABULARY)
-    drafts, loaded = models((("trim",), narrow), ((), whole))
+    full = toy_model(VOCABULARY)
+    drafts, loaded = models((("trim",), narrow), ((), full))
     assert drafts.offering(("trim",)) is narrow
     assert drafts.needs_another(())
-    assert drafts.offering() is whole
+    assert drafts.offering() is full
     assert drafts.offering(("trim",)) is narrow
     assert loaded == [("trim",), ()]
 
 
-def test_nothing_is_loaded_before_it_is_asked_for() -> None:
+def test_draft_models_load_nothing_in_advance() -> None:
     drafts, loaded = models(((), toy_model(VOCABULARY)))
     assert not drafts.needs_another(("trim",))
     assert loaded == []
@@ -64,7 +64,7 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
         drafts.offering(("trim",))
 
 
-def test_a_pack_without_a_draft_model_offers_none() -> None:
+def test_draft_models_of_a_pack_without_a_draft_model_offer_none() -> None:
     drafts = DraftModels(None)
     assert drafts.offering(("trim",)) is drafts.offering() is None
     assert not drafts.can_offer(())

@@ -1,4 +1,4 @@
-"""What texts take on their way to tokens: bounded before they are encoded, planned with the session or leased."""
+"""Memory for encoding texts: bounded before encoding, and planned with the session or leased."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = {
     "spaces": " ",
 }
 
-TRANSIENT = """
+PEAK_OF_ENCODING = """
 import sys
 from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
 from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
@@ -50,7 +50,7 @@ tokens = len(tokenizer.encode(text))
 planned = BYTE_NBYTES * len(tokenizer.normalized(text).encode()) + TOKEN_NBYTES * tokens
 assert peak_nbytes() - before <= planned, (peak_nbytes() - before, planned, tokens)
 """
-HELD = """
+PEAK_OF_REQUESTS = """
 import sys
 import edgedecode
 from edgedecode.memory.process_memory import peak_nbytes
@@ -91,13 +91,13 @@ def child(code: str, *words: str) -> str:
 
 
 @pytest.mark.memory
-@pytest.mark.skipif(peak_nbytes() is None, reason="this system does not tell a peak")
-def test_the_budget_holds_whatever_is_asked() -> None:
-    """What is left beside the plan is 6 MB: emoji took 240, and a history of 4 MB took 950."""
+@pytest.mark.skipif(peak_nbytes() is None, reason="this system does not report peak memory")
+def test_budget_holds_for_any_prompt_and_history() -> None:
+    """6 MB are left beyond the plan. Unbounded, the emoji took 240 MB and a history of 4 MB took 950 MB."""
     pytest.importorskip("onnxruntime")
     code = "import edgedecode\nwith edgedecode.load(runtime='onnx', threads=1) as pair, pair.session():\n"
     limit = int(child(code + "    print(pair.budget.used_nbytes)")) + 6_000_000
-    assert int(child(HELD, str(limit))) <= limit
+    assert int(child(PEAK_OF_REQUESTS, str(limit))) <= limit
 
 
 @needs_shared
@@ -107,18 +107,22 @@ def test_the_budget_holds_whatever_is_asked() -> None:
     ("name", "text"),
     [("smollm2", "digits"), ("phi3", "emoji"), ("phi3", "spaces")],
 )
-def test_what_is_planned_for_a_text_bounds_what_encoding_takes(name: str, text: str) -> None:
-    if (said := child(TRANSIENT, str(SHARED / "tokenizers" / name / "tokenizer.json"), text)).startswith("skip"):
-        pytest.skip(said)
+def test_encode_needs_no_more_memory_than_planned(name: str, text: str) -> None:
+    if (message := child(PEAK_OF_ENCODING, str(SHARED / "tokenizers" / name / "tokenizer.json"), text)).startswith(
+        "skip"
+    ):
+        pytest.skip(message)
 
 
 @pytest.mark.parametrize("build", [byte_level, byte_fallback])
-def test_a_text_within_the_context_has_the_tokens_of_the_whole(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short the pieces are in which it is counted."""
+def test_encode_equals_the_tokenizer_for_texts_within_the_context(
+    build: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the text is counted in pieces of one character."""
     tokenizer = Tokenizer(build())  # type: ignore[operator]
     monkeypatch.setattr(encoding, "PIECE_CHARS", 1)
     encoder = Encoder(tokenizer, capacity=400, longest=400, budget=Budget())
-    encoder._planned = 0  # all of them are counted
+    encoder._planned = 0  # with nothing planned, every text is counted in pieces
     for text in (
         *TEXTS.values(),
         "the quick brown fox jumps",
@@ -132,7 +136,7 @@ def test_a_text_within_the_context_has_the_tokens_of_the_whole(build: object, mo
     encoder.close()
 
 
-def test_a_long_text_is_refused_for_its_tokens_after_a_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_refuses_a_long_text_after_a_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, longest = Tokenizer(byte_level()), 0
     encode = Tokenizer.encode
 
@@ -153,7 +157,7 @@ def test_a_long_text_is_refused_for_its_tokens_after_a_few_pieces(monkeypatch: p
 
 
 @pytest.mark.parametrize("longest", [100, 2048])
-def test_a_longer_context_is_advised_only_where_there_is_one(longest: int) -> None:
+def test_encode_advises_a_longer_context_only_if_the_model_allows_one(longest: int) -> None:
     encoder = Encoder(Tokenizer(byte_level()), capacity=100, longest=longest, budget=Budget())
     remedy = ", or raise --ctx-size (this model allows 2048)" if longest > 100 else ""
     for text in ("z1" * 2000, "z" * 100_000):
@@ -161,7 +165,7 @@ def test_a_longer_context_is_advised_only_where_there_is_one(longest: int) -> No
             encoder.encode(text)
 
 
-def test_a_text_that_takes_more_than_was_planned_leases_it_first() -> None:
+def test_encode_leases_memory_beyond_the_plan_first() -> None:
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, " ": 1, " " * 64: 2}, [], unk_token="a", fuse_unk=True))
     inner.add_tokens([" " * 64])
     tokenizer, budget = Tokenizer(inner), Budget()
@@ -178,7 +182,7 @@ def test_a_text_that_takes_more_than_was_planned_leases_it_first() -> None:
     assert budget.leases == ()
 
 
-def test_a_normalizer_that_makes_texts_longer_is_counted() -> None:
+def test_encode_counts_a_normalizer_that_lengthens_texts() -> None:
     inner = byte_level()
     inner.normalizer = normalizers.Replace("l", "l" * 32)
     tokenizer = Tokenizer(inner)
@@ -190,7 +194,9 @@ def test_a_normalizer_that_makes_texts_longer_is_counted() -> None:
 
 
 @pytest.mark.parametrize("longer", [{"messages": True}, {"reset": True}, {"complete": True}], ids=str)
-def test_every_text_is_bounded_before_it_is_encoded(longer: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_checks_the_size_of_every_text_before_encoding(
+    longer: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "x" * 5_000_000
     history = [Message("user", text), Message("assistant", "yes")]
     with ascii_pair() as pair:
@@ -205,7 +211,7 @@ def test_every_text_is_bounded_before_it_is_encoded(longer: dict[str, bool], mon
             answer(prompt)
 
 
-def test_what_a_request_takes_is_leased_with_the_session_and_given_back() -> None:
+def test_session_leases_memory_for_requests_and_releases_it() -> None:
     with ascii_pair(budget=Budget()) as pair:
         before = pair.budget.leases
         with pair.session(SessionOptions(drafter="none")) as session:

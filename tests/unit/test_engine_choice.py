@@ -1,4 +1,4 @@
-"""Which engine auto takes: what each says, what was measured, what is kept of it, and what happens without."""
+"""The choice of an engine by "auto": capabilities, measured speeds, the cached result, and fallbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.engines import selection as engines
+from edgedecode.engines import selection
 from edgedecode.engines.child import interpreter
 from edgedecode.engines.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
 from edgedecode.engines.engine_factory import Refusal
@@ -74,7 +74,7 @@ def test_choose_reports_an_engine_that_does_not_run() -> None:
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the memory of the test process: the real figure depends on the tests that ran before."""
-    monkeypatch.setattr(engines, "held_nbytes", lambda: 50 * MB)
+    monkeypatch.setattr(selection, "held_nbytes", lambda: 50 * MB)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
+def notices() -> Iterator[list[str]]:
     """Collect the notices of this test."""
     lines: list[str] = []
 
@@ -107,7 +107,7 @@ def path_of(manifest: Manifest, request: EngineRequest | None = None, **versions
     return path
 
 
-def test_choice_is_cached_per_weights_engines_and_settings() -> None:
+def test_finding_path_differs_by_weights_engines_and_settings() -> None:
     manifest = toy_pair().manifest
     weights = manifest.models["target"].weights
     one, other = ({weights: FileEntry(1, digest)} for digest in ("aa", "bb"))
@@ -128,13 +128,13 @@ def test_choice_is_cached_per_weights_engines_and_settings() -> None:
 SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8", "loading": (NO_MMAP,)}
 
 
-def test_cached_choice_is_shared_by_budgets_and_contexts() -> None:
+def test_finding_path_is_shared_by_budgets_and_contexts() -> None:
     manifest = toy_pair().manifest
     assert len({path_of(manifest, EngineRequest(memory=limit)) for limit in (None, 10**8, 10**9)}) == 1
     assert path_of(manifest, EngineRequest(context=64)) == path_of(manifest)
 
 
-def test_damaged_cache_file_is_ignored(tmp_path: Path) -> None:
+def test_load_speeds_ignores_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     negative = json.dumps({"seconds": {"fast": -1}, "refused": {}, "taken": NOW})
     for damage in ("", "{", "[]", "[1]", '{"seconds": 1, "refused": {}}', negative, "\x00"):
@@ -142,7 +142,7 @@ def test_damaged_cache_file_is_ignored(tmp_path: Path) -> None:
         assert load_speeds(path) == Speeds({})
 
 
-def test_refused_engine_is_retried_the_next_day(tmp_path: Path) -> None:
+def test_load_speeds_forgets_a_refusal_after_a_day(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     for hours, kept in ((1, True), (30, False)):
         taken = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
@@ -163,7 +163,7 @@ def measured(*lines: str, request: EngineRequest | None = None, known: Speeds | 
     return measure_speeds(Path(), names, request or EngineRequest(), known=known, python=child(*lines))
 
 
-def test_each_engine_is_timed_in_its_own_child_process(heard: list[str], tmp_path: Path) -> None:
+def test_measure_speeds_times_each_engine_in_its_own_child_process(notices: list[str], tmp_path: Path) -> None:
     log = tmp_path / "children"
     speeds = measured(
         "say(notice='made a file')",
@@ -173,21 +173,21 @@ def test_each_engine_is_timed_in_its_own_child_process(heard: list[str], tmp_pat
         request=EngineRequest(memory=100),
     )
     assert (speeds.seconds, speeds.refused) == ({"fast": 2.0, "slow": 3.0}, {})
-    assert speeds.needs == {"fast usual": 107, "slow usual": 107}, "the whole budget is there for each"
+    assert speeds.needs == {"fast usual": 107, "slow usual": 107}, "each engine has the full budget"
     children = [line.split() for line in log.read_text().splitlines()]
     assert [name for _, name in children] == ["fast", "slow"]
     assert len({pid for pid, _ in children}) == 2
-    assert heard == ["measuring the engines on this pack (once, some seconds)", "made a file", "made a file"]
+    assert notices == ["measuring the engines on this pack (once, some seconds)", "made a file", "made a file"]
     assert datetime.fromisoformat(speeds.taken)
 
 
-def test_refusal_of_one_engine_leaves_the_other() -> None:
+def test_measure_speeds_keeps_one_engine_if_the_other_refuses() -> None:
     speeds = measured("say(refused='no file') if name == 'fast' else say(seconds=1)")
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {"fast": "no file"})
 
 
-def test_engine_that_does_not_fit_one_budget_is_not_refused() -> None:
-    """It is kept as the free bytes it wanted at least, for these positions; more of them ask again."""
+def test_measure_speeds_does_not_refuse_an_engine_for_one_budget() -> None:
+    """Its minimum of free bytes is kept for this context length; a longer context is measured again."""
     unfit = "say(least=120) if name == 'fast' else [say(needs=30), say(seconds=1)]"
     speeds = measured(unfit, request=EngineRequest(memory=140, context=64, held=40))
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {})
@@ -201,9 +201,7 @@ def test_engine_that_does_not_fit_one_budget_is_not_refused() -> None:
     assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 1.0}, {"fast 64": 50, "slow 64": 50})
 
 
-def test_engine_that_can_load_in_less_is_retried_under_a_smaller_budget(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chosen_engines_measure_again_under_a_smaller_budget(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory used without a budget does not rule an engine out; each result is measured once."""
     install(llama=Factory(), onnx=Factory())
     orders: list[tuple[str, int | None]] = []
@@ -214,7 +212,7 @@ def test_engine_that_can_load_in_less_is_retried_under_a_smaller_budget(
         orders.extend((name, request.memory) for name in names)
         return measure_speeds(root, names, request, known=known, python=command)
 
-    monkeypatch.setattr(engines, "measure_speeds", measure)
+    monkeypatch.setattr(selection, "measure_speeds", measure)
     assert chosen() == ("llama", "onnx")
     fitting = EngineRequest(memory=560 * MB)
     assert chosen(fitting) == ("llama", "onnx")
@@ -224,8 +222,8 @@ def test_engine_that_can_load_in_less_is_retried_under_a_smaller_budget(
     assert orders[2:] == [("llama", smaller.memory), ("onnx", smaller.memory)]
 
 
-def test_second_context_keeps_the_speeds_and_repeats_no_notice(
-    install: Install, heard: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_chosen_engines_keep_speeds_and_repeat_no_notice_for_a_second_context(
+    install: Install, notices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(llama=Factory(), onnx=Factory())
     log = tmp_path / "log"
@@ -234,7 +232,7 @@ def test_second_context_keeps_the_speeds_and_repeats_no_notice(
         f"open({str(log)!r}, 'a').write(f\"{{name}} {{order['context']}} {{order.get('timed', True)}}\\n\")",
         f"say(needs=1000); order.get('timed', True) and say(seconds=len(open({str(log)!r}).read()))",
     )
-    monkeypatch.setattr(engines, "measure_speeds", partial(measure_speeds, python=command))
+    monkeypatch.setattr(selection, "measure_speeds", partial(measure_speeds, python=command))
     requests = [EngineRequest(memory=1000 * MB, context=context) for context in (300, 301, 300, 301)]
     path = path_of(toy_pair().manifest, llama="1", onnx="1")
     found = []
@@ -245,13 +243,13 @@ def test_second_context_keeps_the_speeds_and_repeats_no_notice(
     assert log.read_text().split("\n")[:-1] == [
         f"{name} {context} {timed}" for context, timed in ((300, True), (301, False)) for name in ("llama", "onnx")
     ]
-    said = [line.partition(" (")[0].partition(",")[0] for line in heard]
+    texts = [line.partition(" (")[0].partition(",")[0] for line in notices]
     engines_measured = [f"{word} the engines on this pack" for word in ("measuring", "measured")]
-    assert said == [*engines_measured, "measuring the memory of such a session"]
+    assert texts == [*engines_measured, "measuring the memory of such a session"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
-def test_crash_rules_out_only_the_engine_being_timed() -> None:
+def test_measure_speeds_rules_out_only_the_engine_that_crashed() -> None:
     speeds = measured(
         "say(seconds=1)",
         "name == 'fast' and os.kill(os.getpid(), signal.SIGSEGV)",
@@ -260,20 +258,20 @@ def test_crash_rules_out_only_the_engine_being_timed() -> None:
     assert speeds.refused == {"fast": "its native code died with SIGSEGV"}
 
 
-def test_child_that_always_fails_leaves_no_engine() -> None:
+def test_measure_speeds_refuses_every_engine_whose_child_fails() -> None:
     speeds = measured("sys.exit(7)")
     assert speeds.seconds == {}
     assert speeds.refused == dict.fromkeys(("fast", "slow"), "it ended with exit code 7")
     absent = measure_speeds(Path(), ["fast"], EngineRequest(), python=("/no/such/python",), known=Speeds({"fast": 1.0}))
     assert "could not be started" in absent.refused["fast"]
-    assert absent.seconds == {}, "what it took once says nothing any more"
+    assert absent.seconds == {}, "an earlier measurement is discarded"
 
 
 @pytest.mark.parametrize("executable", ["/opt/app/app", ""])
-def test_a_frozen_or_embedded_application_starts_no_child(
+def test_frozen_or_embedded_application_starts_no_child(
     executable: str, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its executable is the application itself; the usual engine is taken unmeasured."""
+    """`sys.executable` is the application itself, so the preferred engine is taken unmeasured."""
     monkeypatch.setattr(sys, "frozen", bool(executable), raising=False)
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(subprocess, "run", None)
@@ -281,18 +279,18 @@ def test_a_frozen_or_embedded_application_starts_no_child(
     assert interpreter() is None
     assert chosen() == chosen(EngineRequest(memory=10**9)) == ("onnx", "llama")
     assert measure_speeds(Path(), ["onnx"], EngineRequest()) == Speeds({})
-    assert probe_engine("0.0") == Finding(True), "who froze it chose the wheel"
+    assert probe_engine("0.0") == Finding(True), "a frozen application brings a wheel that was chosen for it"
 
 
 class Factory:
-    """What an entry point names, of an engine that says these things."""
+    """An engine's factory with the given version and refusals."""
 
     def __init__(self, version: str | None = "1", refusals: Mapping[str, Refusal] | None = None) -> None:
         self._version, self._refusals = version, refusals or {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
     def __call__(self) -> Runtime:
-        raise AssertionError("an engine was made only to be asked")
+        raise AssertionError("an engine was created only for its version or refusal")
 
     def engine_version(self) -> str | None:
         return self._version
@@ -310,32 +308,32 @@ Install = Callable[..., None]
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     def install(**factories: Factory) -> None:
-        monkeypatch.setattr(engines, "installed", lambda group: factories)
-        monkeypatch.setattr(engines, "find_factory", lambda name: factories[name])
-        monkeypatch.setattr(engines, "measure_speeds", None)  # whoever measures fails
+        monkeypatch.setattr(selection, "installed", lambda group: factories)
+        monkeypatch.setattr(selection, "find_factory", lambda name: factories[name])
+        monkeypatch.setattr(selection, "measure_speeds", None)  # measuring fails the test
 
     return install
 
 
 def chosen(request: EngineRequest | None = None, *, asked: bool = False) -> tuple[str, ...]:
-    return engines.chosen_engines(toy_pair().manifest, Path(), request or EngineRequest(), asked=asked)
+    return selection.chosen_engines(toy_pair().manifest, Path(), request or EngineRequest(), asked=asked)
 
 
-def test_one_engine_is_taken_without_measuring(install: Install, heard: list[str]) -> None:
+def test_chosen_engines_do_not_measure_a_single_engine(install: Install, notices: list[str]) -> None:
     install(llama=Factory(None), onnx=Factory())
     assert chosen() == ("onnx",)
-    assert heard == []
+    assert notices == []
     assert chosen(asked=True) == ("onnx",)
-    assert heard == ["decoding on onnx (llama: it is not installed)"]
+    assert notices == ["decoding on onnx (llama: it is not installed)"]
 
 
-def test_crashed_engine_is_reported_without_being_asked_for(install: Install, heard: list[str]) -> None:
+def test_chosen_engines_report_a_crashed_engine_unasked(install: Install, notices: list[str]) -> None:
     install(llama=Factory(refusals={"target": BROKEN}), onnx=Factory())
     assert chosen() == ("onnx",)
-    assert heard == ["decoding on onnx (it died with SIGSEGV)"]
+    assert notices == ["decoding on onnx (it died with SIGSEGV)"]
 
 
-def test_draft_restricts_engines_and_kv_type_restricts_the_target(install: Install) -> None:
+def test_chosen_engines_must_support_the_draft_and_the_targets_kv_type(install: Install) -> None:
     llama, onnx = Factory(refusals={"draft": UNABLE}), Factory()
     install(llama=llama, onnx=onnx)
     assert chosen(EngineRequest(kv_type="int8")) == ("onnx",)
@@ -344,7 +342,7 @@ def test_draft_restricts_engines_and_kv_type_restricts_the_target(install: Insta
     assert onnx.asked[2:] == [("target", (NO_MMAP,)), ("draft", (NO_MMAP,))]
 
 
-def test_a_target_that_needs_16_bit_activations_gets_an_engine_that_has_them(install: Install) -> None:
+def test_known_choice_takes_an_engine_with_16_bit_activations_if_needed(install: Install) -> None:
     manifest = toy_pair().manifest
     target = manifest.models["target"]
     found = {}
@@ -353,24 +351,26 @@ def test_a_target_that_needs_16_bit_activations_gets_an_engine_that_has_them(ins
         models = {**manifest.models, "target": replace(target, activations=activations)}
         asked = replace(manifest, models=models), Path(), EngineRequest()
         install(llama=Factory(), onnx=Factory())
-        found[bits] = engines.known_choice(*asked).names
+        found[bits] = selection.known_choice(*asked).names
         install(llama=Factory(), onnx=Factory(None))
-        assert engines.known_choice(*asked).names == ("llama",), "rather than none"
+        assert selection.known_choice(*asked).names == ("llama",), "8-bit activations rather than no engine"
     assert found == {"8": ("onnx", "llama"), "16": ("onnx",)}
 
 
-def test_choose_without_any_engine(install: Install) -> None:
+def test_chosen_engines_without_a_usable_engine_are_an_error(install: Install) -> None:
     install(llama=Factory(None), onnx=Factory(None))
     with pytest.raises(RuntimeUnavailable, match=r"no engine is installed: pip install 'edgedecode\[onnx\]'"):
         chosen()
     install(llama=Factory(None), onnx=Factory(refusals={"target": UNABLE}))
-    assert chosen() == ("onnx",), "its own refusal says most"
+    assert chosen() == ("onnx",), "loading it reports the refusal in full"
     install(llama=Factory(refusals={"target": BROKEN}), onnx=Factory(refusals={"target": UNABLE}))
     with pytest.raises(CapabilityError, match="llama: it died with SIGSEGV; onnx: no such file"):
         chosen()
 
 
-def test_two_engines_are_timed_once(install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_engines_time_two_engines_once(
+    install: Install, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(llama=Factory(), onnx=Factory())
     calls: list[object] = []
 
@@ -378,23 +378,25 @@ def test_two_engines_are_timed_once(install: Install, heard: list[str], monkeypa
         calls.append(names)
         return Speeds({"llama": 0.001, "onnx": 0.002}, {}, NOW)
 
-    monkeypatch.setattr(engines, "measure_speeds", measure)
-    known = engines.known_choice(toy_pair().manifest, Path(), EngineRequest())
-    assert (known.names, calls) == (("onnx", "llama"), []), "devices does not measure"
+    monkeypatch.setattr(selection, "measure_speeds", measure)
+    known = selection.known_choice(toy_pair().manifest, Path(), EngineRequest())
+    assert (known.names, calls) == (("onnx", "llama"), []), "`edgedecode devices` does not measure"
     assert chosen() == chosen() == ("llama", "onnx")
     assert calls == [["llama", "onnx"]]
-    assert heard == ["measured the engines on this pack, once: llama 1.00 ms, onnx 2.00 ms a token; decoding on llama"]
-    known = engines.known_choice(toy_pair().manifest, Path(), EngineRequest())
+    assert notices == [
+        "measured the engines on this pack, once: llama 1.00 ms, onnx 2.00 ms a token; decoding on llama"
+    ]
+    known = selection.known_choice(toy_pair().manifest, Path(), EngineRequest())
     assert known.names == ("llama", "onnx")
     assert known.reason.endswith(f"a token, measured {NOW}")
-    engines.known_choice(toy_pair().manifest, Path(), EngineRequest(), measure=True)
+    selection.known_choice(toy_pair().manifest, Path(), EngineRequest(), measure=True)
     assert len(calls) == 2
 
 
-def test_faster_engine_is_skipped_when_a_session_would_not_fit(
-    install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
+def test_chosen_engines_skip_the_faster_if_a_session_does_not_fit(
+    install: Install, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it is loaded here, and at no other budget."""
+    """It is skipped before it is loaded in this process, and under this budget only."""
     install(llama=Factory(), onnx=Factory())
     asked: list[tuple[int | None, list[str]]] = []
     need = 10**9
@@ -410,24 +412,24 @@ def test_faster_engine_is_skipped_when_a_session_would_not_fit(
             known = replace(known, seconds={**known.seconds, "llama": 0.002}, needs={**known.needs, "llama usual": 1})
         return replace(known, taken=NOW)
 
-    monkeypatch.setattr(engines, "measure_speeds", measure)
+    monkeypatch.setattr(selection, "measure_speeds", measure)
     # This process may hold more by now than a fresh one would, and that counts against the budget.
-    monkeypatch.setattr(engines, "held_nbytes", lambda: 10**8)
+    monkeypatch.setattr(selection, "held_nbytes", lambda: 10**8)
     small, large = EngineRequest(memory=9 * 10**8), EngineRequest(memory=2 * 10**9)
     assert chosen(small) == chosen(EngineRequest(memory=need - 11)) == ("llama", "onnx")
     assert chosen(large) == chosen(large) == chosen() == ("onnx", "llama")
     assert chosen(small) == ("llama", "onnx")
     assert asked == [(small.memory, ["llama", "onnx"]), (large.memory, ["onnx"])]
-    assert heard[0].endswith("; decoding on llama (onnx: it does not fit 900.0 MB)")
-    assert heard[1].endswith("it does not fit 1000.0 MB)")
-    assert heard[-1] == "decoding on llama (onnx: it does not fit 900.0 MB)"
-    assert len(heard) == 4, "a budget with room for both tells nothing but what it measured"
+    assert notices[0].endswith("; decoding on llama (onnx: it does not fit 900.0 MB)")
+    assert notices[1].endswith("it does not fit 1000.0 MB)")
+    assert notices[-1] == "decoding on llama (onnx: it does not fit 900.0 MB)"
+    assert len(notices) == 4, "with room for both, only the measurement is reported"
 
 
-def test_engine_that_runs_with_less_comes_first_when_no_default_session_fits(
-    install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
+def test_chosen_engines_prefer_the_one_that_runs_if_no_default_session_fits(
+    install: Install, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a slower one; of those that do not run the one that needs least."""
+    """Even if it is slower. If neither runs, the one that needs the least memory comes first."""
     install(llama=Factory(), onnx=Factory())
     lines = (
         "free = order['memory'] - order['held']",
@@ -435,21 +437,21 @@ def test_engine_that_runs_with_less_comes_first_when_no_default_session_fits(
         "free < runs * 10**6 or say(runs=(runs - 3) * 10**6)",
         "say(least=(runs if free < runs * 10**6 else usual) * 10**6)",
     )
-    monkeypatch.setattr(engines, "measure_speeds", partial(measure_speeds, python=child(*lines)))
+    monkeypatch.setattr(selection, "measure_speeds", partial(measure_speeds, python=child(*lines)))
     path = path_of(toy_pair().manifest, llama="1", onnx="1")
     for free, names in ((90, ("llama", "onnx")), (150, ("llama", "onnx")), (250, ("llama", "onnx"))):
         assert chosen(EngineRequest(memory=(50 + free) * MB)) == names
     store_speeds(path, replace(load_speeds(path), seconds={"llama": 2.0, "onnx": 1.0}))
-    heard.clear()
+    notices.clear()
     for free, names in ((90, ("llama", "onnx")), (150, ("llama", "onnx")), (250, ("onnx", "llama"))):
         assert chosen(EngineRequest(memory=(50 + free) * MB)) == names
-    assert heard == ["decoding on llama (onnx: it does not fit 200.0 MB)"]
+    assert notices == ["decoding on llama (onnx: it does not fit 200.0 MB)"]
 
 
-def test_engines_are_not_timed_when_the_result_cannot_be_cached(
+def test_chosen_engines_do_not_measure_if_the_result_cannot_be_cached(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be measured at every start."""
+    """Otherwise every start would measure."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "cache"))
     install(llama=Factory(), onnx=Factory())
@@ -459,8 +461,8 @@ def test_engines_are_not_timed_when_the_result_cannot_be_cached(
 @pytest.mark.parametrize(
     "error", [BudgetExceeded("too large", "buy more", table="a table"), CapabilityError("too large")]
 )
-def test_engine_that_does_not_fit_falls_back_to_the_next(
-    error: Exception, heard: list[str], monkeypatch: pytest.MonkeyPatch
+def test_open_on_first_falls_back_to_the_next_engine(
+    error: Exception, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, Runtime] = {name: TableRuntime({"target": toy_tables(259, seed=0)}) for name in ("one", "two")}
     monkeypatch.setattr("edgedecode.open_pack.find_runtime", lambda name: made[name])
@@ -472,12 +474,12 @@ def test_engine_that_does_not_fit_falls_back_to_the_next(
         return pair
 
     assert _open_on_first(("one", "two"), opened) is pair
-    assert heard == ["one cannot run this pack here (too large); trying two"]
+    assert notices == ["one cannot run this pack here (too large); trying two"]
     with pytest.raises(type(error)):
         _open_on_first(("one",), opened)
 
 
-def test_the_variable_names_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_runtime_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_RUNTIME", "")
     assert default_runtime() == "auto"
     monkeypatch.setenv("EDGEDECODE_RUNTIME", "abacus")

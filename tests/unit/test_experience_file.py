@@ -1,4 +1,4 @@
-"""What was learnt is kept per pack, engine and device; what cannot be read is begun afresh with a notice."""
+"""Experience is stored per pack, engine and device; an unreadable file is reported and replaced by an empty one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgedecode.testing import toy_pair
 from tests.virtual import always, ride
 
 
-def learnt() -> Experience:
+def learned() -> Experience:
     experience = Experience()
     ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=100, free=always, model=always)
     experience.history.under("formal")
@@ -36,14 +36,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_it_comes_back_as_it_was_kept(place: Path) -> None:
-    experience = learnt()
+def test_load_experience_returns_what_was_stored(place: Path) -> None:
+    experience = learned()
     store_experience(place, experience)
     assert load_experience(place).as_dict() == experience.as_dict()
     assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
-def test_engines_versions_and_settings_have_files_of_their_own(place: Path) -> None:
+def test_experience_path_differs_by_engine_version_and_settings(place: Path) -> None:
     with toy_pair() as pair:
         manifest = pair.manifest
     others = {
@@ -59,7 +59,9 @@ def test_engines_versions_and_settings_have_files_of_their_own(place: Path) -> N
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "[]", "{}", '{"edgedecode_costs": 99}', "[" * 100_000, "\x00"])
-def test_damage_is_told_and_begun_afresh(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_experience_reports_damage_and_starts_empty(
+    place: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     place.write_text(content, encoding="utf-8")
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         assert load_experience(place).as_dict() == Experience().as_dict()
@@ -68,8 +70,10 @@ def test_damage_is_told_and_begun_afresh(place: Path, content: str, caplog: pyte
 
 
 @pytest.mark.parametrize("broken", ['"step": NaN', '"step": -1', '"step": "much"', '"tried": [NaN]'])
-def test_numbers_that_cannot_be_are_damage(place: Path, broken: str, caplog: pytest.LogCaptureFixture) -> None:
-    store_experience(place, learnt())
+def test_load_experience_treats_impossible_numbers_as_damage(
+    place: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_experience(place, learned())
     name, _, value = broken.partition(": ")
     text = re.sub(rf"{name}: (\[[^]]*\]|[-.e0-9]+)", f"{name}: {value}", place.read_text(encoding="utf-8"), count=1)
     assert broken in text
@@ -79,18 +83,18 @@ def test_numbers_that_cannot_be_are_damage(place: Path, broken: str, caplog: pyt
     assert "measured again" in caplog.text
 
 
-def test_nothing_kept_is_no_damage(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_experience_without_a_file_is_silent(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         load_experience(place)
         load_experience(None)
     assert not caplog.text
 
 
-def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    store_experience(tmp_path / "no" / "folder.json", learnt())
+def test_store_experience_ignores_an_unwritable_path(tmp_path: Path) -> None:
+    store_experience(tmp_path / "no" / "folder.json", learned())
 
 
-def test_a_pair_goes_on_from_what_an_earlier_one_learnt(place: Path) -> None:
+def test_keep_experience_carries_over_to_another_pair(place: Path) -> None:
     with toy_pair() as pair:
         pair.keep_experience(place)
         with pair.session(SessionOptions(seed=1, ignore_eos=True)) as session:
@@ -105,7 +109,7 @@ WRONG = (0, -1, 1e-320, 1e308, 10**400, True, None, [], float("nan"), float("inf
 
 
 def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield where every value of a tree stands."""
+    """Yield the path of every value in a tree."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -114,16 +118,16 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 
 def replaced(value: Any, path: Sequence[str | int], new: object) -> object:
-    """Return a copy of a tree with another value in this place."""
+    """Return a copy of a tree with another value at this path."""
     copy = json.loads(json.dumps(value))
     reduce(lambda tree, key: tree[key], path[:-1], copy)[path[-1]] = new
     return copy
 
 
 @pytest.mark.filterwarnings("error")
-def test_whatever_stands_in_it_decoding_goes_on(place: Path) -> None:
-    """Every value by every wrong one: it is damage, told once, or it does no harm."""
-    store_experience(place, learnt())
+def test_load_experience_with_any_wrong_value_leaves_decoding_running(place: Path) -> None:
+    """Replace every value by every wrong one: it is reported as damage, or is harmless."""
+    store_experience(place, learned())
     whole = json.loads(place.read_text(encoding="utf-8"))
     cases = damaged = 0
     for where in places(whole):
@@ -149,10 +153,10 @@ def test_whatever_stands_in_it_decoding_goes_on(place: Path) -> None:
         (("tables", "0", "seen", "2"), 10**400),
     ],
 )
-def test_numbers_that_would_end_a_run_are_damage(
+def test_load_experience_treats_numbers_that_would_crash_as_damage(
     where: tuple[str | int, ...], wrong: float, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store_experience(place, learnt())
+    store_experience(place, learned())
     whole = json.loads(place.read_text(encoding="utf-8"))
     place.write_text(json.dumps(replaced(whole, where, wrong)), encoding="utf-8")
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):

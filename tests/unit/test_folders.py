@@ -1,4 +1,4 @@
-"""Where the cache lies."""
+"""Where the cache is, and how its JSON files are written and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgedecode.cache import MAKING, aside, cache_folder, keep_json, kept_json, 
         ("win32", "home/AppData/Local/edgedecode"),
     ],
 )
-def test_each_platform_has_its_habit(
+def test_user_cache_follows_the_platform(
     platform: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("EDGEDECODE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
@@ -31,7 +31,7 @@ def test_each_platform_has_its_habit(
     assert not user_cache().exists()
 
 
-def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGEDECODE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if sys.platform.startswith("linux"):
@@ -40,7 +40,7 @@ def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert user_cache() == tmp_path / "own"
 
 
-def test_a_folder_is_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_created_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "a" / "b"))
     folder = cache_folder("verified")
     assert folder is not None
@@ -48,13 +48,13 @@ def test_a_folder_is_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert cache_folder("verified") == folder
 
 
-def test_a_cache_is_never_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_that_cannot_be_created_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
     assert cache_folder("verified") is None
 
 
-def test_a_kept_value_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_keep_json_replaces_a_file_atomically(tmp_path: Path) -> None:
     keep_json(tmp_path / "a.json", {"a": 1})
     keep_json(tmp_path / "a.json", {"a": 2})
     keep_json(tmp_path / "no" / "folder.json", {"a": 3})
@@ -62,7 +62,7 @@ def test_a_kept_value_is_whole_or_not_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_what_was_kept_comes_back_and_two_writers_do_no_harm(tmp_path: Path) -> None:
+def test_kept_json_reads_one_of_two_concurrent_writes(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     with aside(path) as first:
         keep_json(path, {"of": "the second"})
@@ -71,7 +71,7 @@ def test_what_was_kept_comes_back_and_two_writers_do_no_harm(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
 
 
-def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_keep_json_deletes_old_temporary_files_of_killed_processes(tmp_path: Path) -> None:
     left, fresh, users = (tmp_path / f"{name}{MAKING}" for name in ("kept.json.0123abcd", "kept.json.01234567", "film"))
     for path in (left, fresh, users):
         path.touch()
@@ -84,13 +84,13 @@ def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"nonsense", b"\xff", b"[" * 100_000, b'"' + bytes(2**20) + b'"', b"1" * 5000], ids=range(6)
 )
-def test_anything_else_is_a_value_error(content: bytes, tmp_path: Path) -> None:
+def test_kept_json_refuses_damaged_content(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"."):
         kept_json(tmp_path / "kept.json", dict)
 
 
-def test_no_file_at_all_and_what_is_none(tmp_path: Path) -> None:
+def test_kept_json_refuses_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kept_json(tmp_path / "nowhere", dict)
     with pytest.raises(ValueError, match="is not a file"):

@@ -1,4 +1,4 @@
-"""A GGUF file for a part of its vocabulary: kept rows bit for bit, kept tokens, nothing else touched. No engine."""
+"""`trim_gguf` keeps the rows and tokens of a part of the vocabulary bit for bit and changes nothing else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def tensors(kind: int) -> list[WrittenTensor]:
 
     return [
         made("token_embd.weight", HIDDEN, ROWS, kind=kind),
-        made("blk.0.ffn_up.weight", HIDDEN, ROWS, kind=kind),  # as many rows by chance: no rows of ids
+        made("blk.0.ffn_up.weight", HIDDEN, ROWS, kind=kind),  # as many rows as tokens by chance
         made("output_norm.weight", HIDDEN),
         made("output.weight", HIDDEN, ROWS, kind=F32),
         made("output.bias", ROWS),
@@ -83,10 +83,10 @@ def tensors(kind: int) -> list[WrittenTensor]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def write(kind: int = 8, *, told: list[bytes] | None = None, held: list[WrittenTensor] | None = None) -> Path:
+    def write(kind: int = 8, *, header: list[bytes] | None = None, stored: list[WrittenTensor] | None = None) -> Path:
         path = tmp_path / "whole.gguf"
         with path.open("wb") as file:
-            write_encoded(file, told or fields(), held or tensors(kind), alignment=64)
+            write_encoded(file, header or fields(), stored or tensors(kind), alignment=64)
         return path
 
     return write
@@ -97,7 +97,7 @@ def vocabulary(ids: Sequence[int] | np.ndarray = KEPT, size: int = ROWS) -> Trim
 
 
 def rows_of(path: Path, contents: Contents, name: str) -> np.ndarray:
-    """A tensor's bytes, a row a row."""
+    """Return a tensor's bytes, one array row per tensor row."""
     tensor = contents.tensors[name]
     start = contents.start + tensor.offset
     return np.frombuffer(path.read_bytes()[start : start + tensor.nbytes], np.uint8).reshape(tensor.shape[-1], -1)
@@ -105,89 +105,93 @@ def rows_of(path: Path, contents: Contents, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("piece", [1, 4000, 2**20])
-def test_rows_are_kept_bit_for_bit(
+def test_trim_gguf_keeps_rows_bit_for_bit(
     kind: str, piece: int, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many rows are read at once."""
+    """Whatever number of rows is copied at once."""
     monkeypatch.setattr(trim, "_PIECE_NBYTES", piece)
-    whole = write(TYPES[kind])
-    out = whole.with_name("trim.gguf")
-    trim_gguf(whole, out, vocabulary())
-    before, after = read_contents(whole), read_contents(out)
+    full = write(TYPES[kind])
+    out = full.with_name("trim.gguf")
+    trim_gguf(full, out, vocabulary())
+    before, after = read_contents(full), read_contents(out)
     assert list(before.tensors) == list(after.tensors)
     for name in ("token_embd.weight", "output.weight", "output.bias"):
         kept = rows_of(out, after, name)
         assert len(kept) == len(KEPT)
-        np.testing.assert_array_equal(kept, rows_of(whole, before, name)[KEPT])
+        np.testing.assert_array_equal(kept, rows_of(full, before, name)[KEPT])
     for name in ("blk.0.ffn_up.weight", "output_norm.weight"):
         assert after.tensors[name].shape == before.tensors[name].shape
-        np.testing.assert_array_equal(rows_of(out, after, name), rows_of(whole, before, name))
+        np.testing.assert_array_equal(rows_of(out, after, name), rows_of(full, before, name))
     assert after.alignment == 64
     assert read_header(out).rows == len(KEPT)
 
 
-def test_tokens_scores_types_merges_and_specials(write: Callable[..., Path]) -> None:
-    whole = write()
-    out = whole.with_name("trim.gguf")
-    trim_gguf(whole, out, vocabulary())
+def test_trim_gguf_keeps_tokens_scores_types_merges_and_special_tokens(write: Callable[..., Path]) -> None:
+    full = write()
+    out = full.with_name("trim.gguf")
+    trim_gguf(full, out, vocabulary())
     found = read_contents(out, arrays=True)
     assert found.arrays["tokenizer.ggml.tokens"] == tuple(TOKENS[id] for id in KEPT)
     assert found.arrays["tokenizer.ggml.scores"] == tuple(-id / 2 for id in KEPT)
     assert found.arrays["tokenizer.ggml.token_type"] == (3, *([1] * (len(KEPT) - 1)))
-    assert found.arrays["tokenizer.ggml.merges"] == ("a b",), "no merge without its parts and its result"
+    assert found.arrays["tokenizer.ggml.merges"] == ("a b",), "a merge is kept only with both its parts and its result"
     assert found.arrays["tokenizer.ggml.suppress_tokens"] == (3, 7)
-    assert found.arrays["llama.rope.dimension_sections"] == tuple(range(ROWS)), "as long by chance, not of tokens"
+    assert found.arrays["llama.rope.dimension_sections"] == tuple(range(ROWS)), (
+        "an array as long as the vocabulary by chance"
+    )
     assert found.fields["llama.vocab_size"] == len(KEPT)
     assert (found.fields["tokenizer.ggml.bos_token_id"], found.fields["tokenizer.ggml.eos_token_id"]) == (0, 4)
     assert {"tokenizer.ggml.padding_token_id", "tokenizer.huggingface.json"}.isdisjoint(found.fields)
     assert found.fields["tokenizer.chat_template"] == "{{ messages }}"
 
 
-def test_other_fields_are_the_very_bytes(write: Callable[..., Path]) -> None:
-    whole = write()
-    out = whole.with_name("trim.gguf")
-    trim_gguf(whole, out, vocabulary())
+def test_trim_gguf_copies_other_fields_byte_for_byte(write: Callable[..., Path]) -> None:
+    full = write()
+    out = full.with_name("trim.gguf")
+    trim_gguf(full, out, vocabulary())
     written = out.read_bytes()
     for kept in (0, 1, 2, 3, 5, 15, 16):
         assert fields()[kept] in written
 
 
-def test_the_map_is_named(write: Callable[..., Path], tmp_path: Path) -> None:
-    whole = write()
-    trim_gguf(whole, tmp_path / "trim.gguf", vocabulary())
+def test_trim_gguf_records_the_digest_of_the_token_map(write: Callable[..., Path], tmp_path: Path) -> None:
+    full = write()
+    trim_gguf(full, tmp_path / "trim.gguf", vocabulary())
     write_token_ids(tmp_path / "trim.ids", KEPT)
     from edgedecode.pack.integrity import file_sha256
 
-    told = read_contents(tmp_path / "trim.gguf").fields[TRIM_KEY]
-    assert told == map_sha256(KEPT) == file_sha256(tmp_path / "trim.ids")
-    assert told != map_sha256(KEPT + 1)
+    digest = read_contents(tmp_path / "trim.gguf").fields[TRIM_KEY]
+    assert digest == map_sha256(KEPT) == file_sha256(tmp_path / "trim.ids")
+    assert digest != map_sha256(KEPT + 1)
 
 
-def test_texts_that_are_no_utf8_survive(write: Callable[..., Path]) -> None:
+def test_trim_gguf_keeps_tokens_that_are_not_utf8(write: Callable[..., Path]) -> None:
     odd = b"\xff\xfe"
-    told = fields()
-    told[6] = array("tokenizer.ggml.tokens", TEXT, [struct.pack("<Q", 2) + odd, *(text(token) for token in TOKENS[1:])])
-    whole = write(told=told)
-    out = whole.with_name("trim.gguf")
-    trim_gguf(whole, out, vocabulary())
+    header = fields()
+    header[6] = array(
+        "tokenizer.ggml.tokens", TEXT, [struct.pack("<Q", 2) + odd, *(text(token) for token in TOKENS[1:])]
+    )
+    full = write(header=header)
+    out = full.with_name("trim.gguf")
+    trim_gguf(full, out, vocabulary())
     assert struct.pack("<Q", 2) + odd in out.read_bytes()
 
 
-def test_the_whole_vocabulary_is_the_whole_file_but_for_its_mark(write: Callable[..., Path]) -> None:
-    whole = write(told=[field for place, field in enumerate(fields()) if place not in (9, 14)])
-    out = whole.with_name("trim.gguf")
-    trim_gguf(whole, out, vocabulary(range(ROWS)))
-    before, after = read_contents(whole, arrays=True), read_contents(out, arrays=True)
+def test_trim_gguf_to_the_full_vocabulary_changes_only_its_mark(write: Callable[..., Path]) -> None:
+    full = write(header=[field for place, field in enumerate(fields()) if place not in (9, 14)])
+    out = full.with_name("trim.gguf")
+    trim_gguf(full, out, vocabulary(range(ROWS)))
+    before, after = read_contents(full, arrays=True), read_contents(out, arrays=True)
     assert dict(after.fields, **{TRIM_KEY: ""}) == dict(before.fields, **{TRIM_KEY: ""})
     assert after.arrays == before.arrays
-    assert whole.read_bytes()[before.start :] == out.read_bytes()[after.start :]
+    assert full.read_bytes()[before.start :] == out.read_bytes()[after.start :]
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
 
 
 def damaged(name: str, field: bytes) -> list[bytes]:
-    return [field if told.startswith(text(name)) else told for told in fields()]
+    return [field if original.startswith(text(name)) else original for original in fields()]
 
 
 REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabulary, type[EdgeDecodeError], str]] = {
@@ -198,33 +202,35 @@ REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabular
         ManifestError,
         "40 rows, the map has 41 ids",
     ),
-    "an architecture that looks up more": (
-        lambda write: write(told=fields("gemma3n")),
+    "an architecture with further rows per token": (
+        lambda write: write(header=fields("gemma3n")),
         vocabulary(),
         CapabilityError,
         "'gemma3n'.*cannot be trimmed there.*--runtime onnx",
     ),
     "a trimmed file": (
-        lambda write: write(told=[*fields(), encoded_field(TRIM_KEY, "0")]),
+        lambda write: write(header=[*fields(), encoded_field(TRIM_KEY, "0")]),
         vocabulary(),
         ManifestError,
         "trimmed draft already",
     ),
-    "an output of other rows": (
-        lambda write: write(held=[replace(tensors(8)[0]), WrittenTensor("output.weight", (256, 2), F32, bytes(2048))]),
+    "an output with another number of rows": (
+        lambda write: write(
+            stored=[replace(tensors(8)[0]), WrittenTensor("output.weight", (256, 2), F32, bytes(2048))]
+        ),
         vocabulary(),
         ManifestError,
         "2 rows in output.weight and 40 in its embedding",
     ),
     "too few scores": (
-        lambda write: write(told=damaged("tokenizer.ggml.scores", numbers("tokenizer.ggml.scores", 6, "f", [1.0]))),
+        lambda write: write(header=damaged("tokenizer.ggml.scores", numbers("tokenizer.ggml.scores", 6, "f", [1.0]))),
         vocabulary(),
         ManifestError,
         "scores has 1 elements",
     ),
     "scores that are texts": (
         lambda write: write(
-            told=damaged("tokenizer.ggml.scores", array("tokenizer.ggml.scores", TEXT, [text("1")] * ROWS))
+            header=damaged("tokenizer.ggml.scores", array("tokenizer.ggml.scores", TEXT, [text("1")] * ROWS))
         ),
         vocabulary(),
         ManifestError,
@@ -268,25 +274,32 @@ MISTYPED: dict[str, tuple[str, bytes, str]] = {
         "vocab_size does not hold integers",
     ),
 }
-"""A field's name, what stands there instead, and what is said."""
+"""A field's name, the bytes to put there, and the error message."""
 REFUSED |= {
-    case: (lambda write, name=name, field=field: write(told=damaged(name, field)), vocabulary(), ManifestError, words)
-    for case, (name, field, words) in MISTYPED.items()
+    case: (
+        lambda write, name=name, field=field: write(header=damaged(name, field)),
+        vocabulary(),
+        ManifestError,
+        message,
+    )
+    for case, (name, field, message) in MISTYPED.items()
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trimmed_is_one_line_and_no_file(case: str, write: Callable[..., Path], tmp_path: Path) -> None:
-    made, kept, error, words = REFUSED[case]
+def test_trim_gguf_refuses_unusable_files_and_leaves_no_file(
+    case: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    made, kept, error, message = REFUSED[case]
     source = made(write)
-    with pytest.raises(error, match=words) as caught:
+    with pytest.raises(error, match=message) as caught:
         trim_gguf(source, tmp_path / "trim.gguf", kept)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.gguf"]
 
 
-def test_a_size_of_too_small_a_type(tmp_path: Path) -> None:
-    """A byte counts no 300 tokens."""
+def test_trimmed_fields_refuse_a_size_of_too_small_a_type(tmp_path: Path) -> None:
+    """One byte cannot hold a count of 300 tokens."""
     size = text("llama.vocab_size") + struct.pack("<IB", 0, 200)
     path = tmp_path / "fields"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + size)
@@ -298,7 +311,7 @@ def test_a_size_of_too_small_a_type(tmp_path: Path) -> None:
         trimmed_fields(content, vocabulary(range(300), 400))
 
 
-def test_what_is_interrupted_leaves_the_old_file(
+def test_trim_gguf_interrupted_leaves_the_old_file(
     write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "trim.gguf"
@@ -314,7 +327,7 @@ def test_what_is_interrupted_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trim.gguf", "whole.gguf"]
 
 
-def test_a_place_that_cannot_be_written(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_trim_gguf_reports_an_unwritable_path(write: Callable[..., Path], tmp_path: Path) -> None:
     source = write()
     with pytest.raises(ExportError, match=r"cannot be written \(No such file.*make room, or give another"):
         trim_gguf(source, tmp_path / "nowhere" / "trim.gguf", vocabulary())
@@ -322,7 +335,7 @@ def test_a_place_that_cannot_be_written(write: Callable[..., Path], tmp_path: Pa
         trim_gguf(source, source / "trim.gguf", vocabulary())
 
 
-def test_a_file_that_shrinks_meanwhile(
+def test_trim_gguf_reports_a_file_that_shrinks_while_it_is_read(
     write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, read = write(), trim.read_contents
