@@ -1,4 +1,4 @@
-"""Finding a pack; nothing here reaches a network."""
+"""`find_pack`, with a stand-in for the hub's client: no test uses the network."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tests.export.trim.toy_pack import write_toy_pack
 
 @dataclass
 class Hub:
-    """Stands in for huggingface_hub: like it, it writes into files and never deletes one that a commit has not.
+    """A stand-in for huggingface_hub that writes files in place and never deletes one that a commit lacks.
 
-    A file whose notes name the wanted commit stays as it is, whatever is in it.
+    A file whose metadata names the wanted commit is not written again, whatever its content.
     """
 
     commits: dict[str, Path] = field(default_factory=dict)
-    """By their ids, the newest last."""
+    """Folders by commit id, the newest last."""
     calls: list[str] = field(default_factory=list)
-    away: bool = False
+    offline: bool = False
     ends_after: int | None = None
-    """Files after which the connection breaks."""
+    """The number of files after which the connection breaks."""
 
     def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
         self.calls.append(name)
-        if name == "no/such" or self.away:
+        if name == "no/such" or self.offline:
             raise RuntimeError("404 Client Error.\n\nRepository Not Found for url: https://…")
         return SimpleNamespace(sha=list(self.commits)[-1])
 
@@ -69,12 +69,12 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     hub = Hub()
     client = SimpleNamespace(snapshot_download=hub.snapshot_download, HfApi=lambda: hub)
     monkeypatch.setitem(sys.modules, "huggingface_hub", client)
-    monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are a few letters
+    monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are placeholders
     return hub
 
 
 def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes = b"w" * 1000) -> dict[str, bytes]:
-    """Make a commit of a pack whose trim has these names; return its files."""
+    """Add a commit of a pack whose draft graph has this name; return its files."""
     root = write_toy_pack(source)
     for name, content in ((f"draft/{heads}.onnx", commit.encode()), ("draft/weights.bin", weights)):
         (root / name).write_bytes(content)
@@ -87,7 +87,7 @@ def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes =
     )
     models = {**manifest.models, "draft": replace(draft, graphs={**draft.graphs, "heads": graph})}
     (root / MANIFEST_NAME).write_text(replace(manifest, files=files, models=models).to_json(), encoding="utf-8")
-    (root / "config.json").write_text("{}")  # matches what is downloaded, and no manifest lists it
+    (root / "config.json").write_text("{}")  # matches a downloaded pattern but is in no manifest
     hub.commits[commit] = root
     return {name: (root / name).read_bytes() for name in (*names, MANIFEST_NAME)}
 
@@ -97,7 +97,7 @@ def content(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if not name.startswith(".cache/")}
 
 
-def test_a_folder_is_itself(tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_pack_returns_an_existing_folder(tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_pack(tmp_path) == tmp_path
     assert find_pack(str(tmp_path)) == tmp_path
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -107,21 +107,21 @@ def test_a_folder_is_itself(tmp_path: Path, downloads: Hub, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "a/b/c", "", "ow ner/name", "a\0b"])
-def test_name_that_is_neither_folder_nor_hub_id_gives_a_one_line_error(name: str, downloads: Hub) -> None:
-    said = r"there is no folder .*, and it is not a hub id" if name else "the name of the pack is empty"
-    with pytest.raises(ManifestError, match=said) as refusal:
+def test_find_pack_refuses_a_name_that_is_neither_folder_nor_hub_id(name: str, downloads: Hub) -> None:
+    message = r"there is no folder .*, and it is not a hub id" if name else "the name of the pack is empty"
+    with pytest.raises(ManifestError, match=message) as refusal:
         find_pack(name)
     assert "\n" not in str(refusal.value)
     assert downloads.calls == []
 
 
-def test_a_path_is_never_taken_for_a_hub_id(downloads: Hub) -> None:
+def test_find_pack_never_takes_a_path_for_a_hub_id(downloads: Hub) -> None:
     with pytest.raises(ManifestError, match="there is no folder"):
         find_pack(Path("owner/name"))
     assert downloads.calls == []
 
 
-def test_an_existing_file_is_not_looked_up_on_the_hub(
+def test_find_pack_does_not_look_up_an_existing_file_on_the_hub(
     tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pack").mkdir()
@@ -131,22 +131,22 @@ def test_an_existing_file_is_not_looked_up_on_the_hub(
     assert downloads.calls == []
 
 
-def test_each_hub_id_gets_a_separate_folder(tmp_path: Path, downloads: Hub) -> None:
+def test_find_pack_downloads_each_hub_id_into_a_separate_folder(tmp_path: Path, downloads: Hub) -> None:
     files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     assert find_pack("owner/name") == tmp_path / "cache" / "packs" / "owner--name"
     assert content(find_pack("owner/name")) == files
     assert downloads.calls == ["owner/name"] * 2
 
 
-def test_refusal_by_the_hub_gives_a_one_line_error(downloads: Hub) -> None:
+def test_find_pack_reports_a_refusal_by_the_hub_in_one_line(downloads: Hub) -> None:
     with pytest.raises(ManifestError, match=r"could not be downloaded from the hub \(404 Client Error\.\)") as refusal:
         find_pack("no/such")
     assert "\n" not in str(refusal.value)
     assert len(downloads.calls) == 1
 
 
-def test_after_a_download_exactly_what_the_new_manifest_lists_is_there(tmp_path: Path, downloads: Hub) -> None:
-    """A pack that its author trims again has its heads under two names in turn."""
+def test_find_pack_leaves_exactly_the_files_of_the_new_manifest(tmp_path: Path, downloads: Hub) -> None:
+    """Each time its author trims a pack again, the heads' file alternates between two names."""
     publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     root = find_pack("owner/name")
     for commit, heads in (("b" * 40, "heads-2"), ("c" * 40, "heads"), ("d" * 40, "more")):
@@ -157,7 +157,7 @@ def test_after_a_download_exactly_what_the_new_manifest_lists_is_there(tmp_path:
     assert [path.name for path in root.parent.iterdir()] == [root.name]
 
 
-def test_an_interrupted_download_leaves_the_old_one(
+def test_find_pack_keeps_the_old_pack_when_a_download_is_interrupted(
     tmp_path: Path, downloads: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
@@ -168,14 +168,14 @@ def test_an_interrupted_download_leaves_the_old_one(
         with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
             assert content(find_pack("owner/name")) == first
         assert "owner/name could not be updated from the hub (the connection broke)" in caplog.text
-    downloads.away, downloads.ends_after = True, None
+    downloads.offline, downloads.ends_after = True, None
     assert content(find_pack("owner/name")) == first
-    downloads.away = False
+    downloads.offline = False
     assert content(find_pack("owner/name")) == second
     assert [path.name for path in root.parent.iterdir()] == [root.name]
 
 
-def test_a_newer_commit_that_is_no_whole_pack_does_not_replace_one(tmp_path: Path, downloads: Hub) -> None:
+def test_find_pack_keeps_the_old_pack_when_the_newer_commit_is_damaged(tmp_path: Path, downloads: Hub) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     find_pack("owner/name")
     publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
@@ -184,7 +184,7 @@ def test_a_newer_commit_that_is_no_whole_pack_does_not_replace_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [MANIFEST_NAME, "draft/weights.bin"])
-def test_a_file_that_was_damaged_on_its_way_is_fetched_again(name: str, tmp_path: Path, downloads: Hub) -> None:
+def test_find_pack_downloads_a_damaged_file_again(name: str, tmp_path: Path, downloads: Hub) -> None:
     files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     downloads.ends_after = len(files)
     with pytest.raises(ManifestError, match="the connection broke"):
@@ -195,20 +195,20 @@ def test_a_file_that_was_damaged_on_its_way_is_fetched_again(name: str, tmp_path
     assert content(find_pack("owner/name")) == files
 
 
-def test_a_damaged_file_of_the_present_download_does_not_stay_in_the_next(tmp_path: Path, downloads: Hub) -> None:
+def test_find_pack_replaces_a_damaged_file_of_the_old_pack(tmp_path: Path, downloads: Hub) -> None:
     publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     root = find_pack("owner/name")
     (root / "draft" / "weights.bin").write_bytes(b"x" * 1000)
     with pytest.raises(ManifestError, match=r"is damaged: .*run `edgedecode cache clear --packs`"):
         check_pack(root)
     files = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
-    for notes in (root / ".cache").rglob("*.metadata"):  # unchanged files pass by what the hub says of their content
+    for notes in (root / ".cache").rglob("*.metadata"):  # the hub's client skips unchanged files
         if notes.name != f"{MANIFEST_NAME}.metadata":
             notes.write_text("b" * 40 + "\netag\n0\n")
     assert content(find_pack("owner/name")) == files
 
 
-def test_a_newer_commit_that_the_gate_refuses_does_not_replace_one(
+def test_find_pack_keeps_the_old_pack_when_the_gate_refuses_the_newer_commit(
     tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
@@ -222,7 +222,9 @@ def test_a_newer_commit_that_the_gate_refuses_does_not_replace_one(
     assert content(find_pack("owner/name")) == first
 
 
-def test_a_newer_commit_with_weights_outside_does_not_replace_one(tmp_path: Path, downloads: Hub) -> None:
+def test_find_pack_keeps_the_old_pack_when_the_newer_commit_has_external_weights(
+    tmp_path: Path, downloads: Hub
+) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     find_pack("owner/name")
     publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
@@ -232,23 +234,23 @@ def test_a_newer_commit_with_weights_outside_does_not_replace_one(tmp_path: Path
     assert content(find_pack("owner/name")) == first
 
 
-def test_a_pack_that_is_opened_while_it_is_replaced_is_held(tmp_path: Path) -> None:
-    """Between the two renames nothing is there; nobody may put something there meanwhile."""
+def test_opening_holds_a_pack_that_is_being_replaced(tmp_path: Path) -> None:
+    """Between the two renames the folder is missing; `opening` waits for it and holds its lock."""
     root, new = tmp_path / "pack", tmp_path / "new"
     new.mkdir()
     replaced = threading.Timer(0.1, lambda: new.rename(root))
     replaced.start()
     with opening(root):
         assert root.is_dir()
-        assert take_lock(root) is None, "it is opened without being held"
+        assert take_lock(root) is None, "opened without holding the lock"
     replaced.join()
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_kill_while_a_download_is_put_in_its_place(
+def test_find_pack_killed_during_the_replacement_leaves_a_complete_pack(
     at: int, tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the hub, the old one or the new one is there afterwards, whole."""
+    """Without the hub, the old or the new pack is complete afterwards."""
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     root = find_pack("owner/name")
     second = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
@@ -264,19 +266,19 @@ def test_a_kill_while_a_download_is_put_in_its_place(
         patch.setattr(Path, "rename", rename)
         patch.setattr(hub.shutil, "rmtree", lambda *_, **__: None)
         find_pack("owner/name")
-    downloads.away = True
+    downloads.offline = True
     found = content(find_pack("owner/name"))
     assert found == (second if calls else first)
     check_files(Manifest.load(root), root, full=True)
 
 
-def test_missing_hub_client_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_pack_without_the_hub_client_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ManifestError, match="pip install huggingface_hub"):
         find_pack("owner/name")
 
 
-def test_no_name_means_the_bundled_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_pack_without_a_name_returns_the_bundled_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BUNDLED_PACK", tmp_path)
     assert find_pack(None) == tmp_path
     monkeypatch.setattr(hub, "BUNDLED_PACK", tmp_path / "absent")
@@ -284,8 +286,8 @@ def test_no_name_means_the_bundled_pack(tmp_path: Path, monkeypatch: pytest.Monk
         find_pack(None)
 
 
-def test_everything_that_a_pack_may_list_is_downloaded() -> None:
-    """A listed file that did not come would be refused as missing."""
+def test_pack_files_cover_everything_that_a_pack_may_list() -> None:
+    """A listed file that was not downloaded would be refused as missing."""
     names = ["draft/heads.onnx", "draft/trim.ids", "draft/trim.gguf", "target/target.gguf", "target/gguf.json"]
     names += ["tokenizer.json", "chat_template.jinja", "target/weights.bin", "licenses/target/LICENSE"]
     for name in names:

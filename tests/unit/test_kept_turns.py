@@ -1,4 +1,4 @@
-"""Which turns are kept: the system messages and the newest whole turns, as many as fit."""
+"""Which turns are kept in a full context: the system messages and as many of the newest turns as fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def talk(turns: int, *, system: bool = True) -> tuple[Message, ...]:
     return (*([SYSTEM] if system else []), *(message for number in range(turns) for message in turn(number)))
 
 
-def test_turns_begin_with_the_user() -> None:
+def test_turn_starts_are_the_users_messages() -> None:
     tool = (Message("user", "a"), Message("assistant", "b"), Message("tool", "c"), Message("assistant", "d"))
     assert turn_starts((SYSTEM, SYSTEM, *tool, *turn(1))) == [2, 6]
     assert turn_starts(talk(2, system=False)) == [0, 2]
@@ -31,22 +31,22 @@ def test_turns_begin_with_the_user() -> None:
 
 
 @given(turns=some.integers(0, 40), most=some.integers(0, 90), system=some.booleans())
-def test_as_many_of_the_newest_turns_are_kept_as_fit(turns: int, most: int, *, system: bool) -> None:
-    messages, asked = talk(turns, system=system), []
+def test_without_oldest_keeps_as_many_of_the_newest_turns_as_fit(turns: int, most: int, *, system: bool) -> None:
+    messages, attempts = talk(turns, system=system), []
 
     def fits(kept: tuple[Message, ...]) -> bool:
-        asked.append(kept)
+        attempts.append(kept)
         return len(kept) <= most
 
     kept, dropped = without_oldest(messages, fits=fits)
     head = messages[: int(system)]
     assert kept == (*head, *messages[len(head) + 2 * dropped :])
     assert dropped == min(turns, max(0, -(-(len(messages) - most) // 2)))
-    assert len(asked) <= max(1, turns).bit_length()
+    assert len(attempts) <= max(1, turns).bit_length()
 
 
 @pytest.mark.parametrize("messages", [(), (SYSTEM,), talk(3)])
-def test_where_nothing_fits_the_system_messages_stay(messages: tuple[Message, ...]) -> None:
+def test_without_oldest_keeps_the_system_messages_if_nothing_fits(messages: tuple[Message, ...]) -> None:
     kept, dropped = without_oldest(messages, fits=lambda _: False)
     assert kept == tuple(message for message in messages if message is SYSTEM)
     assert dropped == len(messages) // 2
@@ -60,12 +60,12 @@ def test_where_nothing_fits_the_system_messages_stay(messages: tuple[Message, ..
     alphabet=some.sampled_from([2, 1000]),
     seed=some.integers(0, 99),
 )
-def test_moved_run_is_one_of_both_and_no_shorter_than_what_was_kept(
+def test_moved_run_is_common_to_both_and_covers_the_kept_tokens(
     head: int, gone: int, kept: int, fresh: int, alphabet: int, seed: int
 ) -> None:
-    draw = Random(seed)
-    old = [draw.randrange(alphabet) for _ in range(head + gone + kept)]
-    new = [*old[:head], *old[head + gone :], *(draw.randrange(alphabet) for _ in range(fresh))]
+    rng = Random(seed)
+    old = [rng.randrange(alphabet) for _ in range(head + gone + kept)]
+    new = [*old[:head], *old[head + gone :], *(rng.randrange(alphabet) for _ in range(fresh))]
     down, run = moved_run(old, new, shared=head)
     assert run == 0 or run >= LEAST_RUN
     assert new[head : head + run] == old[head + down : head + down + run]

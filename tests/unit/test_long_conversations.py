@@ -1,4 +1,4 @@
-"""A conversation that outgrows its context: whole oldest turns go, and what follows is a new session's."""
+"""Long conversations: the oldest turns are dropped, and the answers equal those of a new session without them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def session(pair: Pair, messages: tuple[Message, ...] = (SYSTEM,), **options: ob
 
 
 def reply_after(pair: Pair, messages: tuple[Message, ...], reply: str, *, count: int, drafter: str | None) -> str:
-    """Return how a new session with these messages, the user's last, goes on after a beginning of its answer."""
+    """Return how a new session continues `reply`, the beginning of an answer to the last of these messages."""
     *before, asked = messages
     with session(pair, tuple(before), drafter="none") as fresh:
         prompt = fresh._transcript.open_turn(asked.content).tokens
@@ -42,103 +42,105 @@ def reply_after(pair: Pair, messages: tuple[Message, ...], reply: str, *, count:
         return fresh.collect(fresh.complete(text, max_tokens=count)).text
 
 
-def fill(made: Session, *, turns: int) -> None:
-    """Say this many turns, as long that the fifth does not fit."""
+def fill(chat: Session, *, turns: int) -> None:
+    """Add this many turns, so long that a fifth would not fit."""
     for turn in range(turns):
-        assert made.generate(f"question {turn}", max_tokens=40).stats.dropped_turns == 0
+        assert chat.generate(f"question {turn}", max_tokens=40).stats.dropped_turns == 0
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "suffix", None])
-def test_whole_oldest_turns_go_before_an_answer_without_room(
+def test_session_drops_the_oldest_turns_before_an_answer_that_does_not_fit(
     drafter: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "edgedecode.user_notices")
     pair = ascii_pair()
-    made = session(pair, drafter=drafter)
-    fill(made, turns=4)
-    before = made.messages
-    chunks = list(made.stream(LONG, max_tokens=30))
+    chat = session(pair, drafter=drafter)
+    fill(chat, turns=4)
+    before = chat.messages
+    chunks = list(chat.stream(LONG, max_tokens=30))
     (event,) = (chunk.event for chunk in chunks if chunk.event is not None)
-    kept = made.messages[:-2]
+    kept = chat.messages[:-2]
     assert kept == (SYSTEM, *before[1 + 2 * event.turns :])
     assert 0 < event.turns < 4
-    assert made.stats.dropped_turns == event.turns
-    assert event.tokens == made.stats.prompt_tokens <= 0.6 * CONTEXT
+    assert chat.stats.dropped_turns == event.turns
+    assert event.tokens == chat.stats.prompt_tokens <= 0.6 * CONTEXT
     assert caplog.messages == [
         f"the {event.turns} oldest turns were dropped: the conversation no longer fits the context of 400 tokens"
     ]
     with session(pair, kept, drafter="none") as fresh:
         assert fresh.generate(LONG, max_tokens=30).text == "".join(chunk.text for chunk in chunks)
-        assert fresh.tokens == made.tokens
+        assert fresh.tokens == chat.tokens
 
 
-def test_as_many_turns_are_kept_as_fit() -> None:
+def test_session_keeps_as_many_turns_as_fit() -> None:
     pair = ascii_pair()
-    made = session(pair)
-    fill(made, turns=4)
-    before = made.messages
-    made.generate(LONG, max_tokens=30)
-    longer = (SYSTEM, *before[-len(made.messages[1:-2]) - 2 :])
+    chat = session(pair)
+    fill(chat, turns=4)
+    before = chat.messages
+    chat.generate(LONG, max_tokens=30)
+    longer = (SYSTEM, *before[-len(chat.messages[1:-2]) - 2 :])
     with session(pair, longer, when_full=WhenFull.STOP) as fresh:
         assert len(fresh._transcript.open_turn(LONG).tokens) > 0.6 * CONTEXT
 
 
-def test_the_system_messages_are_not_read_again() -> None:
-    made = session(ascii_pair())
-    fill(made, turns=4)
-    done = made.generate(LONG, max_tokens=30)
+def test_session_does_not_prefill_the_system_messages_again() -> None:
+    chat = session(ascii_pair())
+    fill(chat, turns=4)
+    done = chat.generate(LONG, max_tokens=30)
     assert done.stats.cached_tokens >= len("<|im_start|>system\nbe brief<|im_end|>\n") - 2 * len("<|im_end|>")
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["none", "model", None])
-def test_an_answer_goes_on_when_the_context_is_full(drafter: str | None, sampling: SamplingOptions | None) -> None:
-    """The answer's first part is what it was, the second that of a new session with what was kept."""
+def test_session_continues_an_answer_when_the_context_is_full(
+    drafter: str | None, sampling: SamplingOptions | None
+) -> None:
+    """The part after the dropped turns equals a new session's answer with the kept messages."""
     pair = ascii_pair()
-    made = session(pair, drafter=drafter, sampling=sampling)
-    fill(made, turns=2)
-    before = made.messages
-    chunks = list(made.stream("tell me a story", max_tokens=300))
+    chat = session(pair, drafter=drafter, sampling=sampling)
+    fill(chat, turns=2)
+    before = chat.messages
+    chunks = list(chat.stream("tell me a story", max_tokens=300))
     events = [place for place, chunk in enumerate(chunks) if chunk.event is not None]
     assert len(events) == 1
     first, second = ("".join(chunk.text for chunk in part) for part in (chunks[: events[0]], chunks[events[0] :]))
     assert sum(len(chunk.tokens) for chunk in chunks) == 300
     assert chunks[-1].finish_reason is FinishReason.LENGTH
-    assert made.messages[-1].content == first + second
+    assert chat.messages[-1].content == first + second
     event = chunks[events[0]].event
     assert event is not None
-    kept = made.messages[:-1]
+    kept = chat.messages[:-1]
     assert kept == (SYSTEM, *before[1 + 2 * event.turns :], Message("user", "tell me a story"))
     assert event.tokens < CONTEXT
-    assert 0 < made.stats.reread_tokens <= event.tokens
-    assert made.stats.verified_tokens == 300
-    assert not made.stats.context_full
+    assert 0 < chat.stats.reread_tokens <= event.tokens
+    assert chat.stats.verified_tokens == 300
+    assert not chat.stats.context_full
     if sampling is None:
         assert reply_after(pair, kept, first, count=len(second), drafter=drafter) == second
 
 
-def test_no_noise_is_used_twice_where_an_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokens come to positions where others of the same answer were drawn."""
+def test_session_uses_no_noise_twice_in_a_continued_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the drop, tokens are sampled at positions where earlier tokens of the answer were sampled."""
     keys: list[int] = []
     key_at = Noise.key_at
     monkeypatch.setattr(Noise, "key_at", lambda noise, place: keys.append(key_at(noise, place)) or keys[-1])
     texts = []
     for _ in range(2):
         keys.clear()
-        made = session(ascii_pair(), drafter="none", sampling=WARM)
-        fill(made, turns=2)
+        chat = session(ascii_pair(), drafter="none", sampling=WARM)
+        fill(chat, turns=2)
         before = len(keys)
-        done = made.generate("tell me a story", max_tokens=300)
+        done = chat.generate("tell me a story", max_tokens=300)
         assert done.stats.dropped_turns > 0
         assert len({*keys[before:]}) == 300 == len(done.tokens)
         texts.append(done.text)
     assert texts[0] == texts[1]
 
 
-def test_statistics_of_an_answer_that_went_on_count_once() -> None:
-    made = session(ascii_pair(), drafter="model", draft_max=4)
-    fill(made, turns=2)
-    done = made.generate("tell me a story", max_tokens=300)
+def test_stats_of_a_continued_answer_count_every_token_once() -> None:
+    chat = session(ascii_pair(), drafter="model", draft_max=4)
+    fill(chat, turns=2)
+    done = chat.generate("tell me a story", max_tokens=300)
     stats = done.stats
     assert stats.corrections + stats.bonuses + stats.ended == stats.rounds
     assert stats.verified_tokens == len(done.tokens) == 300
@@ -146,108 +148,108 @@ def test_statistics_of_an_answer_that_went_on_count_once() -> None:
     assert 0 < stats.time_to_first_token < stats.prefill_seconds
 
 
-def test_an_answer_ends_where_it_alone_fills_the_context() -> None:
-    made = session(ascii_pair())
-    fill(made, turns=2)
-    done = made.generate("tell me a story", max_tokens=3000)
+def test_session_ends_an_answer_that_alone_fills_the_context() -> None:
+    chat = session(ascii_pair())
+    fill(chat, turns=2)
+    done = chat.generate("tell me a story", max_tokens=3000)
     assert done.finish_reason is FinishReason.LENGTH
     assert done.stats.context_full
-    assert len(made.tokens) == CONTEXT
-    assert made.messages[:2] == (SYSTEM, Message("user", "tell me a story"))
-    assert made.generate("and now", max_tokens=10).stats.dropped_turns == 1
-    assert [message.content for message in made.messages[:2]] == ["be brief", "and now"]
+    assert len(chat.tokens) == CONTEXT
+    assert chat.messages[:2] == (SYSTEM, Message("user", "tell me a story"))
+    assert chat.generate("and now", max_tokens=10).stats.dropped_turns == 1
+    assert [message.content for message in chat.messages[:2]] == ["be brief", "and now"]
 
 
-def test_a_message_that_does_not_fit_alone_is_refused_and_drops_nothing() -> None:
-    made = session(ascii_pair())
-    fill(made, turns=2)
-    before = made.messages, made.tokens
+def test_session_refuses_a_message_that_does_not_fit_alone_and_drops_nothing() -> None:
+    chat = session(ascii_pair())
+    fill(chat, turns=2)
+    before = chat.messages, chat.tokens
     for prompt in ("x" * 500, "x" * 5000):
         with pytest.raises(ContextExceeded):
-            made.stream(prompt)
-    assert (made.messages, made.tokens) == before
+            chat.stream(prompt)
+    assert (chat.messages, chat.tokens) == before
 
 
 @pytest.mark.parametrize(("turns", "prompt", "count"), [(4, LONG, 30), (2, "tell me a story", 300)])
-def test_turns_that_memory_cannot_encode_go_too(turns: int, prompt: str, count: int) -> None:
-    """The budget has room to encode less than the context holds; what fits both is what goes on."""
+def test_session_drops_turns_that_memory_cannot_encode(turns: int, prompt: str, count: int) -> None:
+    """The budget allows less text to be encoded than the context holds; the kept turns fit both."""
     with ascii_pair(budget=Budget()) as pair:
-        made = session(pair, drafter="none")
-        fill(made, turns=turns)
-        made._encoder._planned = 0
-        made._encoder._lease.resize(0)
+        chat = session(pair, drafter="none")
+        fill(chat, turns=turns)
+        chat._encoder._planned = 0
+        chat._encoder._lease.resize(0)
         pair.budget.limit = Limit(pair.budget.used_nbytes + 220 * (BYTE_NBYTES + TOKEN_NBYTES))
-        done = made.generate(prompt, max_tokens=count)
+        done = chat.generate(prompt, max_tokens=count)
         assert done.stats.dropped_turns > 0
         assert len(done.tokens) == count
         with pytest.raises(BudgetExceeded, match="encoding a prompt"):
-            made.stream("x" * 300)
+            chat.stream("x" * 300)
 
 
-def test_nothing_is_dropped_on_request() -> None:
-    made = session(ascii_pair(), when_full=WhenFull.STOP)
-    fill(made, turns=2)
-    done = made.generate("tell me a story", max_tokens=300)
+def test_session_drops_nothing_with_when_full_stop() -> None:
+    chat = session(ascii_pair(), when_full=WhenFull.STOP)
+    fill(chat, turns=2)
+    done = chat.generate("tell me a story", max_tokens=300)
     assert done.finish_reason is FinishReason.LENGTH
-    assert len(made.tokens) == CONTEXT
-    assert len(made.messages) == 7
+    assert len(chat.tokens) == CONTEXT
+    assert len(chat.messages) == 7
     with pytest.raises(ContextExceeded, match="the context holds 400"):
-        made.generate("more")
+        chat.generate("more")
 
 
-def test_a_bare_text_has_no_turns_to_drop() -> None:
-    made = session(ascii_pair())
-    done = made.collect(made.complete("hello " * 20, max_tokens=3000))
+def test_complete_has_no_turns_to_drop() -> None:
+    chat = session(ascii_pair())
+    done = chat.collect(chat.complete("hello " * 20, max_tokens=3000))
     assert done.finish_reason is FinishReason.LENGTH
-    assert len(made.tokens) == CONTEXT
+    assert len(chat.tokens) == CONTEXT
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_stopped_answer_leaves_a_sound_conversation(after: int) -> None:
-    """Stopped before its first word it drops nothing, later what was dropped is gone; the next answer is sound."""
+def test_session_continues_correctly_after_a_stopped_answer(after: int) -> None:
+    """An answer stopped before its first chunk drops nothing; one stopped later has dropped turns for good."""
     pair = ascii_pair()
-    made = session(pair)
-    fill(made, turns=4)
-    before = made.messages
-    answer = made.stream(LONG, max_tokens=30)
-    said = "".join(next(answer).text for _ in range(after))
+    chat = session(pair)
+    fill(chat, turns=4)
+    before = chat.messages
+    answer = chat.stream(LONG, max_tokens=30)
+    text = "".join(next(answer).text for _ in range(after))
     answer.close()
-    if said:
-        assert made.messages[-1] == Message("assistant", said)
-        assert made.messages[0] == SYSTEM
-        assert len(made.messages) < len(before)
+    if text:
+        assert chat.messages[-1] == Message("assistant", text)
+        assert chat.messages[0] == SYSTEM
+        assert len(chat.messages) < len(before)
     else:
-        assert made.messages == before
-    messages = made.messages
+        assert chat.messages == before
+    messages = chat.messages
     with session(pair, messages, drafter="none") as fresh:
-        assert fresh.generate("go on", max_tokens=20).text == made.generate("go on", max_tokens=20).text
-        assert fresh.messages == made.messages
+        assert fresh.generate("go on", max_tokens=20).text == chat.generate("go on", max_tokens=20).text
+        assert fresh.messages == chat.messages
 
 
-def test_a_conversation_of_many_turns_never_ends() -> None:
+def test_session_keeps_answering_over_many_turns() -> None:
     pair = ascii_pair(ending=2.0)
-    made = session(pair)
+    chat = session(pair)
     events: list[TurnsDropped] = []
     for turn in range(60):
-        chunks: list[Chunk] = list(made.stream(f"question {turn}", max_tokens=60))
+        chunks: list[Chunk] = list(chat.stream(f"question {turn}", max_tokens=60))
         events += [chunk.event for chunk in chunks if chunk.event is not None]
         assert chunks[-1].finish_reason is not None
-        assert made.messages[0] == SYSTEM
-        assert len(made.tokens) <= CONTEXT
+        assert chat.messages[0] == SYSTEM
+        assert len(chat.tokens) <= CONTEXT
     assert len(events) > 5
-    assert sum(event.turns for event in events) == 60 - (len(made.messages) - 1) // 2
+    assert sum(event.turns for event in events) == 60 - (len(chat.messages) - 1) // 2
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "suffix", None])
 def test_shift_keeps_keys_and_values_of_kept_turns(drafter: str | None) -> None:
-    """This model looks at positions and at the token before only, so that its text is that of reading again."""
+    """The toy model depends only on the position and the previous token, so shifting equals prefilling again."""
     texts, read = list[str](), list[int]()
     for when_full in (WhenFull.DROP, WhenFull.SHIFT):
         pair = ascii_pair(ending=-50)  # an end token in an answer would not be encoded again
-        made = session(pair, drafter=drafter, when_full=when_full)
-        fill(made, turns=4)
-        done = made.generate(LONG, max_tokens=30)
-        story = made.generate("tell me a story", max_tokens=300)
+        chat = session(pair, drafter=drafter, when_full=when_full)
+        fill(chat, turns=4)
+        done = chat.generate(LONG, max_tokens=30)
+        story = chat.generate("tell me a story", max_tokens=300)
         texts.append(done.text + story.text)
         read.append(done.stats.prompt_tokens - done.stats.cached_tokens + story.stats.reread_tokens)
         for each in (done, story):
@@ -257,7 +259,7 @@ def test_shift_keeps_keys_and_values_of_kept_turns(drafter: str | None) -> None:
     assert read[1] < read[0] - 80
 
 
-def test_shift_is_refused_where_the_state_cannot() -> None:
+def test_shift_is_refused_if_the_state_cannot_shift() -> None:
     pair = ascii_pair()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TableState, "shiftable", False)

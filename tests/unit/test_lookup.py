@@ -1,4 +1,4 @@
-"""Drafters that are a function: an entry point names one, `--drafter` lists it, the scheduler asks it."""
+"""Drafters that are one function: registered as an entry point, listed by `--drafter`, used by the scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED: list[int] = []
 
 
 def repeat(context: Sequence[int], limit: int) -> Sequence[int]:
-    """The last tokens once more."""
+    """Propose the last tokens again."""
     ASKED.append(limit)
     return context[-limit:]
 
@@ -47,21 +47,21 @@ def answer(**options: object) -> tuple[tuple[int, ...], dict[str, int]]:
         return done.tokens, {name: drafter.proposed for name, drafter in done.stats.drafters.items()}
 
 
-def test_a_registered_function_is_a_choice_of_the_option(registered: None) -> None:
+def test_lookup_is_a_choice_of_the_drafter_option(registered: None) -> None:
     parser = ArgumentParser()
     add_session_options(parser)
     assert "repeat" in drafter_names()
     assert "repeat, suffix" in " ".join(parser.format_help().split())
 
 
-def test_named_it_is_asked_and_the_text_is_the_targets(registered: None) -> None:
+def test_lookup_chosen_by_name_drafts_and_keeps_the_targets_text(registered: None) -> None:
     tokens, proposed = answer(drafter="repeat", draft_max=4)
     assert proposed["repeat"] >= 60
     assert max(ASKED) >= 4
     assert tokens == answer(drafter="none")[0]
 
 
-def test_the_scheduler_asks_it_beside_the_others(registered: None) -> None:
+def test_lookup_is_scheduled_with_the_other_drafters(registered: None) -> None:
     with toy_pair() as pair:
         assert "repeat" in pair.drafter_names(SessionOptions())
         assert "repeat" not in pair.drafter_names(SessionOptions(drafter="suffix"))
@@ -70,7 +70,7 @@ def test_the_scheduler_asks_it_beside_the_others(registered: None) -> None:
     assert tokens == answer(drafter="none")[0]
 
 
-def test_an_answer_is_cut_at_the_limit_and_after_an_end_token() -> None:
+def test_lookup_draft_is_cut_at_the_limit_and_after_an_end_token() -> None:
     source = LookupSource("rest", lambda context, limit: [7, 8, 9, 2, 5])
     drafter = source.open(draft_setting(20, ends=frozenset({9})))
     assert drafter.propose([1], 2, Noise(0)).tokens == (7, 8)
@@ -78,14 +78,14 @@ def test_an_answer_is_cut_at_the_limit_and_after_an_end_token() -> None:
     assert (drafter.propose([1], 5, Noise(0)).source, len(drafter.propose([1], 0, Noise(0)))) == ("rest", 0)
 
 
-def test_one_that_cannot_be_loaded_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_that_cannot_be_loaded_is_an_error_only_if_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "gone", "edgedecode_absent_package.drafts:look")
     assert answer()[0]
     with pytest.raises(CapabilityError, match=r"the drafter 'gone' cannot be loaded.*install its package again"):
         answer(drafter="gone")
 
 
-def test_another_drafters_name_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_cannot_take_the_name_of_another_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "suffix", f"{__name__}:repeat")
     assert lookup_names() == ()
     assert not isinstance(find_drafter("suffix"), LookupSource)
