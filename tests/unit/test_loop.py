@@ -1,4 +1,4 @@
-"""The loop itself: what is read, which rows are made, where it stops."""
+"""The decoding loop: which tokens are read, which rows are computed, and where it stops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reference(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_plain_decoding_is_one_row_a_token() -> None:
+def test_decode_without_drafts_computes_one_row_per_token() -> None:
     model = toy_model(VOCABULARY)
     found = run(model, [1, 2, 3], max_tokens=6)
     assert found.tokens == reference([1, 2, 3], 6)
@@ -43,7 +43,7 @@ def test_plain_decoding_is_one_row_a_token() -> None:
     assert found.stats.bonuses == found.stats.rounds == 6
 
 
-def test_a_long_prompt_is_read_in_chunks_that_make_no_rows() -> None:
+def test_decode_prefills_a_long_prompt_in_chunks_without_rows() -> None:
     model = toy_model(VOCABULARY, context=2000)
     prompt = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 7)]
     found = run(model, prompt, max_tokens=2)
@@ -53,12 +53,12 @@ def test_a_long_prompt_is_read_in_chunks_that_make_no_rows() -> None:
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_chunk_borders(extra: int) -> None:
+def test_decode_prefills_prompts_around_a_chunk_boundary(extra: int) -> None:
     prompt = [index % VOCABULARY for index in range(PREFILL_CHUNK + extra)]
     assert run(toy_model(VOCABULARY, context=1000), prompt, max_tokens=3).tokens == reference(prompt, 3)
 
 
-def test_the_prompts_pass_carries_no_draft_and_later_ones_ask_for_the_drafts_rows_only() -> None:
+def test_decode_drafts_after_the_prompt_and_requests_rows_of_the_draft_only() -> None:
     model = toy_model(VOCABULARY)
     drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit, source="call"))
     found = run(model, [1, 2, 3], max_tokens=7, drafter=drafter, draft_max=3)
@@ -69,13 +69,13 @@ def test_the_prompts_pass_carries_no_draft_and_later_ones_ask_for_the_drafts_row
     assert model.rows_made == 1 + sum(model.passes[1:])
 
 
-def test_a_state_that_holds_everything_reads_the_last_token_again() -> None:
+def test_decode_reads_the_last_token_again_if_the_state_holds_all() -> None:
     model = toy_model(VOCABULARY)
     state = model.new_state(64)
     prompt = [1, 2, 3, 4]
     model.forward(prompt, state)
     state.keep(range(4))
-    model.forward([9, 9], state)  # somebody left pending rows behind
+    model.forward([9, 9], state)  # leave pending rows behind
     tokens, stats = list(prompt), Stats()
     model.passes.clear()
     list(decode(model, state, tokens=tokens, max_tokens=3, setting=plain_setting(), stats=stats))
@@ -84,7 +84,7 @@ def test_a_state_that_holds_everything_reads_the_last_token_again() -> None:
     assert (stats.prompt_tokens, stats.cached_tokens) == (4, 3)
 
 
-def test_a_shorter_state_is_read_on_and_its_pending_rows_are_dropped() -> None:
+def test_decode_continues_a_shorter_state_and_drops_its_pending_rows() -> None:
     model = toy_model(VOCABULARY)
     state = model.new_state(64)
     prompt = [1, 2, 3, 4]
@@ -97,7 +97,7 @@ def test_a_shorter_state_is_read_on_and_its_pending_rows_are_dropped() -> None:
     assert stats.cached_tokens == 2
 
 
-def test_no_tokens_and_no_room_are_refused_before_anything_is_read() -> None:
+def test_decode_refuses_an_empty_prompt_or_a_full_context_before_reading() -> None:
     model = toy_model(VOCABULARY)
     for tokens, error in (([], InputError), ([1] * 8, ContextExceeded), ([1] * 9, ContextExceeded)):
         rounds = decode(
@@ -109,11 +109,11 @@ def test_no_tokens_and_no_room_are_refused_before_anything_is_read() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 2])
-def test_few_tokens(max_tokens: int) -> None:
+def test_decode_stops_after_few_tokens(max_tokens: int) -> None:
     assert run(toy_model(VOCABULARY), [5], max_tokens=max_tokens).tokens == reference([5], max_tokens)
 
 
-def test_the_context_is_filled_to_the_last_place() -> None:
+def test_decode_fills_the_context_to_the_last_position() -> None:
     for draft_max in (0, 1, 3, 8):
         drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
         found = run(toy_model(VOCABULARY), [1, 2], max_tokens=50, capacity=16, drafter=drafter, draft_max=draft_max)
@@ -122,7 +122,7 @@ def test_the_context_is_filled_to_the_last_place() -> None:
 
 @pytest.mark.parametrize("widths", [(2, 3), (2, 4), (3,), (5, 8)], ids=str)
 @pytest.mark.parametrize("parents", [None, (), (-1, -1)])
-def test_passes_are_padded_and_the_padding_is_dropped(widths: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
+def test_decode_pads_passes_and_drops_the_padding(widths: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
     model = toy_model(VOCABULARY)
     tokens = () if parents == () else (4, 5)
     drafter = CallDrafter(
@@ -135,8 +135,8 @@ def test_passes_are_padded_and_the_padding_is_dropped(widths: tuple[int, ...], p
 
 @pytest.mark.parametrize("widths", [(2, 3, 4), (2, 4, 8, 32), (4, 8), (5, 6)], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 30, 33, 60, 61, 62, 63])
-def test_padded_passes_fill_the_context_from_any_prompt(widths: tuple[int, ...], length: int) -> None:
-    """Also where the last passes have no room for a wide one."""
+def test_decode_with_padded_passes_fills_the_context_from_any_prompt(widths: tuple[int, ...], length: int) -> None:
+    """Also if the context has no room for a wide last pass."""
     prompt = [index % VOCABULARY for index in range(length)]
     context = usable_context(64, widths)
     for draft_max in (0, min(3, max(widths) - 1)):
@@ -159,7 +159,7 @@ def test_padded_passes_fill_the_context_from_any_prompt(widths: tuple[int, ...],
         assert set(asked) <= {0, *widths}
 
 
-def test_closing_the_iterator_leaves_tokens_and_state_usable() -> None:
+def test_decode_closed_early_leaves_tokens_and_state_usable() -> None:
     model = toy_model(VOCABULARY)
     state = model.new_state(64)
     tokens = [1, 2, 3]
@@ -172,12 +172,12 @@ def test_closing_the_iterator_leaves_tokens_and_state_usable() -> None:
     assert tokens[3:] == reference([1, 2, 3], 10)
 
 
-def test_the_policy_sees_what_the_last_round_did() -> None:
+def test_decode_reports_each_round_to_the_policy_before_the_next_plan() -> None:
     seen, costs = list[Signals](), list[RoundCost]()
 
     class Watching(FixedLength):
         def plan(self, signals: Signals) -> Plan:
-            assert len(costs) == len(seen), "a round is told before the next one is planned"
+            assert len(costs) == len(seen), "a round is observed before the next one is planned"
             seen.append(signals)
             return super().plan(signals)
 
@@ -197,7 +197,7 @@ def test_the_policy_sees_what_the_last_round_did() -> None:
     assert max(cost.accepted for cost in costs) >= 2
 
 
-def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decoding() -> None:
+def test_decode_at_rest_costs_no_more_calls_than_plain_decoding() -> None:
     calls: list[str] = []
 
     class Counting(CallDrafter):
@@ -236,7 +236,7 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
     assert set(map(tuple, rest)) == {("clock",) * len(rest[0])}
 
 
-def test_a_plan_longer_than_the_rest_is_cut() -> None:
+def test_decode_cuts_a_plan_longer_than_the_remaining_tokens() -> None:
     class Greedy(FixedLength):
         def plan(self, signals: Signals) -> Plan:
             return Plan(60)
@@ -250,7 +250,7 @@ def test_a_plan_longer_than_the_rest_is_cut() -> None:
     assert all(limit <= 4 for limit in drafter.limits)
 
 
-def test_an_end_token_ends_it_and_stays_in_the_tokens() -> None:
+def test_decode_stops_at_an_end_token_and_keeps_it() -> None:
     prompt = [1, 2, 3]
     plain = reference(prompt, 12)
     end = plain[6]
@@ -260,7 +260,7 @@ def test_an_end_token_ends_it_and_stays_in_the_tokens() -> None:
     assert found.stats.ended == 1
 
 
-def test_times_are_counted_and_add_up() -> None:
+def test_decode_counts_times() -> None:
     drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
     stats = run(toy_model(VOCABULARY), [1, 2, 3], max_tokens=20, drafter=drafter, draft_max=2).stats
     assert stats.time_to_first_token == stats.prefill_seconds > 0

@@ -1,4 +1,4 @@
-"""The manifest: a round trip, and one clear line for whatever is wrong with it."""
+"""The manifest: round trips through JSON, and one-line errors for invalid content."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def document() -> Document:
 
 
 def leaves(value: JsonValue, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of every object."""
+    """Yield the path of every key of every object."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield (*path, key)
@@ -111,8 +111,8 @@ def leaves(value: JsonValue, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = False) -> Document:
-    whole = document()
-    inner = whole
+    copied = document()
+    inner = copied
     for key in path[:-1]:
         child = inner[key]
         assert isinstance(child, dict)
@@ -121,14 +121,14 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    return whole
+    return copied
 
 
 LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
-OPTIONAL_WORTHS = {f"{name}{whole}" for name in ("speed_up", "mbsu", "measured") for whole in ("", "_full")}
-OPTIONAL_WORTHS |= {"bound", "step_share"}
-WORTHS = {"acceptance", "acceptance_full", *OPTIONAL_WORTHS}
+OPTIONAL_FIGURES = {f"{name}{suffix}" for name in ("speed_up", "mbsu", "measured") for suffix in ("", "_full")}
+OPTIONAL_FIGURES |= {"bound", "step_share"}
+FIGURES = {"acceptance", "acceptance_full", *OPTIONAL_FIGURES}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
 OPTIONAL |= {
     "outside",
@@ -150,7 +150,7 @@ OPTIONAL |= {
     "calibration",
     "categories",
     "runtime",
-    *OPTIONAL_WORTHS,
+    *OPTIONAL_FIGURES,
     "notes",
     "gguf",
     "equality",
@@ -176,11 +176,11 @@ def test_manifest_without_options_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
+def test_manifest_names_a_field_of_the_wrong_type(path: tuple[str, ...]) -> None:
     for wrong in ([{}], True, -1.5):
         if path[-2:-1] == ("parity",) and wrong == -1.5:
             continue  # any finite number is a parity figure
-        if path[-1] in NUMBERS | {"alpha", *WORTHS} and wrong == -1.5:
+        if path[-1] in NUMBERS | {"alpha", *FIGURES} and wrong == -1.5:
             continue
         if path[-1] == "recommended" and wrong is True:
             continue
@@ -191,12 +191,12 @@ def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
+def test_manifest_names_a_missing_field(path: tuple[str, ...]) -> None:
     missing = changed(path, remove=True)
     if path[-1] in OPTIONAL or path[:-1] in {("models", "target", "parity"), ("models", "draft", "parity")}:
         Manifest.from_json(missing)
     elif path[:-1] == ("models",) and path[-1] == "draft":
-        assert set(Manifest.from_json(missing).models) == {"target"}  # a target alone is a pack
+        assert set(Manifest.from_json(missing).models) == {"target"}  # a pack may have a target only
     elif path[:-1] in {
         ("models", "target", "graphs"),
         ("models", "target", "activations", "ways"),
@@ -211,28 +211,28 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         assert "\n" not in str(refusal.value)
 
 
-def test_wide_activations_must_be_among_the_products() -> None:
+def test_manifest_refuses_wide_activations_that_are_not_products() -> None:
     with pytest.raises(ManifestError, match=r"activations: wide names 'tail', which is not among its products"):
         Manifest.from_json(changed(("models", "target", "activations", "wide"), ["head", "tail"]))
 
 
-def test_newer_format_version_names_what_to_upgrade() -> None:
+def test_manifest_of_a_newer_format_version_names_the_upgrade() -> None:
     with pytest.raises(ManifestError, match=f"version {VERSION + 1}, .* reads up to {VERSION}: upgrade edgedecode"):
         Manifest.from_json(changed(("version",), VERSION + 1))
 
 
-def test_other_format_is_refused() -> None:
+def test_manifest_refuses_another_format() -> None:
     with pytest.raises(ManifestError, match="format is 'zip', not 'edgedecode-pack'"):
         Manifest.from_json(changed(("format",), "zip"))
 
 
-LEAVING = [
+OUTSIDE_PATHS = [
     *("/etc/passwd", "../secret", "a/../../secret", "..", "a\\b", "..\\secret", "C:secret", "C:\\secret", "C:/secret"),
     *("a\0b", "", ".", "./", "a\nb", "\ud800", "//server/share", "\\\\server\\share"),
 ]
 
 
-@pytest.mark.parametrize("name", LEAVING, ids=ascii)
+@pytest.mark.parametrize("name", OUTSIDE_PATHS, ids=ascii)
 @pytest.mark.parametrize(
     "path",
     [
@@ -243,15 +243,15 @@ LEAVING = [
     ],
     ids=".".join,
 )
-def test_path_that_may_leave_the_pack_is_refused(path: tuple[str, ...], name: str) -> None:
+def test_manifest_refuses_a_path_outside_the_pack(path: tuple[str, ...], name: str) -> None:
     with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused") as refusal:
         Manifest.from_json(changed(path, name))
     str(refusal.value).encode()  # printable anywhere
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", LEAVING, ids=ascii)
-def test_a_listed_file_that_may_leave_the_pack_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", OUTSIDE_PATHS, ids=ascii)
+def test_manifest_refuses_a_listed_file_outside_the_pack(name: str) -> None:
     with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused"):
         Manifest.from_json(changed(("files", name), {"nbytes": 1, "sha256": "ab"}))
 
@@ -259,12 +259,12 @@ def test_a_listed_file_that_may_leave_the_pack_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "a/b/c.bin", "./a.bin", "名前.bin", "with space.bin", "..a", "a..b"]
 )
-def test_plain_names_pass(name: str) -> None:
-    whole = changed(("files", name), {"nbytes": 1, "sha256": "ab"})
-    assert str(Path(name)) in Manifest.from_json(whole).files
+def test_manifest_accepts_plain_paths(name: str) -> None:
+    value = changed(("files", name), {"nbytes": 1, "sha256": "ab"})
+    assert str(Path(name)) in Manifest.from_json(value).files
 
 
-def test_every_named_file_has_a_digest() -> None:
+def test_manifest_refuses_a_named_file_without_a_digest() -> None:
     with pytest.raises(ManifestError, match=r"no size and digest for target/base\.onnx"):
         Manifest.from_json(changed(("files", "target/base.onnx"), remove=True))
 
@@ -274,12 +274,12 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_manifest_is_read_from_a_folder(tmp_path: Path) -> None:
+def test_load_reads_the_manifest_of_a_folder(tmp_path: Path) -> None:
     assert Manifest.load(write(tmp_path, manifest().to_json())) == manifest()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is not JSON"),
         ("{", "is not JSON"),
@@ -295,20 +295,20 @@ def test_manifest_is_read_from_a_folder(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[:12],
 )
-def test_invalid_manifest_gives_a_one_line_error(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ManifestError, match=said) as refusal:
+def test_load_reports_an_invalid_manifest_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=message) as refusal:
         Manifest.load(write(tmp_path, text))
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400
 
 
-def test_invalid_utf8_gives_a_one_line_error(tmp_path: Path) -> None:
+def test_load_reports_invalid_utf8(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(b"\xff\xfe{}")
     with pytest.raises(ManifestError, match="cannot be read"):
         Manifest.load(tmp_path)
 
 
-def test_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_load_refuses_a_folder_without_a_manifest(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=f"is not a pack: it has no {MANIFEST_NAME}"):
         Manifest.load(tmp_path)
     with pytest.raises(ManifestError, match="is not a folder"):
@@ -318,7 +318,7 @@ def test_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
         Manifest.load(tmp_path)
 
 
-def test_changing_the_document_helper_leaves_others_alone() -> None:
+def test_changed_leaves_other_documents_alone() -> None:
     before = copy.deepcopy(document())
     changed(("name",), "other")
     assert document() == before
@@ -327,26 +327,26 @@ def test_changing_the_document_helper_leaves_others_alone() -> None:
 ELSEWHERE = "/models/qwen/model.onnx.data"
 
 
-def importing() -> Manifest:
-    """A manifest whose target's weights stay where they were imported from."""
-    whole = manifest()
-    target = replace(whole.models["target"], weights="target/model.onnx.data")
-    files = {name: entry for name, entry in whole.files.items() if name != "target/weights.bin"}
+def manifest_importing() -> Manifest:
+    """Return a manifest with a target whose weights are external."""
+    value = manifest()
+    target = replace(value.models["target"], weights="target/model.onnx.data")
+    files = {name: entry for name, entry in value.files.items() if name != "target/weights.bin"}
     outside = {target.weights: OutsideFile(ELSEWHERE, nbytes=1234, sha256="ef" * 32)}
-    return replace(whole, models={**whole.models, "target": target}, files=files, outside=outside)
+    return replace(value, models={**value.models, "target": target}, files=files, outside=outside)
 
 
-def test_external_weights_round_trip_through_json() -> None:
-    text = importing().to_json()
-    assert Manifest.from_json(json.loads(text)) == importing()
+def test_manifest_with_external_weights_round_trips_through_json() -> None:
+    text = manifest_importing().to_json()
+    assert Manifest.from_json(json.loads(text)) == manifest_importing()
     assert Manifest.from_json(json.loads(text)).to_json() == text
 
 
-def test_entry_with_external_weights_is_located() -> None:
-    whole = importing()
-    assert whole.located("target").weights == ELSEWHERE
-    assert whole.located("draft").weights == "draft/weights.bin"
-    assert (whole.weights_nbytes("target"), whole.weights_nbytes("draft")) == (1234, 10)
+def test_located_returns_the_path_of_external_weights() -> None:
+    value = manifest_importing()
+    assert value.located("target").weights == ELSEWHERE
+    assert value.located("draft").weights == "draft/weights.bin"
+    assert (value.weights_nbytes("target"), value.weights_nbytes("draft")) == (1234, 10)
 
 
 @pytest.mark.parametrize(
@@ -360,43 +360,43 @@ def test_entry_with_external_weights_is_located() -> None:
         "/a\n/model.onnx.data",
     ],
 )
-def test_a_path_outside_is_absolute_and_keeps_the_name(path: str) -> None:
-    value: Document = json.loads(importing().to_json())
+def test_manifest_refuses_an_external_path_that_is_relative_or_renamed(path: str) -> None:
+    value: Document = json.loads(manifest_importing().to_json())
     value["outside"] = {"target/model.onnx.data": {"path": path, "nbytes": 1, "sha256": "ab"}}
     with pytest.raises(ManifestError, match=r"outside\.target/model\.onnx\.data\.path .*: refused") as refusal:
         Manifest.from_json(value)
     assert "\n" not in str(refusal.value)
 
 
-def test_unlisted_weights_are_named_in_the_error() -> None:
-    value: Document = json.loads(importing().to_json())
+def test_manifest_names_unlisted_weights() -> None:
+    value: Document = json.loads(manifest_importing().to_json())
     value["outside"] = {}
     with pytest.raises(ManifestError, match=r"no size and digest for target/model\.onnx\.data"):
         Manifest.from_json(value)
 
 
-def test_adapters_are_located() -> None:
-    whole = manifest()
-    assert whole.located_adapter("pirate") == whole.adapters["pirate"]
+def test_located_adapter_returns_the_path_of_an_adapter() -> None:
+    value = manifest()
+    assert value.located_adapter("pirate") == value.adapters["pirate"]
     with pytest.raises(ManifestError, match="has no adapter 'sailor'; it has: pirate"):
-        whole.located_adapter("sailor")
+        value.located_adapter("sailor")
     outside = {"adapters/pirate.gguf": OutsideFile("/elsewhere/pirate.gguf", nbytes=1, sha256="ab")}
-    files = {name: file for name, file in whole.files.items() if name not in outside}
-    moved = Manifest.from_json(json.loads(replace(whole, files=files, outside=outside).to_json()))
+    files = {name: file for name, file in value.files.items() if name not in outside}
+    moved = Manifest.from_json(json.loads(replace(value, files=files, outside=outside).to_json()))
     assert moved.located_adapter("pirate").file == "/elsewhere/pirate.gguf"
 
 
 @pytest.mark.parametrize(("key", "value"), [("file", "adapters/other.gguf"), ("role", "judge"), ("file", "/abs.gguf")])
-def test_an_adapter_names_a_file_and_a_model_of_the_pack(key: str, value: str) -> None:
+def test_manifest_refuses_an_adapter_of_an_unknown_file_or_model(key: str, value: str) -> None:
     with pytest.raises(ManifestError, match=value):
         Manifest.from_json(changed(("adapters", "pirate", key), value))
 
 
-def test_gguf_file_may_be_external() -> None:
-    whole = manifest()
-    target = replace(whole.models["target"], weights="target/m.gguf", gguf="target/m.gguf", graphs={})
+def test_located_returns_the_path_of_an_external_gguf_file() -> None:
+    value = manifest()
+    target = replace(value.models["target"], weights="target/m.gguf", gguf="target/m.gguf", graphs={})
     outside = {"target/m.gguf": OutsideFile("/elsewhere/m.gguf", nbytes=7, sha256="ab")}
-    moved = replace(whole, models={**whole.models, "target": target}, outside=outside)
+    moved = replace(value, models={**value.models, "target": target}, outside=outside)
     found = Manifest.from_json(json.loads(moved.to_json()))
     assert found.located("target").gguf == found.located("target").weights == "/elsewhere/m.gguf"
     assert found.weights_nbytes("target") == 7

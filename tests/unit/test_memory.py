@@ -1,4 +1,4 @@
-"""The budget: a hard limit, asked before anything is allocated."""
+"""The memory budget: a hard limit that is checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 
-def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
+def test_reserve_refused_shows_the_full_table_and_changes_nothing() -> None:
     budget = Budget(10_000_000)
     budget.reserve("target weights", 6_000_000)
     budget.reserve("tokenizer", 1_000_000)
@@ -43,7 +43,7 @@ def refused(budget: Budget, name: str, nbytes: int, **options: Any) -> BudgetExc
     return refusal.value
 
 
-def test_refusal_distinguishes_sizes_that_round_alike() -> None:
+def test_reserve_refused_distinguishes_sizes_that_round_alike() -> None:
     budget = Budget(20_001_000)
     error = refused(budget, "kv:target", 20_004_000)
     assert (
@@ -53,8 +53,8 @@ def test_refusal_distinguishes_sizes_that_round_alike() -> None:
     assert [line.split()[-2] for line in error.table.splitlines()[-2:]] == ["20.004", "20.001"]
 
 
-def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
-    """What no choice makes smaller asks for a budget that holds all of it; a draft model can be dropped where it is."""
+def test_reserve_refused_advises_only_what_helps() -> None:
+    """For a fixed size only a larger budget helps; dropping the draft model is advised only if there is one."""
     assert refused(Budget(20_000_000), "process", 70_000_000, fixed=True, following=50_040_000).advice == (
         "no shorter context makes it fit, raise --memory to 120.1MB or more"
     )
@@ -72,7 +72,7 @@ def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
     )
 
 
-def test_budget_named_in_the_refusal_is_enough() -> None:
+def test_reserve_succeeds_with_the_advised_budget() -> None:
     for nbytes in (50_010_001, 50_000_000, 59_999_999, 123_456_789):
         advice = refused(Budget(1_000_000), "weights:target", nbytes, fixed=True).advice
         Budget(parse_nbytes(advice.split()[-3])).reserve("weights:target", nbytes, fixed=True)
@@ -81,12 +81,12 @@ def test_budget_named_in_the_refusal_is_enough() -> None:
 @pytest.mark.parametrize(
     "text", ["1_000MB", "+5MB", "٥MB", "5 0MB", "infMB", "nan", "-5MB", "5XB", "MB", "0", "5BB", "1e999"]
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_parse_nbytes_refuses_unusual_spellings(text: str) -> None:
     with pytest.raises(InputError, match="is not a size: write for example 800MB"):
         parse_nbytes(text)
 
 
-def test_the_limit_itself_fits() -> None:
+def test_reserve_allows_exactly_the_limit() -> None:
     budget = Budget(100)
     with budget.reserve("a", 60):
         budget.reserve("b", 40)
@@ -96,14 +96,14 @@ def test_the_limit_itself_fits() -> None:
     assert budget.used_nbytes == 100
 
 
-def test_without_a_limit_everything_fits_and_is_counted() -> None:
+def test_budget_without_a_limit_counts_every_reservation() -> None:
     budget = Budget()
     budget.reserve("a", 10**15)
     assert budget.used_nbytes == 10**15
     assert "budget" not in budget.table()
 
 
-def test_release_is_idempotent_and_a_released_lease_cannot_grow() -> None:
+def test_release_is_idempotent_and_final() -> None:
     budget = Budget(100)
     lease = budget.reserve("a", 60)
     lease.release()
@@ -113,7 +113,7 @@ def test_release_is_idempotent_and_a_released_lease_cannot_grow() -> None:
         lease.resize(1)
 
 
-def test_threads_never_get_more_than_the_limit_and_releases_wait_for_nobody() -> None:
+def test_budget_keeps_its_limit_with_many_threads_and_release_never_waits() -> None:
     budget, most = Budget(1000), 0
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -132,11 +132,11 @@ def test_threads_never_get_more_than_the_limit_and_releases_wait_for_nobody() ->
     assert 400 <= most <= 1000
     assert (budget.used_nbytes, budget.leases) == (0, ())
     lease = budget.reserve("a", 300)
-    budget._lock.run(lease.release)  # as a finalizer in the middle of `reserve`
+    budget._lock.run(lease.release)  # as by a finalizer that runs during `reserve`
     assert budget.leases == ()
 
 
-def test_a_resize_that_does_not_fit_leaves_the_lease_alone() -> None:
+def test_resize_that_does_not_fit_leaves_the_lease_unchanged() -> None:
     budget = Budget(100)
     lease = budget.reserve("a", 60)
     budget.reserve("b", 30)
@@ -148,7 +148,7 @@ def test_a_resize_that_does_not_fit_leaves_the_lease_alone() -> None:
     assert budget.used_nbytes == 30
 
 
-def test_sizes_are_not_negative() -> None:
+def test_budget_refuses_negative_sizes() -> None:
     budget = Budget(100)
     with pytest.raises(ValueError, match="-1 bytes"):
         budget.reserve("a", -1)
@@ -159,19 +159,19 @@ def test_sizes_are_not_negative() -> None:
 
 
 class Cache:
-    """A holder that gives its memory back when asked."""
+    """A lease holder that releases its memory on request."""
 
     def __init__(self, budget: Budget, name: str, *, nbytes: int, priority: int, asked: list[str]) -> None:
         self._asked = asked
         self.lease = budget.reserve(name, nbytes, priority=priority)
-        self.lease.reclaim = self.give_back
+        self.lease.reclaim = self.release
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._asked.append(self.lease.name)
         self.lease.release()
 
 
-def test_lower_priorities_are_reclaimed_lowest_first_and_no_more_than_needed() -> None:
+def test_reserve_reclaims_the_lowest_priorities_first_and_only_as_needed() -> None:
     budget = Budget(100)
     asked: list[str] = []
     for name, priority in (("middle", 2), ("low", 1), ("high", 5), ("lowest", 0)):
@@ -184,7 +184,7 @@ def test_lower_priorities_are_reclaimed_lowest_first_and_no_more_than_needed() -
     assert budget.used_nbytes == 65
 
 
-def test_growth_reclaims_too_but_never_from_itself() -> None:
+def test_resize_reclaims_from_others_but_not_from_itself() -> None:
     budget = Budget(100)
     asked: list[str] = []
     Cache(budget, "cache", nbytes=50, priority=0, asked=asked)
@@ -194,7 +194,7 @@ def test_growth_reclaims_too_but_never_from_itself() -> None:
     assert budget.used_nbytes == 90
 
 
-def test_a_holder_may_shrink_instead_of_releasing() -> None:
+def test_reclaim_may_shrink_a_lease_instead_of_releasing_it() -> None:
     budget = Budget(100)
     lease = budget.reserve("window", 80)
     lease.reclaim = lambda: lease.resize(30)
@@ -203,7 +203,7 @@ def test_a_holder_may_shrink_instead_of_releasing() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_budget_is_positive(limit: int) -> None:
+def test_budget_refuses_a_limit_that_is_not_positive(limit: int) -> None:
     with pytest.raises(InputError, match="positive"):
         Budget(limit)
 
@@ -221,30 +221,30 @@ def test_a_budget_is_positive(limit: int) -> None:
         ("1e6", 1_000_000),
     ],
 )
-def test_sizes_are_read(text: str, nbytes: int) -> None:
+def test_parse_nbytes_reads_sizes(text: str, nbytes: int) -> None:
     assert parse_nbytes(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-5MB", "0", "12 bananas", "nan", "inf", "1e400MB", "5XB", "5iB", "MB5"])
-def test_parse_of_an_invalid_size_gives_a_one_line_error(text: str) -> None:
+def test_parse_nbytes_reports_an_invalid_size_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match="is not a size: write for example 800MB") as refusal:
         parse_nbytes(text)
     assert "\n" not in str(refusal.value)
 
 
-def test_sizes_are_shown_in_megabytes() -> None:
+def test_format_nbytes_uses_megabytes() -> None:
     assert format_nbytes(12_345_678) == "12.3 MB"
 
 
-def test_the_process_knows_its_own_size() -> None:
+def test_resident_and_peak_nbytes_are_plausible() -> None:
     resident, peak = resident_nbytes(), peak_nbytes()
     if resident is None or peak is None:
-        pytest.skip("this system does not tell")
+        pytest.skip("this system does not report the memory of a process")
     assert 5_000_000 < resident < 8 * 10**9
     assert peak > resident / 2
 
 
-HELD = """
+MEASURE_RESIDENT = """
 import numpy, tokenizers
 from edgedecode.memory.process_memory import resident_nbytes
 held = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if "kB" in line}
@@ -253,14 +253,16 @@ print(resident_nbytes(), held["Rss"], held["Pss"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="compares with /proc/self/smaps_rollup")
-def test_a_process_is_charged_what_it_would_hold_without_its_neighbours() -> None:
-    """This one has the same libraries open: shared out between the two, a child's would come out smaller."""
+def test_resident_nbytes_counts_shared_libraries_in_full() -> None:
+    """This process has the same libraries loaded: a child's proportional share (Pss) is smaller."""
     import tokenizers  # noqa: F401
 
-    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=60)
-    resident, whole, shared_out = map(int, done.stdout.split())
-    assert resident == pytest.approx(whole, abs=500_000)
-    assert resident > shared_out + 1_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE_RESIDENT], capture_output=True, text=True, check=True, timeout=60
+    )
+    resident, full, proportional = map(int, done.stdout.split())
+    assert resident == pytest.approx(full, abs=500_000)
+    assert resident > proportional + 1_000_000
 
 
 class BudgetMachine(RuleBasedStateMachine):
@@ -309,7 +311,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.sizes.pop(lease, None)
 
     @invariant()
-    def sum_of_leases_is_what_is_used(self) -> None:
+    def sum_of_leases_equals_used_nbytes(self) -> None:
         if not hasattr(self, "budget"):
             return
         assert self.budget.used_nbytes == sum(lease.nbytes for lease in self.budget.leases)

@@ -1,4 +1,4 @@
-"""The memory limit in force, of those that a flag, the environment, a container and the machine set."""
+"""The memory limit in force: the smallest of those of the option, the environment, the container and the machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GROUP = "the container's memory limit"
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable, and a machine of 8 GB."""
+    """Unset the variable and let the machine have 8 GB."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(limits, "_of_machine", lambda: Limit(8_000_000_000, MACHINE))
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:
-    """Make the files in which Linux tells a process its control groups and their limits."""
+    """Write the files in which Linux lists a process's control groups and their limits."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -43,7 +43,7 @@ def system(root: Path, groups: str, files: dict[str, str]) -> Path:
         (None, "", None, 8_000_000_000, MACHINE),
     ],
 )
-def test_limit_in_force_is_the_smallest(
+def test_limit_in_force_is_the_smallest_limit(
     asked: int | str | None,
     variable: str,
     group: int | None,
@@ -77,7 +77,7 @@ def test_limit_in_force_is_the_smallest(
         ("0::/\u00e9\n", {"\u00e9/memory.max": "900\n"}, 900),
     ],
 )
-def test_limit_of_a_control_group_or_one_above_it(
+def test_limit_in_force_is_that_of_a_control_group_or_its_parent(
     groups: str, files: dict[str, str], nbytes: int | None, *, tmp_path: Path
 ) -> None:
     limit = limit_in_force(root=system(tmp_path, groups, files))
@@ -85,13 +85,13 @@ def test_limit_of_a_control_group_or_one_above_it(
     assert (limit.nbytes, limit.name) == ((8_000_000_000, MACHINE) if nbytes is None else (nbytes, GROUP))
 
 
-def test_limit_without_any_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_in_force_without_any_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_of_machine", lambda: None)
     assert limit_in_force(root=tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["0", "lots", "1e9x", "-5MB"])
-def test_limit_of_a_variable_that_is_no_size_is_one_line_that_names_it(
+def test_limit_in_force_names_a_variable_that_is_not_a_size(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -113,7 +113,7 @@ HELP = "write for example 800MB, 1.5GB or 512MiB"
         (Limit(10, MACHINE), "use a machine with 0.1MB or more, or shorten the context (--ctx-size)", MACHINE),
     ],
 )
-def test_refusal_names_what_sets_the_limit(limit: Limit, advice: str, table: str) -> None:
+def test_budget_refusal_names_the_source_of_the_limit(limit: Limit, advice: str, table: str) -> None:
     with pytest.raises(BudgetExceeded) as refused:
         Budget(limit).reserve("kv:target", 20)
     assert refused.value.advice == advice
@@ -121,11 +121,11 @@ def test_refusal_names_what_sets_the_limit(limit: Limit, advice: str, table: str
     assert (limit.name in refused.value.reason) == (limit.name != "--memory")
 
 
-def test_opening_a_pack_keeps_the_variable_and_says_where_less_is_in_force(
+def test_generate_reports_a_variable_below_the_memory_option(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "1MB")
     assert main(["generate", "-p", "a", "-n", "1", "--memory", "200MB", "--runtime", "onnx"]) == 1
-    said = capsys.readouterr().err
-    assert f"the memory budget is 1.0 MB, not the 200MB asked for: {VARIABLE}" in said
-    assert f"raise {VARIABLE} to " in said
+    stderr = capsys.readouterr().err
+    assert f"the memory budget is 1.0 MB, not the 200MB asked for: {VARIABLE}" in stderr
+    assert f"raise {VARIABLE} to " in stderr
