@@ -1,4 +1,4 @@
-"""The draft model as drafter: lazy, reconciling to the context, greedy or really sampled."""
+"""The draft model as drafter: loaded lazily, reconciled with the context, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def greedy_chain(model: TableModel, context: list[int], length: int) -> tuple[in
 
 def test_model_drafter_reads_nothing_before_the_first_proposal() -> None:
     model = toy_model(VOCABULARY)
-    made = drafter(model)
-    made.begin(list(range(VOCABULARY)))
+    model_drafter = drafter(model)
+    model_drafter.begin(list(range(VOCABULARY)))
     assert model.passes == []
-    made.propose(list(range(VOCABULARY)), 3, Noise(0))
+    model_drafter.propose(list(range(VOCABULARY)), 3, Noise(0))
     assert model.passes == [VOCABULARY, 1, 1]  # the last drafted token is not read
     assert model.rows_made == 3
 
 
 def test_propose_gives_the_arg_max_chain_however_many_tokens_were_accepted() -> None:
     model = toy_model(VOCABULARY, seed=3)
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [1, 2, 3]
-    made.begin(context)
+    model_drafter.begin(context)
     rng = np.random.default_rng(0)
     rereads = 0
     for _ in range(30):
-        draft = made.propose(context, 4, Noise(0))
+        draft = model_drafter.propose(context, 4, Noise(0))
         assert draft.tokens == greedy_chain(model, context, 4)
         assert draft.mode is DraftMode.DETERMINISTIC
         accepted = int(rng.integers(0, 5))
@@ -62,32 +62,32 @@ def test_propose_gives_the_arg_max_chain_however_many_tokens_were_accepted() -> 
     assert rereads > 0
 
 
-def test_propose_twice_for_an_unchanged_context() -> None:
+def test_propose_repeats_its_draft_for_an_unchanged_context() -> None:
     model = toy_model(VOCABULARY, seed=4)
-    made = drafter(model)
-    made.begin([5, 6, 7])
-    first = made.propose([5, 6, 7], 4, Noise(0))
-    assert made.propose([5, 6, 7], 4, Noise(0)) == first
+    model_drafter = drafter(model)
+    model_drafter.begin([5, 6, 7])
+    first = model_drafter.propose([5, 6, 7], 4, Noise(0))
+    assert model_drafter.propose([5, 6, 7], 4, Noise(0)) == first
 
 
-def test_other_conversation_keeps_only_the_shared_prefix() -> None:
+def test_begin_of_another_conversation_keeps_only_the_shared_prefix() -> None:
     model = toy_model(VOCABULARY, seed=5)
-    made = drafter(model)
-    made.begin([1, 2, 3, 4, 5])
-    made.propose([1, 2, 3, 4, 5], 2, Noise(0))
+    model_drafter = drafter(model)
+    model_drafter.begin([1, 2, 3, 4, 5])
+    model_drafter.propose([1, 2, 3, 4, 5], 2, Noise(0))
     model.passes.clear()
     other = [1, 2, 3, 9, 9, 9]
-    made.begin(other)
-    assert made.propose(other, 2, Noise(0)).tokens == greedy_chain(model, other, 2)
+    model_drafter.begin(other)
+    assert model_drafter.propose(other, 2, Noise(0)).tokens == greedy_chain(model, other, 2)
     assert model.passes == [3, 1]
 
 
-def test_a_long_context_is_read_in_chunks_without_rows() -> None:
+def test_propose_reads_a_long_context_in_chunks_without_rows() -> None:
     model = toy_model(VOCABULARY, context=2000)
-    made = drafter(model, capacity=2000)
+    model_drafter = drafter(model, capacity=2000)
     context = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 100)]
-    made.begin(context)
-    assert made.propose(context, 1, Noise(0)).tokens == greedy_chain(model, context, 1)
+    model_drafter.begin(context)
+    assert model_drafter.propose(context, 1, Noise(0)).tokens == greedy_chain(model, context, 1)
     assert model.passes == [PREFILL_CHUNK, PREFILL_CHUNK, 100]
     assert model.rows_made == 1
 
@@ -95,40 +95,40 @@ def test_a_long_context_is_read_in_chunks_without_rows() -> None:
 def test_propose_stops_after_an_end_token() -> None:
     model = toy_model(VOCABULARY, seed=6)
     chain = greedy_chain(model, [1, 2], 6)
-    made = drafter(model, ends=frozenset({chain[2]}))
-    made.begin([1, 2])
-    assert made.propose([1, 2], 6, Noise(0)).tokens == chain[: chain.index(chain[2]) + 1]
+    model_drafter = drafter(model, ends=frozenset({chain[2]}))
+    model_drafter.begin([1, 2])
+    assert model_drafter.propose([1, 2], 6, Noise(0)).tokens == chain[: chain.index(chain[2]) + 1]
 
 
-def test_a_smaller_context_is_a_window_that_moves_on_by_halves() -> None:
-    """Each draft is what the model says after the window; the newest half is read again where it is full."""
+def test_window_of_a_smaller_context_advances_by_half() -> None:
+    """Drafts are those of the model after the window; when it is full, its newer half is read again."""
     model = toy_model(VOCABULARY, context=64)
-    made = drafter(model, capacity=512)
+    model_drafter = drafter(model, capacity=512)
     context = [index % VOCABULARY for index in range(13)]
-    made.begin(context)
+    model_drafter.begin(context)
     start = restarts = 0
     for step in range(150):
-        if made.unread(context) == 32:
+        if model_drafter.unread(context) == 32:
             start, restarts = len(context) - 32, restarts + 1
-        draft = made.propose(context, 8, Noise(0))
+        draft = model_drafter.propose(context, 8, Noise(0))
         assert draft.tokens == greedy_chain(model, context[start:], 8)
         context = [*context, *draft.tokens[: step % 3], step % VOCABULARY]
     assert len(context) > 300
     assert restarts == model.passes.count(32) > 8
 
 
-def test_a_window_is_read_again_for_another_conversation() -> None:
+def test_window_is_read_again_for_another_conversation() -> None:
     model = toy_model(VOCABULARY, context=64)
-    made = drafter(model, capacity=512)
+    model_drafter = drafter(model, capacity=512)
     for first in (1, 2):
         context = [(first * index) % VOCABULARY for index in range(200)]
-        made.begin(context)
-        assert made.unread(context) == 32
-        assert made.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
+        model_drafter.begin(context)
+        assert model_drafter.unread(context) == 32
+        assert model_drafter.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
 
 
-def test_windows_do_not_depend_on_the_context() -> None:
-    """A plan with a shorter context budgets for a window that sessions try."""
+def test_shorter_windows_are_those_of_the_larger_contexts() -> None:
+    """A memory plan with a shorter context then reserves a window size that sessions try as well."""
     assert shorter_windows(4096) == (2048, 1024, 512)
     assert shorter_windows(1216) == (1024, 512)
     assert shorter_windows(512) == shorter_windows(64) == ()
@@ -136,21 +136,21 @@ def test_windows_do_not_depend_on_the_context() -> None:
 
 def test_window_size_follows_the_available_memory() -> None:
     model = TableModel(toy_tables(VOCABULARY, seed=1), context=4096, budget=Budget(8 * 1100))
-    made = drafter(model, capacity=4096)
-    assert made.state.nbytes_of("model") == 8 * 1024
-    made.close()
+    model_drafter = drafter(model, capacity=4096)
+    assert model_drafter.state.nbytes_of("model") == 8 * 1024
+    model_drafter.close()
     with pytest.raises(BudgetExceeded):
         drafter(TableModel(toy_tables(VOCABULARY, seed=1), context=4096, budget=Budget(8 * 511)), capacity=4096)
 
 
-def test_penalties_follow_the_context_and_the_draft() -> None:
+def test_propose_applies_penalties_over_the_context_and_the_draft() -> None:
     model = toy_model(VOCABULARY, seed=7, scale=0.5)
     options = SamplingOptions(temperature=0.9, repetition_penalty=3.0)
-    made = drafter(model, sampling=options)
+    model_drafter = drafter(model, sampling=options)
     context = [1, 2]
-    made.begin(context)
+    model_drafter.begin(context)
     for _ in range(5):
-        draft = made.propose(context, 3, Noise(0))
+        draft = model_drafter.propose(context, 3, Noise(0))
         tokens = list(context)
         for token in draft.tokens:
             greedy = SamplingOptions(repetition_penalty=3.0)
@@ -163,10 +163,10 @@ def test_penalties_follow_the_context_and_the_draft() -> None:
 def test_propose_for_the_ratio_rule_samples_and_returns_the_distributions() -> None:
     model = toy_model(VOCABULARY, seed=8, scale=1.0)
     options = SamplingOptions(temperature=0.8, top_k=6, repetition_penalty=1.2)
-    made = drafter(model, sampling=options, sampled=True)
-    made.begin([1, 2])
+    model_drafter = drafter(model, sampling=options, sampled=True)
+    model_drafter.begin([1, 2])
     noise = Noise(5)
-    draft = made.propose([1, 2], 4, noise)
+    draft = model_drafter.propose([1, 2], 4, noise)
     assert draft.mode is DraftMode.SAMPLED
     assert draft.probs is not None
     tokens = [1, 2]
@@ -179,108 +179,108 @@ def test_propose_for_the_ratio_rule_samples_and_returns_the_distributions() -> N
 
 
 class TrimmedModel(TableModel):
-    """Keeps some rows of the head only; its card says which."""
+    """A model with some rows of the head only, listed in its card."""
 
     def __init__(self, tables: tuple[FloatArray, ...], *, kept: list[int]) -> None:
         super().__init__(tables)
         self._kept = kept
         self.card = ModelCard("trimmed", len(kept), VOCABULARY, 512, token_ids=np.array(kept))
-        self._whole = ModelCard("whole", VOCABULARY, VOCABULARY, 512)
+        self._full = ModelCard("full", VOCABULARY, VOCABULARY, 512)
 
     def forward(self, tokens, state: State, **asked) -> Output:  # type: ignore[no-untyped-def, override]
-        trimmed, self.card = self.card, self._whole
+        trimmed, self.card = self.card, self._full
         output = super().forward(tokens, state, **asked)
         self.card = trimmed
         return Output(output.logits[:, self._kept])
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_trimmed_vocabulary_is_mapped_back(sampled: bool) -> None:
+def test_propose_maps_a_trimmed_vocabulary_back(sampled: bool) -> None:
     kept = [1, 4, 5, 11, 19]
     tables = toy_tables(VOCABULARY, seed=9)
     model = TrimmedModel(tables, kept=kept)
     options = SamplingOptions(temperature=1.0 if sampled else 0.0)
-    made = drafter(model, sampling=options, sampled=sampled)
-    whole = TableModel(tables)
+    model_drafter = drafter(model, sampling=options, sampled=sampled)
+    full = TableModel(tables)
     context = [1, 2]
-    made.begin(context)
-    draft = made.propose(context, 5, Noise(1))
+    model_drafter.begin(context)
+    draft = model_drafter.propose(context, 5, Noise(1))
     allowed = [id in kept for id in range(VOCABULARY)]
     for index, token in enumerate(draft.tokens):
         tokens = [*context, *draft.tokens[:index]]
-        row = reference_row(
-            whole.logits_after(tokens), vocabulary=VOCABULARY, options=options, seen=[], allowed=allowed
-        )
+        row = reference_row(full.logits_after(tokens), vocabulary=VOCABULARY, options=options, seen=[], allowed=allowed)
         assert row[token] > 0
         if draft.probs is not None:
             np.testing.assert_allclose([draft.probs[index].of(id) for id in range(VOCABULARY)], row, atol=1e-6)
 
 
-def test_memory_is_that_of_the_state_and_is_released() -> None:
+def test_model_drafter_holds_the_memory_of_its_state_and_releases_it() -> None:
     budget = Budget(10_000)
     model = TableModel(toy_tables(VOCABULARY, seed=0), budget=budget)
-    made = ModelSource().open(draft_setting(VOCABULARY, model=model, budget=budget, capacity=100))
-    assert made.nbytes == budget.used_nbytes == 800
-    made.close()
+    model_drafter = ModelSource().open(draft_setting(VOCABULARY, model=model, budget=budget, capacity=100))
+    assert model_drafter.nbytes == budget.used_nbytes == 800
+    model_drafter.close()
     assert budget.used_nbytes == 0
     tight = TableModel(toy_tables(VOCABULARY, seed=0), budget=Budget(100))
     with pytest.raises(BudgetExceeded):
         ModelSource().open(draft_setting(VOCABULARY, model=tight))
 
 
-def test_a_pack_without_a_draft_says_what_to_do() -> None:
+def test_open_without_a_draft_model_advises_another_drafter() -> None:
     with pytest.raises(CapabilityError, match="no draft model: use --drafter suffix"):
         ModelSource().open(draft_setting(VOCABULARY))
 
 
-# -- a window of the newest tokens -------------------------------------------------------------------------------------
+# -- a window of the latest tokens -------------------------------------------------------------------------------------
 
 
-def test_propose_far_behind_reads_only_the_newest_tokens_and_continues_from_there() -> None:
+def test_propose_far_behind_reads_only_the_latest_tokens_and_continues_from_there() -> None:
     model = toy_model(VOCABULARY, seed=12)
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(90)]
-    made.begin(context)
-    assert made.unread(context) == 90
+    model_drafter.begin(context)
+    assert model_drafter.unread(context) == 90
     plan = Plan(4, read_max=10)
-    assert made.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[-10:], 4)
+    assert model_drafter.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[-10:], 4)
     assert model.passes == [10, 1, 1, 1]
-    for _ in range(8):  # the context goes another way than was drafted: the window stays where it began
+    for _ in range(8):  # the context differs from the draft: the window keeps its start
         context = [*context, (context[-1] + 3) % VOCABULARY, 5]
-        assert made.unread(context) == 2
-        assert made.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[80:], 4)
+        assert model_drafter.unread(context) == 2
+        assert model_drafter.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[80:], 4)
     model.passes.clear()
-    made.begin(context)
-    assert made.propose(context, 2, Noise(0), plan).tokens == greedy_chain(model, context[80:], 2)
+    model_drafter.begin(context)
+    assert model_drafter.propose(context, 2, Noise(0), plan).tokens == greedy_chain(model, context[80:], 2)
     assert max(model.passes) == 1
 
 
 def test_propose_slightly_behind_reads_every_unread_token() -> None:
     model = toy_model(VOCABULARY, seed=12)
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(30)]
-    made.begin(context)
-    assert made.propose(context, 4, Noise(0), Plan(4, read_max=30)).tokens == greedy_chain(model, context, 4)
+    model_drafter.begin(context)
+    assert model_drafter.propose(context, 4, Noise(0), Plan(4, read_max=30)).tokens == greedy_chain(model, context, 4)
 
 
 def test_window_is_discarded_for_another_context() -> None:
     model = toy_model(VOCABULARY, seed=12)
-    made = drafter(model)
-    made.begin([index * 7 % VOCABULARY for index in range(90)])
-    made.propose([index * 7 % VOCABULARY for index in range(90)], 2, Noise(0), Plan(2, read_max=10))
+    model_drafter = drafter(model)
+    model_drafter.begin([index * 7 % VOCABULARY for index in range(90)])
+    model_drafter.propose([index * 7 % VOCABULARY for index in range(90)], 2, Noise(0), Plan(2, read_max=10))
     for other in ([3, 4, 5], [index * 3 % VOCABULARY for index in range(100)]):
-        made.begin(other)
-        assert made.unread(other) == len(other)
-        assert made.propose(other, 3, Noise(0)).tokens == greedy_chain(model, other, 3)
+        model_drafter.begin(other)
+        assert model_drafter.unread(other) == len(other)
+        assert model_drafter.propose(other, 3, Noise(0)).tokens == greedy_chain(model, other, 3)
 
 
-def test_a_window_lets_a_small_model_draft_in_a_long_context() -> None:
+def test_window_lets_a_model_of_a_small_context_draft_in_a_long_one() -> None:
     model = toy_model(VOCABULARY, seed=12, context=16)
-    made = drafter(model, capacity=200)
+    model_drafter = drafter(model, capacity=200)
     context = [index * 7 % VOCABULARY for index in range(90)]
-    made.begin(context)
-    assert made.propose(context, 4, Noise(0)).tokens == greedy_chain(model, context[-8:], 4)
-    assert made.propose(context, 4, Noise(0), Plan(4, read_max=6)).tokens == greedy_chain(model, context[-8:], 4)
+    model_drafter.begin(context)
+    assert model_drafter.propose(context, 4, Noise(0)).tokens == greedy_chain(model, context[-8:], 4)
+    assert model_drafter.propose(context, 4, Noise(0), Plan(4, read_max=6)).tokens == greedy_chain(
+        model, context[-8:], 4
+    )
 
 
 # -- the draft model's own adapter -------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ A, B, HALF_A = AdapterUse("a", "a"), AdapterUse("b", "b"), AdapterUse("a", "a", 
 
 
 class AdaptedModel(TableModel):
-    """Keeps what each position of its one state was read with, and each pass's width and adapter."""
+    """A model that records the adapter of each position of its one state, and each pass's width and adapter."""
 
     def __init__(self, *, context: int = 512) -> None:
         super().__init__(toy_tables(VOCABULARY, seed=12), context=context)
@@ -322,68 +322,68 @@ class AdaptedModel(TableModel):
         (AdapterSpan(A, 15), AdapterSpan(), [(5, None)]),
     ],
 )
-def test_a_swap_reads_from_the_first_position_of_another_adapter(
+def test_adapter_change_reads_again_from_the_first_affected_position(
     before: AdapterSpan, after: AdapterSpan, read: list[tuple[int, AdapterUse | None]]
 ) -> None:
     model = AdaptedModel()
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(20)]
     for span in (before, after):
         model.reads.clear()
-        made.state.read_with(span)
-        made.begin(context)
-        unread = made.unread(context)
-        assert made.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
+        model_drafter.state.read_with(span)
+        model_drafter.begin(context)
+        unread = model_drafter.unread(context)
+        assert model_drafter.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
         assert model.reads[-2:] == [(1, span.use)] * 2
         assert model.read_with == [span.at(position) for position in range(22)]
     assert model.reads[:-2] == read
     assert max(1, unread) == sum(width for width, _ in read)
 
 
-def test_an_adapter_begins_within_a_long_prompt() -> None:
+def test_adapter_may_begin_within_a_long_prompt() -> None:
     model = AdaptedModel(context=2000)
-    made = drafter(model, capacity=2000)
+    model_drafter = drafter(model, capacity=2000)
     context = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 100)]
     start = PREFILL_CHUNK + 88
-    made.state.read_with(AdapterSpan(A, start))
-    made.begin(context)
-    made.propose(context, 1, Noise(0))
+    model_drafter.state.read_with(AdapterSpan(A, start))
+    model_drafter.begin(context)
+    model_drafter.propose(context, 1, Noise(0))
     assert model.reads == [(PREFILL_CHUNK, None), (88, None), (PREFILL_CHUNK, A), (12, A)]
 
 
-def test_a_window_is_read_with_the_adapter_of_its_positions() -> None:
+def test_window_is_read_with_the_adapter_of_its_positions() -> None:
     model = AdaptedModel()
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(90)]
     for span in (AdapterSpan(A, 85), AdapterSpan(B, 30), AdapterSpan()):
-        made.state.read_with(span)
-        made.begin(context)
-        made.propose(context, 4, Noise(0), Plan(4, read_max=10))
+        model_drafter.state.read_with(span)
+        model_drafter.begin(context)
+        model_drafter.propose(context, 4, Noise(0), Plan(4, read_max=10))
         assert model.read_with == [span.at(80 + position) for position in range(13)]
 
 
 @pytest.mark.parametrize("start", [0, 15])
-def test_an_adapter_that_takes_too_much_memory_in_a_pass_is_left_out(start: int) -> None:
-    """Until the next one is chosen; the draft is that of the model without it."""
+def test_adapter_that_exceeds_the_budget_in_a_pass_is_left_out(start: int) -> None:
+    """The model drafts without an adapter until another one is chosen."""
     model = AdaptedModel()
     model.refuses = True
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [index * 7 % VOCABULARY for index in range(20)]
     refused: list[BudgetExceeded] = []
-    made.state.read_with(AdapterSpan(A, start), refused=refused.append)
-    made.begin(context)
+    model_drafter.state.read_with(AdapterSpan(A, start), refused=refused.append)
+    model_drafter.begin(context)
     for _ in range(2):
-        assert made.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
+        assert model_drafter.propose(context, 3, Noise(0)).tokens == greedy_chain(model, context, 3)
         assert model.read_with == [None] * 22
     assert len(refused) == 1
 
 
-# -- how sure to be ----------------------------------------------------------------------------------------------------
+# -- confidence --------------------------------------------------------------------------------------------------------
 
 
-def tell(made: ModelDrafter, context: list[int], tokens: tuple[int, ...]) -> list[int]:
+def observe(model_drafter: ModelDrafter, context: list[int], tokens: tuple[int, ...]) -> list[int]:
     after = [*context, *tokens]
-    made.observe(after, Verdict(Draft(), tokens, (), Outcome.BONUS, None))  # type: ignore[arg-type]
+    model_drafter.observe(after, Verdict(Draft(), tokens, (), Outcome.BONUS, None))  # type: ignore[arg-type]
     return after
 
 
@@ -393,9 +393,9 @@ def test_propose_stops_when_the_full_draft_is_unlikely_to_be_accepted() -> None:
     for floor in (0.0, 0.05, 0.3, 0.7, 0.999):
         lengths[floor] = 0
         for first in range(VOCABULARY):
-            made = drafter(model)
-            made.begin([1, first])
-            draft = made.propose([1, first], 8, Noise(0), Plan(8, floor=floor))
+            model_drafter = drafter(model)
+            model_drafter.begin([1, first])
+            draft = model_drafter.propose([1, first], 8, Noise(0), Plan(8, floor=floor))
             expected, alive, tokens = 0, 1.0, [1, first]
             for _ in range(8):
                 row = np.exp(model.logits_after(tokens)[:VOCABULARY].astype(np.float64))
@@ -415,46 +415,46 @@ def test_observe_learns_from_drafted_and_omitted_tokens() -> None:
     model = toy_model(VOCABULARY, seed=14)
     floor = Plan(4, floor=0.2)
 
-    def proposed(made: ModelDrafter) -> int:
-        return sum(len(_proposal(made, [1, first], floor)) for first in range(VOCABULARY))
+    def proposed(model_drafter: ModelDrafter) -> int:
+        return sum(len(_proposal(model_drafter, [1, first], floor)) for first in range(VOCABULARY))
 
     before = proposed(drafter(model))
     trusted, distrusted = drafter(model), drafter(model)
     for _ in range(10):
         for first in range(VOCABULARY):
             _proposal(trusted, [1, first], floor)
-            tell(trusted, [1, first], greedy_chain(model, [1, first], 5))
+            observe(trusted, [1, first], greedy_chain(model, [1, first], 5))
             _proposal(distrusted, [1, first], floor)
             wrong = (greedy_chain(model, [1, first], 1)[0] + 1) % VOCABULARY
-            tell(distrusted, [1, first], (wrong,))
+            observe(distrusted, [1, first], (wrong,))
     assert proposed(trusted) > 1.2 * before
     assert proposed(distrusted) < 0.6 * before
 
 
-def _proposal(made: ModelDrafter, context: list[int], plan: Plan) -> Draft:
-    made.begin(context)
-    return made.propose(context, 4, Noise(0), plan)
+def _proposal(model_drafter: ModelDrafter, context: list[int], plan: Plan) -> Draft:
+    model_drafter.begin(context)
+    return model_drafter.propose(context, 4, Noise(0), plan)
 
 
 def test_observe_ignores_rounds_without_a_draft_of_this_drafter() -> None:
     model = toy_model(VOCABULARY, seed=14)
-    made = drafter(model)
+    model_drafter = drafter(model)
     context = [1, 2]
-    made.begin(context)
-    made.propose(context, 4, Noise(0), Plan(4, floor=0.1))
-    context = tell(made, context, (3,))
-    learnt = list(made._confidence.weights)
+    model_drafter.begin(context)
+    model_drafter.propose(context, 4, Noise(0), Plan(4, floor=0.1))
+    context = observe(model_drafter, context, (3,))
+    learned = list(model_drafter._confidence.weights)
     for token in (4, 5, 6):
-        context = tell(made, context, (token,))
-    assert made._confidence.weights == learnt != [1.0, 0.0, 0.0]
+        context = observe(model_drafter, context, (token,))
+    assert model_drafter._confidence.weights == learned != [1.0, 0.0, 0.0]
 
 
 def test_propose_under_the_ratio_rule_never_stops_early() -> None:
     model = toy_model(VOCABULARY, seed=8, scale=0.1)
     options = SamplingOptions(temperature=1.0)
-    made = drafter(model, sampling=options, sampled=True, noise=Noise(4))
-    made.begin([1, 2])
-    assert len(made.propose([1, 2], 6, Noise(5), Plan(6, floor=0.9))) == 6
+    model_drafter = drafter(model, sampling=options, sampled=True, noise=Noise(4))
+    model_drafter.begin([1, 2])
+    assert len(model_drafter.propose([1, 2], 6, Noise(5), Plan(6, floor=0.9))) == 6
 
 
 # -- the target's noise ------------------------------------------------------------------------------------------------
@@ -464,10 +464,10 @@ def test_propose_with_the_targets_noise_samples_the_targets_tokens() -> None:
     model = toy_model(VOCABULARY, seed=15, scale=0.7)
     options = SamplingOptions(temperature=0.9, top_k=8, repetition_penalty=1.2)
     noise = Noise(21)
-    made = drafter(model, sampling=options, noise=noise)
+    model_drafter = drafter(model, sampling=options, noise=noise)
     context = [1, 2, 3]
-    made.begin(context)
-    draft = made.propose(context, 6, Noise(5, stream=1))
+    model_drafter.begin(context)
+    draft = model_drafter.propose(context, 6, Noise(5, stream=1))
     assert draft.mode is DraftMode.DETERMINISTIC
     assert noise.position == 0
     tokens = list(context)

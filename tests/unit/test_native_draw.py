@@ -1,4 +1,4 @@
-"""The native draw gives what numpy's gives, to the last token, on every instruction set that this processor has."""
+"""The native draw samples the same tokens as numpy's, on every instruction set of this processor."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def library(pytestconfig: pytest.Config) -> ctypes.CDLL:
-    """The one file, compiled without the flag that forbids fused operations: the source itself forbids them."""
+    """Compile draw.cpp without the flag that forbids fused operations: the source forbids them itself."""
     if COMPILER is None:
-        pytest.skip("neither g++ nor clang++ is here to compile draw.cpp")
+        pytest.skip("draw.cpp needs g++ or clang++")
     source = ROOT / "runtimes" / "onnx" / "kernels" / "draw.cpp"
     warnings = ("-Wall", "-Wextra", "-Werror", *(("-Wno-pass-failed",) if COMPILER == "clang++" else ()))
     command = [COMPILER, *FLAGS, *warnings, str(source)]
@@ -68,7 +68,7 @@ def native(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[Nat
 
 
 def rows(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
-    """Rows of every kind that may upset an order, a bin or an exponent; the largest logit is finite."""
+    """Yield rows that are hard on sorting, binning or exponents; the largest logit is finite."""
     normal = generator.standard_normal(size)
     for scale in (0.01, 2.5, 30.0, 1e10):
         yield (scale * normal).astype(np.float32)
@@ -90,7 +90,7 @@ def rows(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """Return what the call gives; None where it refuses the row."""
+    """Return the call's result, or None if it refuses the row."""
     try:
         return call()
     except CapabilityError:
@@ -103,7 +103,7 @@ _DRAWN: dict[tuple[object, ...], object] = {}
 def drawn_by_numpy(
     row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None
 ) -> object:
-    """Return what numpy draws; computed once for all instruction sets, which are asked the same."""
+    """Return numpy's result, computed once for all instruction sets."""
     parts = (row, seen, *(() if ids is None else (ids,)))
     asked = (*(hashlib.blake2b(np.ascontiguousarray(part)).digest() for part in parts), options, key)
     if asked not in _DRAWN:
@@ -166,22 +166,22 @@ def test_native_top_k_equals_numpy(native: NativeRowDraw, size: int, count: int)
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 4), (100, 65), (5, 0)])
-def test_more_largest_than_it_looks_for_are_refused(native: NativeRowDraw, size: int, count: int) -> None:
+def test_native_top_k_refuses_an_unsupported_count(native: NativeRowDraw, size: int, count: int) -> None:
     with pytest.raises(ValueError, match="largest"):
         native.top(np.zeros(size, np.float32), count)
 
 
 def rows_with_ties(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
-    """Rows where a threshold falls among equal values, or the likely range of a threshold is hard to guess."""
+    """Yield rows with a threshold among equal values, or with one that is hard to bracket."""
     yield np.full(size, 0.37, np.float32)
     yield np.where(generator.random(size) < 0.5, 1, 0).astype(np.float32)
-    yield (1 - generator.integers(0, 3, size) * 2.0**-23).astype(np.float32)  # neighbours
+    yield (1 - generator.integers(0, 3, size) * 2.0**-23).astype(np.float32)  # adjacent floats
     yield np.where(np.arange(size) % 1001 == 1, 3, np.where(np.arange(size) % 3 == 0, 0, -2)).astype(np.float32)
     yield np.where(np.arange(size) == size // 3, 10, 0).astype(np.float32)
     masked = np.full(size, -np.inf, np.float32)
     masked[generator.integers(0, size, 10)] = 1
     yield masked
-    for count in (1, 4, 30, size // 50):  # a few heavy ones over many light ones
+    for count in (1, 4, 30, size // 50):  # a few large logits over many small ones
         heavy = (generator.standard_normal(size) / 10).astype(np.float32)
         heavy[generator.integers(0, size, count)] += np.float32(math.log(size / count)) - np.float32(0.5)
         yield heavy
@@ -190,7 +190,7 @@ def rows_with_ties(size: int, *, generator: np.random.Generator) -> Iterator[Flo
 
 
 @pytest.mark.parametrize("size", [2048, 2049, 2060, 20_000, 151_936])
-def test_thresholds_among_ties_and_at_the_ends_are_numpys(native: NativeRowDraw, size: int) -> None:
+def test_native_draw_equals_numpy_for_ties_and_extreme_thresholds(native: NativeRowDraw, size: int) -> None:
     generator = np.random.default_rng(size)
     cuts = list(
         itertools.product(
@@ -215,26 +215,26 @@ def test_thresholds_among_ties_and_at_the_ends_are_numpys(native: NativeRowDraw,
 def test_native_draw_equals_numpy_for_any_floats(
     native: NativeRowDraw, row: FloatArray, options: SamplingOptions, key: int, data: st.DataObject
 ) -> None:
-    """NaN and infinities included: both refuse, or both draw the same."""
+    """NaN and infinities included: both refuse the row, or both return the same token."""
     seen = np.array(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=5)), dtype=np.int64)
     assert same(native, row, options, key=key, seen=seen, ids=None)
     assert outcome(lambda: native.argmax(row)) == outcome(lambda: NUMPY.argmax(row))
     assert outcome(lambda: native.leading(row)) == outcome(lambda: NUMPY.leading(row))
 
 
-def test_draws_follow_the_softmax(native: NativeRowDraw) -> None:
+def test_native_draw_follows_the_softmax(native: NativeRowDraw) -> None:
     row = np.random.default_rng(0).standard_normal(40).astype(np.float32)
     expected = np.exp(row / 0.8)
     expected *= 20_000 / expected.sum()
     sampler = Sampler(SamplingOptions(temperature=0.8), vocabulary_size=40, row_draw=native)
     noise = Noise(3)
     counts = np.bincount([sampler.draw(row, key=noise.take()) for _ in range(20_000)], minlength=40)
-    assert ((counts - expected) ** 2 / expected).sum() < 78  # 39 degrees of freedom, once in ten thousand
+    assert ((counts - expected) ** 2 / expected).sum() < 78  # 39 degrees of freedom: exceeded once in ten thousand
 
 
 @pytest.mark.parametrize("at", [0, 20, 63, 64, 99, 1024, 1049])
 @pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
-def test_what_is_not_a_number_is_refused_wherever_it_stands(native: NativeRowDraw, at: int, value: float) -> None:
+def test_native_draw_refuses_nan_and_infinity_at_any_position(native: NativeRowDraw, at: int, value: float) -> None:
     row = np.zeros(1050, np.float32)
     row[at] = np.copysign(np.float32(value), np.float32(math.copysign(1, value)))
     for options in (SamplingOptions(0.9), SamplingOptions(0.9, 3), SamplingOptions(0.9, 50, 0.5, 0.1, 1.2)):
@@ -249,7 +249,7 @@ def test_what_is_not_a_number_is_refused_wherever_it_stands(native: NativeRowDra
             native.draw(row, SamplingOptions(repetition_penalty=1.5), key=1, seen=NOTHING)
 
 
-def test_rows_of_any_layout_are_read(native: NativeRowDraw) -> None:
+def test_native_draw_reads_rows_of_any_memory_layout(native: NativeRowDraw) -> None:
     whole = np.random.default_rng(1).standard_normal((6, 400)).astype(np.float32)
     whole.flags.writeable = False
     options = SamplingOptions(1.0, 20, 0.9)
@@ -261,14 +261,14 @@ def test_rows_of_any_layout_are_read(native: NativeRowDraw) -> None:
         native.argmax(whole[0, :0])
 
 
-def test_scratch_memory_equals_the_declared_size(native: NativeRowDraw) -> None:
+def test_native_draw_needs_at_most_the_declared_scratch_memory(native: NativeRowDraw) -> None:
     assert native.scratch_nbytes(151_936) < 24 * 151_936
     held = native._scratch.nbytes
     native.draw(np.zeros(5000, np.float32), SamplingOptions(1.0), key=0, seen=NOTHING)
     assert held < native._scratch.nbytes <= native.scratch_nbytes(5000) + 8
 
 
-def test_helpers_of_several_threads_do_not_disturb_each_other(library: ctypes.CDLL) -> None:
+def test_native_draw_is_independent_between_threads(library: ctypes.CDLL) -> None:
     generator = np.random.default_rng(5)
     options = SamplingOptions(1.0, 0, 0.9, repetition_penalty=1.1)
     wide = [generator.standard_normal(20_000).astype(np.float32) for _ in range(2)]
@@ -287,12 +287,12 @@ def test_helpers_of_several_threads_do_not_disturb_each_other(library: ctypes.CD
     assert found == expected
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
-def test_draws_do_not_depend_on_the_threads_floating_point_mode(native: NativeRowDraw) -> None:
-    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
-    tiny = (np.arange(300) % 100 * 1e-42).astype(np.float32)
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode in glibc's layout")
+def test_native_draw_does_not_depend_on_the_floating_point_mode(native: NativeRowDraw) -> None:
+    """Another library may have set this thread to flush denormals to zero, or to round upwards."""
+    denormal = (np.arange(300) % 100 * 1e-42).astype(np.float32)
     row = (2.5 * np.random.default_rng(7).standard_normal(5000)).astype(np.float32)
-    options = [  # with numbers that rounding upwards does not change while they are passed on
+    options = [  # options whose conversion to the kernel's scale does not change when rounding upwards
         next(
             each
             for each in temperatures
@@ -305,7 +305,13 @@ def test_draws_do_not_depend_on_the_threads_floating_point_mode(native: NativeRo
 
     def results() -> list[object]:
         drawn = [native.draw(row, each, key=key, seen=np.arange(9)) for each in options for key in range(40)]
-        return [native.argmax(tiny), native.leading(row), native.leading(tiny), *native.top(row, 5).tolist(), *drawn]
+        return [
+            native.argmax(denormal),
+            native.leading(row),
+            native.leading(denormal),
+            *native.top(row, 5).tolist(),
+            *drawn,
+        ]
 
     expected = results()
     assert expected[0] == 99
@@ -324,13 +330,13 @@ def test_draws_do_not_depend_on_the_threads_floating_point_mode(native: NativeRo
     assert found == expected
 
 
-def test_unknown_instruction_sets_are_refused(library: ctypes.CDLL) -> None:
+def test_native_draw_refuses_unknown_instruction_sets(library: ctypes.CDLL) -> None:
     assert not library.edgedecode_draw_force(b"sse9")
 
 
 @pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(0.9, 0, 0.9, repetition_penalty=1.1)], ids=str)
 def test_session_uses_the_native_draw_of_the_runtime(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
-    """The target's rows and the draft's, and the budget is charged; the text is that of numpy."""
+    """It serves the target's and the draft's rows, is charged to the budget, and gives numpy's text."""
     draws: list[int] = []
 
     class Counting(NativeRowDraw):
@@ -346,7 +352,7 @@ def test_session_uses_the_native_draw_of_the_runtime(library: ctypes.CDLL, sampl
         def row_draw(self) -> RowDraw:
             return Counting(library)
 
-    def said(runtime: TableRuntime) -> tuple[tuple[int, ...], int]:
+    def generate(runtime: TableRuntime) -> tuple[tuple[int, ...], int]:
         plain = toy_pair()
         pair = Pair(plain.manifest, Path(), tokenizer=plain.tokenizer, runtime=runtime, budget=Budget())
         with pair, pair.session(SessionOptions(sampling=sampling, seed=5, drafter="model", draft_max=3)) as session:
@@ -358,9 +364,9 @@ def test_session_uses_the_native_draw_of_the_runtime(library: ctypes.CDLL, sampl
     size = byte_tokenizer().size
     target = toy_tables(size, seed=0)
     tables = {"target": target, "draft": toy_tables(size, seed=1, scale=0.5, near=target)}
-    tokens, charged = said(Bringing(tables))
+    tokens, charged = generate(Bringing(tables))
     count = len(draws)
     assert count > 60
-    expected, without = said(TableRuntime(tables))
+    expected, without = generate(TableRuntime(tables))
     assert (tokens, charged - without) == (expected, NativeRowDraw(library).scratch_nbytes(size))
     assert len(draws) == count

@@ -1,4 +1,4 @@
-"""Kernel noise, on models whose noise is known."""
+"""Kernel noise, measured on models of known noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPTS = [(1, 2, 3), (4,)]
 
 
 class WideNoise(TableModel):
-    """A table whose passes of several rows move logit 0 up by a known amount."""
+    """A table model that adds a known amount to logit 0 in passes of several rows."""
 
     shift = 0.0
 
@@ -36,38 +36,40 @@ class WideNoise(TableModel):
 
 
 def model(shift: float) -> WideNoise:
-    made = WideNoise(toy_tables(8, seed=2), context=400)
-    made.shift = shift
-    return made
+    wide = WideNoise(toy_tables(8, seed=2), context=400)
+    wide.shift = shift
+    return wide
 
 
-def test_equal_kernels_have_no_noise() -> None:
+def test_measure_noise_is_zero_for_equal_kernels() -> None:
     noise = measure_noise(model(0.0), PROMPTS, ends=(), positions=300)
     assert (noise.percentile, noise.largest, noise.positions) == (0.0, 0.0, 300)
 
 
-def test_a_moved_logit_is_seen_as_large_as_it_is() -> None:
+def test_measure_noise_finds_the_size_of_a_shifted_logit() -> None:
     noise = measure_noise(model(0.25), PROMPTS, ends=(), positions=300)
     assert noise.percentile == pytest.approx(0.25, abs=1e-5)
     assert noise.largest == pytest.approx(0.25, abs=1e-5)
 
 
-def test_the_text_ends_where_the_model_ends_it() -> None:
-    told: list[int] = []
+def test_measure_noise_ends_a_text_at_an_end_token() -> None:
+    progress: list[int] = []
     ends = range(4)
-    noise = measure_noise(model(0.1), PROMPTS, ends=ends, positions=200, progress=told.append)
-    assert noise.positions == sum(told) == 200
-    assert np.mean(told) < 20
+    noise = measure_noise(model(0.1), PROMPTS, ends=ends, positions=200, progress=progress.append)
+    assert noise.positions == sum(progress) == 200
+    assert np.mean(progress) < 20
 
 
-@pytest.mark.parametrize(("positions", "ends"), [(3, ()), (20, range(8))], ids=["a row left over", "segments of one"])
-def test_no_row_is_compared_with_itself(positions: int, ends: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("positions", "ends"), [(3, ()), (20, range(8))], ids=["a remainder of one row", "segments of one row"]
+)
+def test_measure_noise_compares_no_row_with_itself(positions: int, ends: tuple[int, ...]) -> None:
     wide = model(0.1)
     assert measure_noise(wide, [(4,)], ends=ends, positions=positions).positions == positions
-    assert wide.passes.count(1) == positions  # all of them sampled, none read again
+    assert wide.passes.count(1) == positions  # every row is sampled and none is read again
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_measure_noise_is_deterministic() -> None:
     assert measure_noise(model(0.1), PROMPTS, ends=(2,), positions=90) == measure_noise(
         model(0.1), PROMPTS, ends=(2,), positions=90
     )

@@ -1,4 +1,4 @@
-"""Offers are scored by what was emitted, whoever had proposed it, and only when their tokens are there."""
+"""Offers are scored against the emitted tokens, whichever drafter was used, once enough tokens are emitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import Score
 
 
-def test_an_offer_waits_for_its_tokens() -> None:
+def test_settle_scores_an_offer_once_its_tokens_are_emitted() -> None:
     offers = OpenOffers()
     offers.add("a", Draft((1, 2, 3), match=4), at=2)
     assert offers.settle([9, 9]) == []
@@ -16,20 +16,20 @@ def test_an_offer_waits_for_its_tokens() -> None:
     assert offers.settle([9, 9, 1, 2, 3, 4]) == []
 
 
-def test_the_first_wrong_token_decides() -> None:
+def test_settle_scores_an_offer_at_its_first_wrong_token() -> None:
     offers = OpenOffers()
     offers.add("a", Draft((1, 2, 3)), at=0)
     assert offers.settle([1, 7]) == [Score("a", 3, 1)]
 
 
-def test_what_is_crowded_out_counts_as_far_as_it_went() -> None:
+def test_settle_scores_a_displaced_offer_up_to_the_emitted_tokens() -> None:
     offers = OpenOffers()
     for at in range(6):
         offers.add("a", Draft(tuple(range(at, at + 50))), at=at)
     assert offers.settle(list(range(7))) == [Score("a", 7, 7), Score("a", 6, 6)]
 
 
-def test_drafters_wait_apart_and_clear_forgets_all() -> None:
+def test_open_offers_are_kept_per_drafter_until_cleared() -> None:
     offers = OpenOffers()
     offers.add("a", Draft((1,)), at=0)
     offers.add("b", Draft((2,)), at=0)

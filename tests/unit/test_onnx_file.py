@@ -1,4 +1,4 @@
-"""ONNX files that are read and written by hand: against the onnx package's messages, onnxruntime and broken bytes."""
+"""The own ONNX reader and writer, against the onnx package, onnxruntime and damaged bytes."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def run(data: bytes, *, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=[f"{path.parent.name}-{path.stem}" for path in GRAPHS])
-def test_the_bundled_graphs_come_back(path: Path) -> None:
+def test_graph_file_round_trips_the_bundled_graphs(path: Path) -> None:
     data = path.read_bytes()
     assert message(GraphFile.parse(data).serialize()) == message(data)
 
 
 @pytest.mark.parametrize("variant", ["base", "hidden", "lora", "kv8"])
 @pytest.mark.parametrize("bits", [4, 32])
-def test_toy_graphs_come_back(variant: str, bits: int) -> None:
+def test_graph_file_round_trips_toy_graphs(variant: str, bits: int) -> None:
     model = ToyGraph(ToyShape(bits=bits), variant).build()
     assert again(model) == model
 
 
-def test_everything_that_is_not_modelled_comes_back() -> None:
+def test_graph_file_round_trips_content_that_it_does_not_model() -> None:
     branch = helper.make_graph([helper.make_node("Identity", ["x"], ["inner"])], "branch", [], [])
     node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch, doc_string="a choice")
     node.overload = "o"
@@ -108,7 +108,7 @@ def test_everything_that_is_not_modelled_comes_back() -> None:
 
 
 @pytest.mark.parametrize("kind", NUMBERS, ids=TensorProto.DataType.Name)
-def test_typed_numbers_become_raw_ones(kind: int) -> None:
+def test_tensor_converts_typed_data_to_raw_bytes(kind: int) -> None:
     tensor = helper.make_tensor("t", kind, [len(NUMBERS[kind])], NUMBERS[kind])
     assert not tensor.raw_data
     read = Tensor.parse(memoryview(tensor.SerializeToString()))
@@ -117,7 +117,7 @@ def test_typed_numbers_become_raw_ones(kind: int) -> None:
     assert np.array_equal(numpy_helper.to_array(written), numpy_helper.to_array(tensor))
 
 
-def test_attributes_have_the_types_that_onnx_gives_them() -> None:
+def test_node_attributes_have_the_types_of_onnx() -> None:
     values = {"i": -3, "f": 0.5, "s": b"text", "ints": [1, -2], "floats": [1.0, 2.5]}
     file = GraphFile.parse(small_model(helper.make_node("Any", ["x"], ["y"], **values)).SerializeToString())
     assert file.nodes[0].attributes == values
@@ -126,7 +126,7 @@ def test_attributes_have_the_types_that_onnx_gives_them() -> None:
     assert {a.name: helper.get_attribute_value(a) for a in node.attribute} == values
 
 
-def test_edits_are_what_onnx_and_onnxruntime_see(tmp_path: Path) -> None:
+def test_graph_file_edits_are_read_by_onnx_and_onnxruntime(tmp_path: Path) -> None:
     model = small_model(helper.make_node("Mul", ["x", "w"], ["y"]))
     model.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, [1]))
     model.graph.initializer.append(numpy_helper.from_array(np.float32([2, 3]), "w"))
@@ -156,7 +156,7 @@ def test_edits_are_what_onnx_and_onnxruntime_see(tmp_path: Path) -> None:
     assert np.array_equal(y, x - 1 + np.float32([5, 6]))
 
 
-def test_external_data_is_read_as_onnx_writes_it() -> None:
+def test_tensor_reads_external_data_as_written_by_onnx() -> None:
     tensor = TensorProto(name="t", data_type=1, dims=[3], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": "a/b.bin", "offset": "4096", "length": "12", "checksum": "abc"}.items():
         tensor.external_data.add(key=key, value=value)
@@ -166,7 +166,7 @@ def test_external_data_is_read_as_onnx_writes_it() -> None:
     assert TensorProto.FromString(b"".join(replace(read, name="t").fields())) == tensor
 
 
-def test_twenty_megabytes_are_read_in_few_steps() -> None:
+def test_parse_does_not_loop_over_bytes() -> None:
     model = small_model(helper.make_node("Mul", ["x", "w"], ["y"]))
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((5000, 1000), np.float32), "w"))
     data = model.SerializeToString()
@@ -184,7 +184,7 @@ def test_twenty_megabytes_are_read_in_few_steps() -> None:
     finally:
         sys.settrace(before)
     assert again == data
-    assert 0 < lines < 10_000  # a loop over bytes would take millions
+    assert 0 < lines < 10_000  # a loop over the 20 MB would take millions
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def test_twenty_megabytes_are_read_in_few_steps() -> None:
         (b"\x3a\x04\x2a\x02\x70\x01", "its file is not named"),
     ],
 )
-def test_garbled_bytes_are_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_parse_refuses_invalid_bytes_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         GraphFile.parse(data)
 
 
 @given(cut=st.integers(0, len(TOY)))
 @settings(max_examples=150, deadline=None)
-def test_cut_off_bytes_give_a_graph_or_a_reason(cut: int) -> None:
+def test_parse_of_truncated_bytes_gives_a_graph_or_an_error(cut: int) -> None:
     parse_and_write(TOY[:cut])
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, len(TOY) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 @settings(max_examples=300, deadline=None)
-def test_changed_bytes_give_a_graph_or_a_reason(changes: list[tuple[int, int]]) -> None:
+def test_parse_of_changed_bytes_gives_a_graph_or_an_error(changes: list[tuple[int, int]]) -> None:
     data = bytearray(TOY)
     for place, value in changes:
         data[place] = value
@@ -225,7 +225,7 @@ def test_changed_bytes_give_a_graph_or_a_reason(changes: list[tuple[int, int]]) 
 
 @given(data=st.binary(max_size=200), wrap=st.sampled_from(((), (7,), (7, 1), (7, 5), (7, 11), (7, 1, 5), (8,), (14,))))
 @settings(max_examples=400, deadline=None)
-def test_any_bytes_at_any_depth_give_a_graph_or_a_reason(data: bytes, wrap: tuple[int, ...]) -> None:
+def test_parse_of_any_bytes_at_any_depth_gives_a_graph_or_an_error(data: bytes, wrap: tuple[int, ...]) -> None:
     for number in reversed(wrap):
         length = len(data)
         size = bytes([length]) if length < 128 else bytes([length & 127 | 128, length >> 7])
@@ -237,7 +237,7 @@ def parse_and_write(data: bytes) -> None:
     try:
         file = GraphFile.parse(data)
     except ValueError as error:
-        assert 0 < len(str(error)) < 200  # noqa: PT017  (a graph is an answer too)
+        assert 0 < len(str(error)) < 200  # noqa: PT017  (a graph is a valid result too)
         return
     written = file.serialize()
     assert GraphFile.parse(written).serialize() == written
