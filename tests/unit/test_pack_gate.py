@@ -1,4 +1,4 @@
-"""The gate: whatever a stranger put into a pack is one line, before native code sees it, and nearly no memory."""
+"""The pack gate: a hostile pack is refused in one line, before native code reads it and with little memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = {
     for name, case in cases.items()
 }
 LIMIT_NBYTES = 130_000_000
-"""The interpreter with tokenizers takes half of it; the pack's own plan on ONNX Runtime is larger."""
+"""The interpreter and tokenizers take half of it; running the pack on ONNX Runtime takes more."""
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +44,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What one process said of every spoilt pack: exit code and standard error of each, then what it had taken."""
+class Results:
+    """The results of one process for every hostile pack: exit code, standard output and error of each."""
 
-    said: dict[str, tuple[int, str, str]]
+    outcomes: dict[str, tuple[int, str, str]]
     modules: list[str]
     peak_nbytes: int
 
@@ -56,19 +56,19 @@ _CODE = """if True:
     import contextlib, io, json, sys
     from edgedecode.cli import main
     from edgedecode.memory.process_memory import peak_nbytes
-    said = {}
+    outcomes = {}
     for name, root in json.load(sys.stdin).items():
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(["generate", "-m", root, "-p", "a", "-n", "1", "--memory", "130MB", "--runtime", "onnx"])
-        said[name] = code, out.getvalue(), err.getvalue()
+        outcomes[name] = code, out.getvalue(), err.getvalue()
     native = [name for name in ("onnxruntime", "llama_cpp") if name in sys.modules]
-    print(json.dumps([said, native, peak_nbytes()]))
+    print(json.dumps([outcomes, native, peak_nbytes()]))
 """
 
 
 @pytest.fixture(scope="module")
-def answers(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def results(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("spoilt")
     roots = {name: str(spoilt(sound, folder / str(i), spoil)) for i, (name, (spoil, _)) in enumerate(CASES.items())}
     done = subprocess.run(
@@ -80,7 +80,7 @@ def answers(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
         timeout=300,
         check=True,
     )
-    return Answers(*json.loads(done.stdout))
+    return Results(*json.loads(done.stdout))
 
 
 @pytest.fixture(autouse=True)
@@ -88,48 +88,50 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
 
 
-def test_the_bundled_pack_and_its_copy_pass(sound: Path, tmp_path: Path) -> None:
+def test_check_pack_accepts_the_bundled_pack_and_a_copy(sound: Path, tmp_path: Path) -> None:
     assert check_pack(BUNDLED_PACK) == Manifest.load(BUNDLED_PACK)
-    assert check_pack(copy_of(sound, tmp_path / "copy")).name == "demo"  # its files have several names now
+    assert check_pack(copy_of(sound, tmp_path / "copy")).name == "demo"  # the copy's files are hard links
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_corrupt_pack_gives_a_one_line_error(name: str, answers: Answers) -> None:
-    code, out, err = answers.said[name]
+def test_check_pack_reports_a_corrupt_pack_in_one_line(name: str, results: Results) -> None:
+    code, out, err = results.outcomes[name]
     assert (code, out) == (1, "")
     assert re.fullmatch(rf"edgedecode: [^\n]*{CASES[name][1]}[^\n]*\n", err), err
     assert len(err) < 600
 
 
-def test_corrupt_packs_reach_no_native_code_and_take_no_memory(answers: Answers) -> None:
-    assert answers.modules == []
-    assert answers.peak_nbytes < LIMIT_NBYTES
+def test_check_pack_refuses_corrupt_packs_without_native_code_and_with_little_memory(results: Results) -> None:
+    assert results.modules == []
+    assert results.peak_nbytes < LIMIT_NBYTES
 
 
-def test_reading_the_tokenizer_is_leased_before_it_is_read(
+def test_load_leases_memory_for_the_tokenizer_before_reading_it(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = spoilt(sound, tmp_path / "pack", padded("tokenizer.json", 9_000_000))
-    monkeypatch.setattr(Tokenizer, "from_file", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(Tokenizer, "from_file", lambda *_, **__: pytest.fail("the tokenizer was read"))
     with pytest.raises(BudgetExceeded, match=r"171\.\d MB are needed for reading the tokenizer"):
         edgedecode.load(root, memory=(resident_nbytes() or peak_nbytes() or 0) + 100_000_000, runtime="onnx")
 
 
-def test_only_a_pack_that_changed_is_read_again(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_pack_reads_only_a_changed_pack_again(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = copy_of(sound, tmp_path / "pack")
     read: list[str] = []
 
-    def noted(path: Path, weights: Weights, *, joins: bool) -> CheckedGraph:
+    def recording(path: Path, weights: Weights, *, joins: bool) -> CheckedGraph:
         read.append(path.name)
         return check_graph(path, weights, joins=joins)
 
-    monkeypatch.setattr(pack_gate, "check_graph", noted)
+    monkeypatch.setattr(pack_gate, "check_graph", recording)
     check_pack(root)
     assert sorted(read) == ["base.onnx", "hidden.onnx", "lora.onnx"]
     check_pack(root)
     assert len(read) == 3
     value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
-    value["models"]["target"]["context"] = 2049  # the files are the same, what is said of them is not
+    value["models"]["target"]["context"] = 2049  # same files, another manifest
     (root / MANIFEST_NAME).unlink()
     (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
     for _ in range(2):
@@ -137,7 +139,7 @@ def test_only_a_pack_that_changed_is_read_again(sound: Path, tmp_path: Path, mon
             check_pack(root)
 
 
-def test_a_shorter_context_than_the_graph_serves_passes(sound: Path, tmp_path: Path) -> None:
+def test_check_pack_accepts_a_shorter_context_than_the_graphs(sound: Path, tmp_path: Path) -> None:
     NUMBERS["more positions than tables"][0](root := copy_of(sound, tmp_path / "pack"))
     value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
     value["models"]["target"]["context"] = 512
@@ -153,7 +155,7 @@ def test_a_shorter_context_than_the_graph_serves_passes(sound: Path, tmp_path: P
         *("Thumbs.db", "draft/desktop.ini", "draft/._base.onnx", "._edgedecode.json", "draft/.nfs0000000123"),
     ],
 )
-def test_what_repositories_and_desktops_leave_passes(sound: Path, tmp_path: Path, name: str) -> None:
+def test_check_pack_accepts_files_of_repositories_and_desktops(sound: Path, tmp_path: Path, name: str) -> None:
     root = copy_of(sound, tmp_path / "pack")
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text("x")
@@ -163,19 +165,21 @@ def test_what_repositories_and_desktops_leave_passes(sound: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["draft/.trim-1-0.onnx", "draft/.trim-1-0.gguf.7.making", f"{MANIFEST_NAME}.7.making"])
-def test_a_change_under_way_does_not_close_the_pack(sound: Path, tmp_path: Path, name: str) -> None:
+def test_check_pack_accepts_temporary_files_of_a_change_in_progress(sound: Path, tmp_path: Path, name: str) -> None:
     root = copy_of(sound, tmp_path / "pack")
     (root / name).write_bytes(b"half")
     check_pack(root)
 
 
-def test_show_refuses_what_generate_refuses(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_refuses_the_packs_that_generate_refuses(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = spoilt(sound, tmp_path / "pack", FOLDERS["a hidden file"][0])
     assert main(["show", str(root), "--verify"]) == 1
     assert "is not listed" in capsys.readouterr().err
 
 
-def test_digests_are_still_compared(sound: Path, tmp_path: Path) -> None:
+def test_check_pack_compares_digests(sound: Path, tmp_path: Path) -> None:
     root = copy_of(sound, tmp_path / "pack")
     content = (root / BASE).read_bytes()
     (root / BASE).unlink()

@@ -1,4 +1,4 @@
-"""A loaded pack: what opening one checks, and what sessions share."""
+"""`load` and `Pair`: the checks on opening a pack, and the resources that its sessions share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgedecode.testing import TableModel, TableRuntime, byte_tokenizer, toy_pai
 from tests.toys import ascii_pair
 
 
-def test_the_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
+def test_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
     pair = ascii_pair()
     engine = pair._engine
     assert isinstance(engine, TableRuntime)
@@ -33,7 +33,7 @@ def test_the_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
     assert engine.opened == ["target", "draft"]
 
 
-def test_a_target_alone_drafts_with_what_needs_no_model() -> None:
+def test_session_without_a_draft_model_uses_free_drafters() -> None:
     base = toy_pair()
     manifest = replace(base.manifest, models={"target": base.manifest.models["target"]})
     runtime = TableRuntime({"target": toy_tables(259, seed=0)})
@@ -44,7 +44,7 @@ def test_a_target_alone_drafts_with_what_needs_no_model() -> None:
         pair.session(SessionOptions(drafter="model"))
 
 
-def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
+def test_session_of_a_target_without_rollback_does_not_draft() -> None:
     pair: Any = ascii_pair()
     pair.target.card = replace(pair.target.card, rollback=False, row_invariant=False)
     session = pair.session()
@@ -61,20 +61,20 @@ def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
             pair.session(options)
 
 
-def test_a_draft_model_that_cannot_drop_rows_is_refused() -> None:
+def test_session_refuses_a_draft_model_without_rollback() -> None:
     pair: Any = ascii_pair()
     pair.draft.card = replace(pair.draft.card, rollback=False)
     with pytest.raises(CapabilityError, match="--drafter suffix"):
         pair.session(SessionOptions(drafter="model"))
-    assert pair.session().drafter_name == "suffix"  # nobody asked for the model: what is left is used
+    assert pair.session().drafter_name == "suffix"  # the model was not requested: the other drafters are used
 
 
-def test_one_drafter_source_serves_every_session() -> None:
+def test_drafter_source_is_shared_by_sessions() -> None:
     pair = ascii_pair()
     assert pair.drafter_source("suffix") is pair.drafter_source("suffix")
 
 
-def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None:
+def test_close_closes_the_sessions_and_releases_every_lease() -> None:
     budget = Budget()
     with ascii_pair(budget=budget) as pair:
         names = ("model", "suffix", "recycle", "none", None)
@@ -86,7 +86,7 @@ def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None
         sessions[0].generate("hello")
 
 
-def test_a_closed_pair_loads_nothing_any_more() -> None:
+def test_closed_pair_loads_nothing() -> None:
     budget = Budget()
     pair = ascii_pair(budget=budget)
     pair.close()
@@ -96,14 +96,14 @@ def test_a_closed_pair_loads_nothing_any_more() -> None:
     assert budget.leases == ()
 
 
-def test_the_process_itself_is_charged() -> None:
+def test_pair_charges_the_process_to_the_budget() -> None:
     pair = ascii_pair()
     assert pair.budget.leases[0].name.startswith("process (")
     with pytest.raises(BudgetExceeded, match="process"):
         ascii_pair(budget=Budget(1000))
 
 
-def test_a_target_that_does_not_open_leaves_no_lease() -> None:
+def test_pair_whose_target_does_not_open_leaves_no_lease() -> None:
     class Refusing(TableRuntime):
         def open(self, request: ModelRequest) -> TableModel:
             raise CapabilityError("no")
@@ -115,7 +115,7 @@ def test_a_target_that_does_not_open_leaves_no_lease() -> None:
     assert budget.used_nbytes == 0
 
 
-def test_an_unknown_provider_is_refused_by_name() -> None:
+def test_pair_refuses_an_unknown_provider_by_name() -> None:
     base = toy_pair()
     runtime = TableRuntime({"target": toy_tables(259, seed=0)})
     with pytest.raises(CapabilityError, match="'table' has no provider 'gpu'; it has: cpu"):
@@ -124,7 +124,7 @@ def test_an_unknown_provider_is_refused_by_name() -> None:
 
 @pytest.fixture
 def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a manifest and a real tokenizer, and a runtime that serves tables for it."""
+    """Return a folder with a manifest and a real tokenizer; the runtime is one of toy tables."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "pack"
     root.mkdir()
@@ -145,17 +145,17 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
     names: Sequence[str] = [path.name for path in root.iterdir() if path.name != MANIFEST_NAME]
     files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
-    models = {role: replace(entry, graphs={}) for role, entry in manifest.models.items()}  # tables have none
+    models = {role: replace(entry, graphs={}) for role, entry in manifest.models.items()}  # toy tables have no graphs
     (root / MANIFEST_NAME).write_text(replace(manifest, files=files, models=models).to_json(), encoding="utf-8")
 
 
-def test_a_pack_is_opened_with_its_tokenizer_and_template(pack: Path) -> None:
+def test_load_opens_a_pack_with_its_tokenizer_and_template(pack: Path) -> None:
     with load(pack, memory="4GB") as pair, pair.session() as session:
         assert pair.budget.limit_nbytes == 4 * 10**9
         assert session.generate("abc", max_tokens=3).stats.prompt_tokens == 3
 
 
-def test_damage_is_found_before_anything_is_loaded(pack: Path) -> None:
+def test_load_finds_damaged_files(pack: Path) -> None:
     (pack / "weights.bin").write_bytes(b"weights.bad" * 10)
     with pytest.raises(ManifestError, match=r"weights\.bin is damaged"):
         load(pack)
@@ -167,7 +167,7 @@ def test_damage_is_found_before_anything_is_loaded(pack: Path) -> None:
         load(pack)
 
 
-def test_a_draft_whose_weights_changed_since_the_pack_was_opened_is_not_opened(pack: Path) -> None:
+def test_draft_whose_weights_changed_after_opening_is_refused(pack: Path) -> None:
     with load(pack) as pair:
         assert Manifest.load(pack).models["draft"].weights == "weights.bin"
         (pack / "weights.bin").write_bytes(b"weights.new" * 10)
@@ -179,13 +179,13 @@ def test_a_draft_whose_weights_changed_since_the_pack_was_opened_is_not_opened(p
         assert pair.draft is not None
 
 
-def test_another_tokenizer_is_an_incompatible_pair(pack: Path) -> None:
+def test_load_refuses_another_tokenizer(pack: Path) -> None:
     write_manifest(pack, replace(toy_pair().manifest, vocabulary_size=300))
     with pytest.raises(IncompatiblePair, match="has 259 tokens, the pack was exported with 300"):
         load(pack)
 
 
-def test_a_broken_tokenizer_or_template_is_one_line(pack: Path) -> None:
+def test_load_reports_an_invalid_tokenizer_or_template(pack: Path) -> None:
     (pack / "tokenizer.json").write_text("{}", encoding="utf-8")
     write_manifest(pack, toy_pair().manifest)
     with pytest.raises(ManifestError, match=r"tokenizer\.json is not a tokenizer\.json"):
@@ -197,23 +197,23 @@ def test_a_broken_tokenizer_or_template_is_one_line(pack: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 5000])
-def test_threads_out_of_range(pack: Path, threads: int) -> None:
+def test_load_refuses_threads_out_of_range(pack: Path, threads: int) -> None:
     with pytest.raises(InputError, match=f"{threads} threads are out of range"):
         load(pack, threads=threads)
 
 
 @pytest.mark.parametrize("memory", ["lots", "0", 0, -5])
-def test_a_budget_that_is_none(pack: Path, memory: int | str) -> None:
+def test_load_refuses_an_invalid_budget(pack: Path, memory: int | str) -> None:
     with pytest.raises(InputError):
         load(pack, memory=memory)
 
 
-def test_a_budget_too_small_shows_the_table(pack: Path) -> None:
+def test_load_with_too_small_a_budget_shows_the_table(pack: Path) -> None:
     with pytest.raises(BudgetExceeded, match="requested"):
         load(pack, memory="1MB")
 
 
-def test_a_downloaded_pack_may_not_name_files_elsewhere(pack: Path, tmp_path: Path) -> None:
+def test_load_refuses_external_files_of_a_downloaded_pack(pack: Path, tmp_path: Path) -> None:
     content = (pack / "weights.bin").read_bytes()
     elsewhere = tmp_path / "elsewhere" / "weights.bin"
     elsewhere.parent.mkdir()
@@ -229,7 +229,7 @@ def test_a_downloaded_pack_may_not_name_files_elsewhere(pack: Path, tmp_path: Pa
 
 
 class OneKvType(TableRuntime):
-    """Offers int8 keys and values for the target alone, and notes what each role was opened with."""
+    """A runtime with int8 keys and values for the target only, which records each role's requested capabilities."""
 
     def open(self, request: ModelRequest) -> TableModel:
         if "kv:int8" in request.needs and request.name == "draft":
@@ -242,10 +242,10 @@ class OneKvType(TableRuntime):
     ("kv_type", "target", "draft"),
     [(None, (), ()), ("float32", ("kv:float32",), ("kv:float32",)), ("int8", ("kv:int8",), ())],
 )
-def test_an_explicit_kv_type_is_asked_of_the_engine(
+def test_load_passes_an_explicit_kv_type_to_the_engine(
     pack: Path, kv_type: str | None, target: tuple[str, ...], draft: tuple[str, ...]
 ) -> None:
-    """Also float32, which is not every engine's own choice; a draft may keep another."""
+    """float32 as well, which is not every engine's default. The draft may use another type."""
     tables = toy_tables(byte_tokenizer().size, seed=0)
     runtime = OneKvType({"target": tables, "draft": tables}, context=64)
     with load(pack, runtime=runtime, kv_type=kv_type) as pair:
@@ -253,7 +253,7 @@ def test_an_explicit_kv_type_is_asked_of_the_engine(
     assert runtime.needs == {"target": target, "draft": draft}
 
 
-def test_an_unknown_kv_type(pack: Path) -> None:
+def test_load_refuses_an_unknown_kv_type(pack: Path) -> None:
     with pytest.raises(InputError, match="unknown KV type 'int4': use one of float32, float16, int8"):
         load(pack, kv_type="int4")
 
@@ -261,7 +261,7 @@ def test_an_unknown_kv_type(pack: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "message"), [("target", "engine table does not take: use --runtime llama"), ("draft", "is for the draft")]
 )
-def test_adapters_that_cannot_be_applied(role: str, message: str) -> None:
+def test_session_refuses_adapters_that_cannot_be_applied(role: str, message: str) -> None:
     toy = toy_pair()
     entry = AdapterEntry("adapters/formal.gguf", role=role, rank=4, alpha=8.0, modules=("q_proj",))
     manifest = replace(toy.manifest, adapters={"formal": entry})

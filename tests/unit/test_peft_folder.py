@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them: scales, patterns, number types; whatever cannot be used is one line."""
+"""Adapters saved by PEFT: scales, patterns, number types, and one-line errors for unusable files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UP = np.arange(6, dtype=np.float32).reshape(3, 2) / 2
 
 
 def safetensors(tensors: Mapping[str, np.ndarray], *, kind: str = "F32", **changed: Any) -> bytes:
-    """Return a file of these tensors; changed: fields of the first one's header."""
+    """Return a file of these tensors; `changed` replaces fields of the first tensor's header."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, values in tensors.items():
@@ -47,8 +47,8 @@ def saved(folder: Path, weights: bytes | None = None, **config: Any) -> PeftAdap
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_peft_folder_in_every_number_type(tmp_path: Path, kind: str) -> None:
-    """These values are exact in all of them."""
+def test_read_peft_adapter_supports_every_number_type(tmp_path: Path, kind: str) -> None:
+    """The values are exact in each type."""
     found = saved(tmp_path / "own", safetensors(pair(), kind=kind))
     (matrix,) = found.matrices()
     assert (matrix.layer, matrix.module, found.rank, found.modules) == (0, "q_proj", 2, ("q_proj",))
@@ -71,12 +71,12 @@ def test_peft_folder_in_every_number_type(tmp_path: Path, kind: str) -> None:
     ],
     ids=str,
 )
-def test_peft_scale(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+def test_read_peft_adapter_applies_the_scale(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     (matrix,) = saved(tmp_path / "own", **config).matrices()
     np.testing.assert_allclose(matrix.up, np.float32(scale) * UP, rtol=1e-6)
 
 
-def test_peft_invocation_tokens_are_kept(tmp_path: Path) -> None:
+def test_read_peft_adapter_keeps_invocation_tokens(tmp_path: Path) -> None:
     assert saved(tmp_path / "own", alora_invocation_tokens=[1, 307]).invocation == (1, 307)
     assert saved(tmp_path / "own", alora_invocation_tokens=None).invocation == ()
 
@@ -102,18 +102,20 @@ def test_peft_invocation_tokens_are_kept(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_peft_configuration_that_cannot_be_used(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_read_peft_adapter_refuses_unusable_configurations(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ManifestError, match=message) as raised:
         saved(tmp_path / "own", **config)
     assert "\n" not in str(raised.value)
 
 
-SPOILT = {
+INVALID_WEIGHTS = {
     "empty": b"",
     "no header": (10**6).to_bytes(8, "little") + b"{}",
-    "no JSON": (2).to_bytes(8, "little") + b"{]",
+    "invalid JSON": (2).to_bytes(8, "little") + b"{]",
     "a list": (2).to_bytes(8, "little") + b"[]",
-    "deep": (20000).to_bytes(8, "little") + b"[" * 20000,
+    "deeply nested": (20000).to_bytes(8, "little") + b"[" * 20000,
     "too short": safetensors(pair())[:-1],
     "another type": safetensors(pair(), kind="F64"),
     "offsets outside": safetensors(pair(), data_offsets=[0, 10**9]),
@@ -122,17 +124,17 @@ SPOILT = {
     "negative shape": safetensors(pair(), shape=[-2, -4]),
     "no tensors": (2).to_bytes(8, "little") + b"{}",
     "another tensor": safetensors({"base_model.model.lm_head.lora_A.weight": DOWN}),
-    "one side": safetensors({LAYER.format(0, "self_attn.q_proj", "A"): DOWN}),
-    "other ranks": safetensors({**pair(), LAYER.format(0, "self_attn.q_proj", "B"): UP[:, :1]}),
+    "only one of the two matrices": safetensors({LAYER.format(0, "self_attn.q_proj", "A"): DOWN}),
+    "mismatched ranks": safetensors({**pair(), LAYER.format(0, "self_attn.q_proj", "B"): UP[:, :1]}),
     "not a matrix": safetensors({**pair(), LAYER.format(0, "self_attn.q_proj", "B"): UP[None]}),
-    "two of one name": safetensors({**pair(module="experts.0.w1"), **pair(module="experts.1.w1")}),
+    "two matrices of one name": safetensors({**pair(module="experts.0.w1"), **pair(module="experts.1.w1")}),
 }
 
 
-@pytest.mark.parametrize("spoilt", SPOILT)
-def test_peft_weights_that_cannot_be_used(tmp_path: Path, spoilt: str) -> None:
+@pytest.mark.parametrize("case", INVALID_WEIGHTS)
+def test_read_peft_adapter_refuses_unusable_weights(tmp_path: Path, case: str) -> None:
     with pytest.raises(ManifestError) as raised:
-        saved(tmp_path / "own", SPOILT[spoilt])
+        saved(tmp_path / "own", INVALID_WEIGHTS[case])
     assert "\n" not in str(raised.value)
 
 
@@ -147,7 +149,9 @@ def test_peft_weights_that_cannot_be_used(tmp_path: Path, spoilt: str) -> None:
     ids=["infinite", "nan", "alpha", "product"],
 )
 @pytest.mark.filterwarnings("error")
-def test_peft_values_that_are_not_finite(tmp_path: Path, tensors: dict[str, np.ndarray], alpha: float) -> None:
+def test_check_values_refuses_values_that_are_not_finite(
+    tmp_path: Path, tensors: dict[str, np.ndarray], alpha: float
+) -> None:
     found = saved(tmp_path / "own", safetensors(pair() | tensors), lora_alpha=alpha)
     with pytest.raises(ManifestError, match=r"q_proj.* that are not finite numbers, or too large ones") as raised:
         found.check_values()
@@ -157,7 +161,7 @@ def test_peft_values_that_are_not_finite(tmp_path: Path, tensors: dict[str, np.n
         matrix.product()
 
 
-def test_peft_matrices_are_read_when_they_are_used(tmp_path: Path) -> None:
+def test_peft_matrices_are_read_on_use(tmp_path: Path) -> None:
     found = saved(tmp_path / "own")
     (matrix,) = found.matrices()
     last = matrix.piece("up_proj", 1, 3)
@@ -168,7 +172,7 @@ def test_peft_matrices_are_read_when_they_are_used(tmp_path: Path) -> None:
         matrix.product()
 
 
-def test_peft_folder_without_a_file(tmp_path: Path) -> None:
+def test_read_peft_adapter_reports_a_missing_file(tmp_path: Path) -> None:
     saved(tmp_path / "own")
     for name in (WEIGHTS, CONFIG):
         (tmp_path / "own" / name).unlink()

@@ -1,4 +1,4 @@
-"""The planner: what is given up for a limit, over a grid of what is wanted, what may be given up, and every limit."""
+"""The memory planner: which features it cuts, over a grid of requested sessions, permitted cuts and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELS = frozenset({"trim", "model", "tree"})
 
 
 def holders(choice: Choice) -> tuple[Holder, ...]:
-    """What a toy pack takes: every field of a choice has its own bytes."""
+    """Return the memory that a toy pack needs: every field of a choice has its own size."""
     found = [
         Holder("weights", 700 if choice.no_mmap else 1000),
         Holder("kv", choice.context * 4),
@@ -29,7 +29,7 @@ def holders(choice: Choice) -> tuple[Holder, ...]:
     return tuple(found)
 
 
-def takes(choice: Choice) -> int:
+def nbytes_of(choice: Choice) -> int:
     return total_nbytes(holders(choice))
 
 
@@ -43,53 +43,53 @@ WANTED = [
 
 def bounds_of(wanted: Choice) -> Iterator[Bounds]:
     windows = [()] if wanted.context < 600 or not MODELS & {*wanted.drafters} else [(), (wanted.context // 2, 64)]
-    for asked, keeps, read, draft in product((False, True), (False, True), (False, True), windows):
-        least = wanted.context if asked else min(512, wanted.context)
+    for fixed_context, keeps, read, draft in product((False, True), (False, True), (False, True), windows):
+        least = wanted.context if fixed_context else min(512, wanted.context)
         yield Bounds(models=MODELS, least_context=least, keeps_drafters=keeps, may_skip_mmap=read, draft_contexts=draft)
 
 
 def limits_of(wanted: Choice, bounds: Bounds) -> list[int]:
-    """Limits around everything that a plan can take, and between."""
+    """Return limits around each size at which a plan changes, and limits between them."""
     free = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=None)
-    marks = {takes(wanted), free.least_running, free.least_speculating or 0, 1}
+    marks = {nbytes_of(wanted), free.least_running, free.least_speculating or 0, 1}
     return sorted({max(1, mark + step) for mark in marks for step in (-1, 0, 1)} | set(range(500, 14_000, 997)))
 
 
 @cache
 def plans() -> list[tuple[Choice, Bounds, list[MemoryPlan]]]:
-    """Return a plan for each of the grid, of one pair of wish and bounds together, smaller limits first."""
+    """Return the plans of the grid, grouped by requested choice and bounds, smaller limits first."""
 
-    def made(wanted: Choice, bounds: Bounds) -> list[MemoryPlan]:
+    def plans_of(wanted: Choice, bounds: Bounds) -> list[MemoryPlan]:
         limits = limits_of(wanted, bounds)
         return [fit(wanted, bounds=bounds, holders=holders, limit_nbytes=each) for each in limits]
 
-    return [(wanted, bounds, made(wanted, bounds)) for wanted in WANTED for bounds in bounds_of(wanted)]
+    return [(wanted, bounds, plans_of(wanted, bounds)) for wanted in WANTED for bounds in bounds_of(wanted)]
 
 
-def test_plan_keeps_the_limit_wherever_one_can() -> None:
-    """Whether a plan fits is decided by the smallest limit alone, and what is told of it is what it takes."""
+def test_plan_fits_every_limit_from_the_smallest_on() -> None:
+    """A plan fits exactly if its limit is at least the reported smallest one, and its size is as reported."""
     checked = 0
     for wanted, _, several in plans():
         for plan in several:
             assert plan.limit_nbytes is not None
             assert plan.fits == (plan.limit_nbytes >= plan.least_running)
-            assert plan.nbytes == takes(plan.choice)
-            assert plan.nbytes + sum(cut.nbytes for cut in plan.cuts) <= takes(wanted)
+            assert plan.nbytes == nbytes_of(plan.choice)
+            assert plan.nbytes + sum(cut.nbytes for cut in plan.cuts) <= nbytes_of(wanted)
             checked += 1
     assert checked > 2000
 
 
-def test_plan_that_fits_whole_gives_nothing_up() -> None:
+def test_plan_that_fits_in_full_cuts_nothing() -> None:
     for wanted, bounds, several in plans():
         assert fit(wanted, bounds=bounds, holders=holders, limit_nbytes=None).choice == wanted
         for plan in several:
-            if takes(wanted) <= (plan.limit_nbytes or 0):
+            if nbytes_of(wanted) <= (plan.limit_nbytes or 0):
                 assert (plan.choice, plan.cuts) == (wanted, ())
             else:
                 assert plan.choice != wanted or not plan.fits
 
 
-def test_plan_gives_up_only_what_it_may() -> None:
+def test_plan_cuts_only_within_its_bounds() -> None:
     for wanted, bounds, several in plans():
         for plan in several:
             choice = plan.choice
@@ -104,16 +104,16 @@ def test_plan_gives_up_only_what_it_may() -> None:
                 assert [getattr(choice, name) for name in kept] == [getattr(wanted, name) for name in kept]
 
 
-def test_plan_of_a_larger_limit_is_never_without_what_a_smaller_one_has() -> None:
+def test_plan_of_a_larger_limit_keeps_at_least_as_much() -> None:
     for _, _, several in plans():
         for less, more in pairwise(several):
             assert more.nbytes >= less.nbytes or not less.fits
             assert set(more.choice.drafters) >= set(less.choice.drafters)
-            if more.choice.drafters == less.choice.drafters:  # drafters that came back may be paid by the context
+            if more.choice.drafters == less.choice.drafters:  # more drafters may mean a shorter context
                 assert more.choice.context >= less.choice.context
 
 
-def test_smallest_limits_are_smallest() -> None:
+def test_plan_names_the_smallest_limits_for_running_and_speculating() -> None:
     for wanted, bounds, several in plans():
         plan = several[0]
         at = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=plan.least_running)
@@ -129,8 +129,8 @@ def test_smallest_limits_are_smallest() -> None:
             assert not wanted.drafters
 
 
-def test_cuts_name_every_field_that_changed() -> None:
-    """A line for each, in the order of giving up; what goes with the drafters is not told apart."""
+def test_plan_lists_a_cut_for_every_changed_field() -> None:
+    """One line per field, in the order of the cuts; fields that depend on the drafters have no line of their own."""
     order = ("memory-mapped", "trees", "the draft model's context", "drafts by", "context")
     for wanted, _, several in plans():
         for plan in several:
@@ -142,7 +142,7 @@ def test_cuts_name_every_field_that_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "given_up"),
+    ("limit", "cuts"),
     [
         (12_050, []),
         (12_000, ["the draft model's context beyond 1024 tokens"]),
@@ -154,8 +154,8 @@ def test_cuts_name_every_field_that_changed() -> None:
         (1_000, ["drafts by trim, model, suffix", "context beyond 512 tokens"]),
     ],
 )
-def test_plan_of_a_usual_session_goes_down_step_by_step(limit: int, given_up: list[str]) -> None:
+def test_plan_of_a_usual_session_cuts_step_by_step(limit: int, cuts: list[str]) -> None:
     wanted = Choice(context=2048, drafters=("trim", "model", "suffix"), draft_max=16)
     bounds = Bounds(models=MODELS, draft_contexts=(1024, 512))
     plan = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=limit)
-    assert [cut.what for cut in plan.cuts] == given_up
+    assert [cut.what for cut in plan.cuts] == cuts

@@ -1,4 +1,4 @@
-"""Speeds predicted from what was learnt, and that they are those the scheduler counts with."""
+"""Speeds predicted from experience agree with the scheduler's own estimates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
 STEP_S = 0.004
 
 
-def learnt(*, accepted: int, draft_step: float = 0.1, rounds: int = 40) -> Experience:
-    """What a machine shows where four drafted tokens in a pass cost as much as one, and so many of them are right."""
+def learned(*, accepted: int, draft_step: float = 0.1, rounds: int = 40) -> Experience:
+    """Return experience of a machine whose passes of 5 tokens cost as much as those of 1, with so many accepted."""
     experience = Experience()
     for _ in range(rounds):
         experience.costs.observe(
@@ -36,24 +36,24 @@ def speed(experience: Experience, *drafters: str, draft_max: int = 4) -> Predict
     return predicted_speed(experience, drafters, draft_max=draft_max, context_tokens=100)
 
 
-def test_nothing_is_predicted_where_nothing_was_timed() -> None:
+def test_predicted_speed_without_timings_is_none() -> None:
     assert speed(Experience(), "model") is None
 
 
-def test_plain_speed_is_that_of_plain_passes() -> None:
-    for drafters in ((), ("suffix",), ("trim",)):  # without a model, or never timed
-        assert speed(learnt(accepted=4), *drafters) == PredictedSpeed(pytest.approx(1 / STEP_S, rel=1e-3))
+def test_predicted_speed_without_a_timed_model_is_the_plain_speed() -> None:
+    for drafters in ((), ("suffix",), ("trim",)):  # without a model, or with a drafter that was never timed
+        assert speed(learned(accepted=4), *drafters) == PredictedSpeed(pytest.approx(1 / STEP_S, rel=1e-3))
 
 
-def test_drafts_that_are_accepted_are_as_fast_as_their_rounds() -> None:
-    found = speed(learnt(accepted=4), "model", "suffix")
+def test_predicted_speed_of_accepted_drafts_is_that_of_their_rounds() -> None:
+    found = speed(learned(accepted=4), "model", "suffix")
     assert found is not None
     assert found.drafted is not None
-    assert found.drafted == pytest.approx(5 / 1.4 / STEP_S, rel=0.1)  # five tokens for a pass and four draft steps
-    assert speed(learnt(accepted=4), "model", draft_max=0) == found._replace(drafted=None)
+    assert found.drafted == pytest.approx(5 / 1.4 / STEP_S, rel=0.1)  # five tokens per pass and four draft steps
+    assert speed(learned(accepted=4), "model", draft_max=0) == found._replace(drafted=None)
 
 
-def test_drafts_that_fail_are_never_slower_than_none() -> None:
-    found = speed(learnt(accepted=0, draft_step=0.5), "model")
+def test_predicted_speed_of_rejected_drafts_is_not_below_the_plain_speed() -> None:
+    found = speed(learned(accepted=0, draft_step=0.5), "model")
     assert found is not None
     assert found.drafted == found.plain

@@ -1,4 +1,4 @@
-"""Memory that runs short: how it is noticed, what is given back and in which order, and that texts stay the same."""
+"""Memory pressure: how it is noticed, what is released in which order, and that texts stay the same."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def system(root: Path, groups: str, files: dict[str, str]) -> Path:
     return root
 
 
-class Reading:
-    """What the system tells, and a clock, both set by the test."""
+class Machine:
+    """A machine whose free memory and clock are set by the test."""
 
     def __init__(self, free: FreeMemory | None = PLENTY) -> None:
         self.free, self.now, self.looks = free, 100.0, 0
@@ -45,21 +45,21 @@ class Reading:
 
 
 @pytest.fixture
-def reading() -> Reading:
-    return Reading()
+def machine() -> Machine:
+    return Machine()
 
 
 @pytest.fixture
-def pair(reading: Reading) -> Iterator[Pair]:
-    with ascii_pair(budget=Budget()) as made:
-        made.shared.pressure = reading.pressure()
-        yield made
+def pair(machine: Machine) -> Iterator[Pair]:
+    with ascii_pair(budget=Budget()) as opened:
+        opened.shared.pressure = machine.pressure()
+        yield opened
 
 
-# -- what the system tells ----------------------------------------------------------------------------------------
+# -- free memory of the system ------------------------------------------------------------------------------------
 
 
-def test_free_memory_is_what_the_machine_can_still_give(tmp_path: Path) -> None:
+def test_free_memory_is_the_available_memory_of_the_machine(tmp_path: Path) -> None:
     assert free_memory(system(tmp_path, "", {})) == FreeMemory(4_096_000_000, 8_192_000_000)
 
 
@@ -87,48 +87,50 @@ def test_free_memory_is_what_the_machine_can_still_give(tmp_path: Path) -> None:
         ("0::/app\n", {"sys/fs/cgroup/app/memory.max": "max\n"}, FreeMemory(4_096_000_000, 8_192_000_000)),
         ("0::/app\n", {"sys/fs/cgroup/app/memory.max": "1000\n"}, FreeMemory(4_096_000_000, 8_192_000_000)),
     ],
-    ids=["version 2", "version 1", "no limit", "use not told"],
+    ids=["version 2", "version 1", "no limit", "usage unknown"],
 )
-def test_the_scarcest_counts(groups: str, files: dict[str, str], free: FreeMemory, tmp_path: Path) -> None:
+def test_free_memory_is_that_of_the_tightest_limit(
+    groups: str, files: dict[str, str], free: FreeMemory, tmp_path: Path
+) -> None:
     assert free_memory(system(tmp_path, groups, files)) == free
 
 
-def test_a_system_that_tells_nothing_is_never_short(tmp_path: Path) -> None:
+def test_pressure_is_never_short_if_the_system_reports_nothing(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
-    pressure = Reading(None).pressure()
+    pressure = Machine(None).pressure()
     assert pressure.looked()
     assert not pressure.short
 
 
-def test_it_looks_once_a_second_and_is_short_until_there_is_enough(reading: Reading) -> None:
-    pressure = reading.pressure()
+def test_pressure_looks_once_a_second_and_stays_short_until_enough_is_free(machine: Machine) -> None:
+    pressure = machine.pressure()
     seen = []
     for share in (50, 2, 4, 5, 7, 4):
-        reading.free = FreeMemory(share, 100)
+        machine.free = FreeMemory(share, 100)
         assert pressure.looked()
         assert not pressure.looked()
         seen.append(pressure.short)
-        reading.now += INTERVAL_S
+        machine.now += INTERVAL_S
     assert seen == [False, True, True, True, False, False]
-    assert reading.looks == 6
+    assert machine.looks == 6
 
 
-# -- what is given back -------------------------------------------------------------------------------------------
+# -- released memory ----------------------------------------------------------------------------------------------
 
 
 def held(pair: Pair) -> set[str]:
     return {lease.name for lease in pair.budget.leases if lease.nbytes}
 
 
-def answer(session: Session, prompt: str, *, reading: Reading | None = None, at: int = 8) -> str:
-    """Answer a prompt; memory becomes short once `at` tokens are there."""
+def answer(session: Session, prompt: str, *, machine: Machine | None = None, at: int = 8) -> str:
+    """Answer a prompt; memory becomes short after `at` characters."""
     text = ""
     for chunk in session.stream(prompt, max_tokens=40):
         text += chunk.text
-        if reading is not None:
-            reading.now += INTERVAL_S
+        if machine is not None:
+            machine.now += INTERVAL_S
             if len(text) >= at:
-                reading.free = LITTLE
+                machine.free = LITTLE
     return text
 
 
@@ -137,14 +139,14 @@ def plain_answers(*prompts: str) -> list[str]:
         return [session.generate(prompt, max_tokens=40).text for prompt in prompts]
 
 
-def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
-    pair: Pair, reading: Reading, caplog: pytest.LogCaptureFixture
+def test_pressure_releases_past_answers_then_the_draft_model_and_texts_stay_the_same(
+    pair: Pair, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "edgedecode.user_notices")
     prompts = "hello", "hello hello hello", "and again hello", "hello at last"
     with pair.session() as session:
         texts = [answer(session, prompts[0])]
-        texts.append(answer(session, prompts[1], reading=reading))
+        texts.append(answer(session, prompts[1], machine=machine))
         assert caplog.messages == [
             "the system is short of memory: past answers and unused adapters were released; answers stay the same",
             "the system is short of memory: the draft model was released; answers stay the same",
@@ -153,8 +155,8 @@ def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
         assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 1
         texts.append(answer(session, prompts[2]))
         assert session.drafter_name == "suffix"
-        reading.free = PLENTY
-        reading.now += INTERVAL_S
+        machine.free = PLENTY
+        machine.now += INTERVAL_S
         texts.append(answer(session, prompts[3]))
         assert session.drafter_name == "model+suffix"
         assert session.stats.mode == "scheduled"
@@ -162,61 +164,59 @@ def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
     assert len(caplog.messages) == 2
 
 
-def test_sessions_that_wait_give_back_as_well(pair: Pair, reading: Reading) -> None:
+def test_pressure_releases_memory_of_waiting_sessions(pair: Pair, machine: Machine) -> None:
     with pair.session() as waiting, pair.session() as session:
         first = waiting.stream("hello hello hello", max_tokens=40)
         text = next(first).text
-        answer(session, "hello", reading=reading, at=0)
+        answer(session, "hello", machine=machine, at=0)
         assert pair.drafts.loaded == ()
         assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 2
         assert text + "".join(chunk.text for chunk in first) == plain_answers("hello hello hello")[0]
 
 
-def test_a_drafter_that_was_asked_for_comes_back_when_memory_does(pair: Pair, reading: Reading) -> None:
+def test_requested_drafter_returns_after_pressure(pair: Pair, machine: Machine) -> None:
     with pair.session(SessionOptions(drafter="model", draft_max=4)) as session:
-        answer(session, "hello", reading=reading, at=0)
+        answer(session, "hello", machine=machine, at=0)
         assert session.drafter_name == "none"
         answer(session, "hello again")
         assert (session.drafter_name, session.stats.mode) == ("none", "plain")
-        reading.free = PLENTY
-        reading.now += INTERVAL_S
+        machine.free = PLENTY
+        machine.now += INTERVAL_S
         answer(session, "hello again")
         assert (session.drafter_name, session.stats.mode) == ("model", "model")
 
 
-def test_a_trace_keeps_what_was_written_before_drafts_were_released(
-    pair: Pair, reading: Reading, tmp_path: Path
-) -> None:
+def test_trace_is_continued_after_pressure(pair: Pair, machine: Machine, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with pair.session(SessionOptions(trace=trace)) as session:
-        answer(session, "hello", reading=reading, at=0)
+        answer(session, "hello", machine=machine, at=0)
         written = trace.read_bytes()
-        reading.free = PLENTY
-        reading.now += INTERVAL_S
+        machine.free = PLENTY
+        machine.now += INTERVAL_S
         answer(session, "hello again")
         assert session.drafter_name == "model+suffix"
     assert len(written) > 100
     assert trace.read_bytes().startswith(written)
 
 
-def test_the_ratio_rule_waits_for_the_draft_model(pair: Pair, reading: Reading) -> None:
-    """Other drafts have no distribution that it could be checked with."""
+def test_ratio_rule_waits_for_the_draft_model_after_pressure(pair: Pair, machine: Machine) -> None:
+    """Other drafters give no distribution, which the ratio rule needs."""
     with pair.session(SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=0.8))) as session:
-        answer(session, "hello", reading=reading, at=0)
+        answer(session, "hello", machine=machine, at=0)
         assert session.drafter_name == "none"
         answer(session, "hello hello hello hello hello")
         assert session.drafter_name == "none"
-        reading.free = PLENTY
-        reading.now += INTERVAL_S
+        machine.free = PLENTY
+        machine.now += INTERVAL_S
         answer(session, "hello again")
         assert session.drafter_name == "model"
 
 
-def test_closed_sessions_and_pairs_hold_nothing_after_pressure(reading: Reading) -> None:
+def test_close_releases_every_lease_after_pressure(machine: Machine) -> None:
     pair = ascii_pair(budget=Budget())
-    pair.shared.pressure = reading.pressure()
+    pair.shared.pressure = machine.pressure()
     session = pair.session()
-    answer(session, "hello", reading=reading, at=0)
+    answer(session, "hello", machine=machine, at=0)
     session.close()
     pair.close()
     assert pair.budget.leases == ()

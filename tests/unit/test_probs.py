@@ -1,4 +1,4 @@
-"""Sparse distributions: drawing, residuals, and what lies outside the support."""
+"""Sparse distributions: sampling, residuals, and tokens outside the support."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dense(values: list[float]) -> Probs:
 
 
 @given(masses, uniforms)
-def test_a_draw_is_the_inverse_of_the_cumulative_sum(values: list[float], uniform: float) -> None:
+def test_draw_inverts_the_cumulative_sum(values: list[float], uniform: float) -> None:
     probs = dense(values)
     token = probs.draw(uniform)
     assert values[token] > 0
@@ -27,7 +27,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_sum(values: list[float], unifor
 
 
 @given(masses)
-def test_the_support_is_sorted_positive_and_sums_to_one(values: list[float]) -> None:
+def test_dense_support_is_sorted_and_positive_and_sums_to_one(values: list[float]) -> None:
     probs = dense(values)
     assert (np.diff(probs.ids) > 0).all()
     assert (probs.p > 0).all()
@@ -38,24 +38,24 @@ def test_the_support_is_sorted_positive_and_sums_to_one(values: list[float]) -> 
     assert values[probs.argmax()] == max(values)
 
 
-def test_a_share_that_vanishes_is_not_in_the_support() -> None:
+def test_dense_support_leaves_out_shares_that_underflow() -> None:
     assert dense([1.0, 1.0, 5e-324]).ids.tolist() == [0, 1]
 
 
-def test_the_largest_uniform_never_leaves_the_support() -> None:
+def test_draw_of_the_largest_uniform_stays_in_the_support() -> None:
     probs = Probs(np.array([3, 9]), np.array([0.5, 0.5 - 1e-12]))  # rounding may leave the sum below 1
     assert probs.draw(np.nextafter(1.0, 0.0)) == 9
     assert probs.draw(0.0) == 3
 
 
-def test_a_point_needs_no_uniform() -> None:
+def test_point_has_all_probability_on_one_token() -> None:
     assert Probs.point(7).draw(0.99) == 7
     assert Probs.point(7).of(7) == 1
     assert Probs.point(7).of(6) == 0
 
 
 @given(masses, masses)
-def test_the_residual_is_the_normalised_positive_part(left: list[float], right: list[float]) -> None:
+def test_minus_is_the_normalized_positive_part(left: list[float], right: list[float]) -> None:
     size = max(len(left), len(right))
     p = np.pad(left, (0, size - len(left))) / sum(left)
     q = np.pad(right, (0, size - len(right))) / sum(right)
@@ -68,11 +68,11 @@ def test_the_residual_is_the_normalised_positive_part(left: list[float], right: 
         np.testing.assert_allclose(found, difference / difference.sum(), atol=1e-6)
 
 
-def test_nothing_is_left_of_equal_distributions() -> None:
+def test_minus_of_equal_distributions_is_none() -> None:
     assert dense([0.25, 0.75]).minus(dense([0.25, 0.75])) is None
 
 
-def test_a_residual_ignores_what_lies_outside_the_support() -> None:
+def test_minus_ignores_tokens_outside_the_support() -> None:
     residual = Probs.point(4).minus(Probs.point(9))
     assert residual is not None
     assert residual.ids.tolist() == [4]
