@@ -1,6 +1,6 @@
-"""Packs that a stranger spoilt: signed copies of the bundled pack's draft, each wrong in one place. Opens none.
+"""Hostile packs: copies of the bundled pack's draft, each corrupted in one place.
 
-A case changes a copy's files or its manifest; `signed` then lists what lies there, so that digests find nothing.
+A case changes a copy's files or its manifest. `list_files` then updates the digests, so that they match.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ __all__ = [
     "FOLDERS",
     "GRAPHS",
     "NUMBERS",
-    "Spoil",
+    "Corruption",
     "base_pack",
     "copy_of",
+    "corrupted_copy",
+    "list_files",
     "padded",
     "read",
-    "signed",
-    "spoilt",
 ]
 
 Document = dict[str, Any]
-Spoil = Callable[[Path], None]
+Corruption = Callable[[Path], None]
 BASE, WEIGHTS = "draft/base.onnx", "draft/weights.bin"
 _NAMES = ("tokenizer.json", "chat_template.jinja", BASE, WEIGHTS, "draft/hidden.onnx", "draft/lora.onnx")
 
 
 def base_pack(root: Path) -> Path:
-    """Write a sound pack of 3 MB: the bundled draft as its target."""
+    """Write a valid pack of 3 MB: the bundled draft as its target."""
     for name in _NAMES:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(BUNDLED_PACK / name, root / name)
@@ -52,12 +52,12 @@ def base_pack(root: Path) -> Path:
     entry |= {"trim": None, "gguf_plan": ""}
     value |= {"models": {"target": entry}, "files": {}}
     (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    signed(root)
+    list_files(root)
     return root
 
 
 def copy_of(pack: Path, root: Path) -> Path:
-    """Copy a pack; `signed` may have files of it that are large and stay the same by hard links."""
+    """Copy a pack by hard links; `write` replaces a linked file before changing it."""
     return Path(shutil.copytree(pack, root, copy_function=os.link))
 
 
@@ -67,14 +67,14 @@ def read(root: Path) -> Document:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file anew: the old one may be linked."""
+    """Replace a file, which may be a hard link to that of another pack."""
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
 
 
-def signed(root: Path, more: Sequence[str] = ()) -> None:
-    """Let the manifest list the files of the pack, and `more`, as they are."""
+def list_files(root: Path, more: Sequence[str] = ()) -> None:
+    """List the pack's present files, and those of `more`, in the manifest with their sizes and digests."""
     value = read(root)
     names = [name for name in (*_NAMES, *more) if (root / name).is_file()]
     value["files"] = {
@@ -83,10 +83,10 @@ def signed(root: Path, more: Sequence[str] = ()) -> None:
     write(root / MANIFEST_NAME, json.dumps(value).encode())
 
 
-def number(key: str, value: object) -> Spoil:
-    """Let the target's entry, or with a dot another place, say something else."""
+def number(key: str, value: object) -> Corruption:
+    """Set a value of the target's entry, or of the manifest itself if the key begins with a dot."""
 
-    def spoil(root: Path) -> None:
+    def corrupt(root: Path) -> None:
         manifest = read(root)
         place = manifest["models"]["target"]
         *path, last = key.split(".")
@@ -97,42 +97,42 @@ def number(key: str, value: object) -> Spoil:
         place[last] = value
         write(root / MANIFEST_NAME, json.dumps(manifest).encode())
 
-    return spoil
+    return corrupt
 
 
-def text(change: Callable[[str], str]) -> Spoil:
+def text(change: Callable[[str], str]) -> Corruption:
     """Change the manifest's text."""
     return lambda root: write(root / MANIFEST_NAME, change((root / MANIFEST_NAME).read_text("utf-8")).encode())
 
 
-def graph(change: Callable[[GraphFile], None]) -> Spoil:
+def graph(change: Callable[[GraphFile], None]) -> Corruption:
     """Change the base graph."""
 
-    def spoil(root: Path) -> None:
+    def corrupt(root: Path) -> None:
         file = GraphFile.parse((root / BASE).read_bytes())
         change(file)
         write(root / BASE, file.serialize())
-        signed(root)
+        list_files(root)
 
-    return spoil
+    return corrupt
 
 
-def content(change: Callable[[bytes], bytes]) -> Spoil:
+def content(change: Callable[[bytes], bytes]) -> Corruption:
     """Change the base graph's bytes."""
 
-    def spoil(root: Path) -> None:
+    def corrupt(root: Path) -> None:
         write(root / BASE, change((root / BASE).read_bytes()))
-        signed(root)
+        list_files(root)
 
-    return spoil
+    return corrupt
 
 
 def _first(file: GraphFile) -> Tensor:
     return next(tensor for tensor in file.initializers.values() if tensor.external is not None)
 
 
-def tensor(**changes: Any) -> Spoil:
-    """Change where the first external tensor lies, or its shape."""
+def tensor(**changes: Any) -> Corruption:
+    """Change the location, shape or type of the first external tensor."""
 
     def change(file: GraphFile) -> None:
         old = _first(file)
@@ -144,35 +144,35 @@ def tensor(**changes: Any) -> Spoil:
     return graph(change)
 
 
-def _outside_tensor(location: str = "/etc/passwd", *more: bytes) -> bytes:
+def _external_tensor(location: str = "/etc/passwd", *more: bytes) -> bytes:
     """Encode an external tensor of 16 bytes."""
     places = [pair_field(13, pair) for pair in (("location", location), ("offset", "0"), ("length", "16"))]
     fields = [integer_field(1, 16), integer_field(2, 2), text_field(8, "t"), *places, integer_field(14, 1), *more]
     return b"".join(fields)
 
 
-def _constant(value: bytes, *, number: int = 5, kind: str = "Constant", domain: str = "") -> bytes:
+def _node_with_attribute(value: bytes, *, number: int = 5, kind: str = "Constant", domain: str = "") -> bytes:
     """Encode a node with one attribute."""
     attribute = [text_field(1, "value"), bytes_field(number, value), integer_field(20, number - 1)]
     return b"".join([text_field(2, "c"), text_field(4, kind), message_field(5, attribute), text_field(7, domain)])
 
 
-def node(encoded: bytes) -> Spoil:
+def node(encoded: bytes) -> Corruption:
     return graph(lambda file: file.graph_rest.append((1, bytes_field(1, encoded))))
 
 
-def rest(number: int, message: bytes) -> Spoil:
+def rest(number: int, message: bytes) -> Corruption:
     return graph(lambda file: file.model_rest.append((number, bytes_field(number, message))))
 
 
-def _deep(levels: int) -> bytes:
+def _nested_graphs(levels: int) -> bytes:
     inner = b""
     for _ in range(levels):
-        inner = bytes_field(1, _constant(inner, number=6, kind="If"))
-    return _constant(inner, number=6, kind="If")
+        inner = bytes_field(1, _node_with_attribute(inner, number=6, kind="If"))
+    return _node_with_attribute(inner, number=6, kind="If")
 
 
-def _named(op_type: str, domain: str) -> Spoil:
+def _operator(op_type: str, domain: str) -> Corruption:
     return graph(lambda file: file.nodes.append(Node(op_type, domain, outputs=["x"])))
 
 
@@ -184,10 +184,10 @@ def _grow(path: Path) -> None:
 
 def _grow_graph(root: Path) -> None:
     _grow(root / BASE)
-    signed(root)
+    list_files(root)
 
 
-NUMBERS: dict[str, tuple[Spoil, str]] = {
+NUMBERS: dict[str, tuple[Corruption, str]] = {
     "a billion layers": (number("layers", 10**9), "models.target.layers is .1000000000.: expected int <= 512"),
     "more layers": (number("layers", 3), "has layers 2, the manifest says 3"),
     "fewer layers": (number("layers", 1), "has layers 2, the manifest says 1"),
@@ -200,22 +200,22 @@ NUMBERS: dict[str, tuple[Spoil, str]] = {
     "other KV heads": (number("kv_heads", 2), "has KV heads 1, the manifest says 2"),
     "another head size": (number("head_size", 32), "has head size 64, the manifest says 32"),
     "a negative number": (number("kv_heads", -1), "kv_heads is .-1.: expected int >= 1"),
-    "a truth": (number("layers", True), "layers is .True.: expected int, got bool"),
-    "a fraction": (number("rows", 8192.0), "rows is .8192.0.: expected int, got float"),
+    "a boolean": (number("layers", True), "layers is .True.: expected int, got bool"),
+    "a float": (number("rows", 8192.0), "rows is .8192.0.: expected int, got float"),
     "a number of 400 digits": (number("rows", 10**400), "rows is .10+.: expected int <="),
     "a size of 400 digits": (
         number(".files", {"a": {"nbytes": 10**400, "sha256": ""}}),
         "files.a.nbytes is .10+.: expected int <=",
     ),
-    "no number": (number("kernel_noise", float("nan")), "kernel_noise is .nan.: expected float"),
-    "an endless number": (number("parity", {"a": float("inf")}), "parity.a is .inf.: expected float"),
-    "64 bits a weight": (number("bits", 64), "bits is .64.: expected int <= 32"),
+    "NaN": (number("kernel_noise", float("nan")), "kernel_noise is .nan.: expected float"),
+    "infinity": (number("parity", {"a": float("inf")}), "parity.a is .inf.: expected float"),
+    "64 bits per weight": (number("bits", 64), "bits is .64.: expected int <= 32"),
     "a block of billions": (number("block_size", 10**9), "block_size is .1000000000.: expected int <= 65536"),
     "a window of billions": (number("window", 10**9), "window is .1000000000.: expected int <="),
     "no inputs": (number("graphs.base.inputs", []), "graphs.base.inputs is .*: expected array of length >= 1"),
     "no outputs": (number("graphs.base.outputs", []), "graphs.base.outputs is .*: expected array of length >= 1"),
     "other inputs": (number("graphs.base.inputs", ["input_ids"]), "its inputs are not those of the manifest"),
-    "an adapter of billions": (
+    "an adapter of rank a billion": (
         number("graphs.lora.lora_rank", 10**9),
         "graphs.lora.lora_rank is .1000000000.: expected int <=",
     ),
@@ -229,8 +229,8 @@ NUMBERS: dict[str, tuple[Spoil, str]] = {
         r"end_token_ids\[0\] is .10+.: expected int <=",
     ),
     "a billion ids": (number(".vocabulary_size", 10**9), "vocabulary_size is .1000000000.: expected int <="),
-    "a deep manifest": (text(lambda old: '{"a":' * 100_000), "nested too deeply"),
-    "a key twice": (text(lambda old: '{"name": "a", ' + old[1:]), "key 'name' appears twice"),
+    "a deeply nested manifest": (text(lambda old: '{"a":' * 100_000), "nested too deeply"),
+    "a duplicate key": (text(lambda old: '{"name": "a", ' + old[1:]), "key 'name' appears twice"),
     "a manifest of 100 MB": (lambda root: _grow(root / MANIFEST_NAME), "is not a manifest: it has 100000000 bytes"),
     "a manifest that is a pipe": (
         lambda root: _pipe(root / MANIFEST_NAME),
@@ -243,8 +243,8 @@ NUMBERS: dict[str, tuple[Spoil, str]] = {
 }
 
 
-def _bomb(kind: str, *inputs: str) -> tuple[Spoil, str]:
-    """Add an operator that makes 150 million numbers, and its sum to the logits."""
+def _bomb(kind: str, *inputs: str) -> tuple[Corruption, str]:
+    """Add an operator that creates 150 million numbers, and add their maximum to the logits."""
 
     def change(file: GraphFile) -> None:
         final = next(node for node in file.nodes if "logits" in node.outputs)
@@ -262,7 +262,7 @@ def _bomb(kind: str, *inputs: str) -> tuple[Spoil, str]:
 _BOMBS = {
     "a shape": _bomb("ConstantOfShape", "many"),
     "a range": _bomb("Range", "zero", "many", "one"),
-    "a value of the pass": _bomb("Expand", "logits/raw", "many"),
+    "a computed value": _bomb("Expand", "logits/raw", "many"),
     "tiles": _bomb("Tile", "one", "many"),
     "an identity": _bomb("EyeLike", "one"),
     "random numbers": _bomb("RandomNormal"),
@@ -291,82 +291,94 @@ def _overlap(file: GraphFile) -> None:
 
 
 _MEMORY = "*/_ORT_MEM_ADDR_/*"
-GRAPHS: dict[str, tuple[Spoil, str]] = {
-    "an absolute place": (tensor(location="/etc/passwd"), "is stored in '/etc/passwd', where only 'weights.bin'"),
-    "a place above": (tensor(location="../tokenizer.json"), r"is stored in '\.\./tokenizer\.json'"),
-    "a place below": (tensor(location="./weights.bin"), r"is stored in '\./weights\.bin'"),
-    "the engine's memory": (tensor(location=_MEMORY), "is stored in .*_ORT_MEM_ADDR_"),
-    "behind the end": (tensor(offset=2_164_736), "ends at byte"),
-    "far behind the end": (tensor(offset=10**18), "ends at byte 1000000000001048576"),
+GRAPHS: dict[str, tuple[Corruption, str]] = {
+    "an absolute path": (tensor(location="/etc/passwd"), "is stored in '/etc/passwd', where only 'weights.bin'"),
+    "a path above the folder": (tensor(location="../tokenizer.json"), r"is stored in '\.\./tokenizer\.json'"),
+    "a path with a leading dot": (tensor(location="./weights.bin"), r"is stored in '\./weights\.bin'"),
+    "an address in the engine's memory": (tensor(location=_MEMORY), "is stored in .*_ORT_MEM_ADDR_"),
+    "past the end of the file": (tensor(offset=2_164_736), "ends at byte"),
+    "far past the end of the file": (tensor(offset=10**18), "ends at byte 1000000000001048576"),
     "longer than its shape": (tensor(length=4), "has 4 bytes, but its shape needs"),
-    "of an unknown type": (tensor(data_type=99), "of the unknown type 99"),
-    "of texts": (tensor(data_type=8), "holds texts, which may not be external"),
-    "of a negative size": (tensor(dims=(-1, 4)), "2 dimensions, or a negative one"),
-    "of many dimensions": (tensor(dims=(1,) * 17), "17 dimensions"),
-    "with prepacked parts": (tensor(others={"prepacked_0": "a"}), "unknown external entry 'prepacked_0'"),
-    "large in few bytes": (
+    "an unknown type": (tensor(data_type=99), "of the unknown type 99"),
+    "a tensor of texts": (tensor(data_type=8), "holds texts, which may not be external"),
+    "a negative size": (tensor(dims=(-1, 4)), "2 dimensions, or a negative one"),
+    "many dimensions": (tensor(dims=(1,) * 17), "17 dimensions"),
+    "prepacked parts": (tensor(others={"prepacked_0": "a"}), "unknown external entry 'prepacked_0'"),
+    "a large size in few bytes": (
         graph(lambda file: file.initializers.__setitem__("t", Tensor("t", 1, (10**12,), b""))),
         "claims 1000000000000 elements in",
     ),
-    "outside in an attribute": (node(_constant(_outside_tensor())), "is stored in '/etc/passwd'"),
-    "outside in a list of tensors": (node(_constant(_outside_tensor(), number=10)), "is stored in '/etc/passwd'"),
-    "outside in an inner graph": (
-        node(_constant(bytes_field(5, _outside_tensor()), number=6, kind="If")),
+    "external in an attribute": (node(_node_with_attribute(_external_tensor())), "is stored in '/etc/passwd'"),
+    "external in a list of tensors": (
+        node(_node_with_attribute(_external_tensor(), number=10)),
         "is stored in '/etc/passwd'",
     ),
-    "outside in a node of an inner graph": (
-        node(_constant(bytes_field(1, _constant(_outside_tensor())), number=6, kind="If")),
+    "external in an inner graph": (
+        node(_node_with_attribute(bytes_field(5, _external_tensor()), number=6, kind="If")),
         "is stored in '/etc/passwd'",
     ),
-    "a place without a mark": (
-        node(_constant(_outside_tensor().replace(integer_field(14, 1), b""))),
+    "external in a node of an inner graph": (
+        node(_node_with_attribute(bytes_field(1, _node_with_attribute(_external_tensor())), number=6, kind="If")),
         "is stored in '/etc/passwd'",
     ),
-    "a mark without a place": (node(_constant(integer_field(2, 2) + integer_field(14, 1))), "is stored in ''"),
-    "a mark of 33 bits": (
-        node(_constant(_outside_tensor().replace(integer_field(14, 1), integer_field(14, 2**32 + 1)))),
+    "a location without data_location": (
+        node(_node_with_attribute(_external_tensor().replace(integer_field(14, 1), b""))),
+        "is stored in '/etc/passwd'",
+    ),
+    "data_location without a location": (
+        node(_node_with_attribute(integer_field(2, 2) + integer_field(14, 1))),
+        "is stored in ''",
+    ),
+    "data_location of 33 bits": (
+        node(_node_with_attribute(_external_tensor().replace(integer_field(14, 1), integer_field(14, 2**32 + 1)))),
         "unknown data location 4294967297",
     ),
-    "two places": (node(_constant(_outside_tensor("weights.bin", pair_field(13, ("location", "x"))))), "appears twice"),
+    "two locations": (
+        node(_node_with_attribute(_external_tensor("weights.bin", pair_field(13, ("location", "x"))))),
+        "appears twice",
+    ),
     "two halves of an attribute": (
-        node(_constant(_outside_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])),
+        node(_node_with_attribute(_external_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])),
         "is stored in '/etc/passwd'",
     ),
     "a sparse initializer": (
         graph(lambda file: file.graph_rest.append((15, bytes_field(15, b"")))),
         "holds a sparse tensor",
     ),
-    "a sparse attribute": (node(_constant(b"", number=22)), "holds a sparse tensor"),
+    "a sparse attribute": (node(_node_with_attribute(b"", number=22)), "holds a sparse tensor"),
     "functions": (rest(25, b""), "holds functions"),
     "training": (rest(20, b""), "holds training steps"),
     "a second graph": (rest(7, b""), "holds one graph, this one 2"),
     **{f"a constant from {name}": case for name, case in _BOMBS.items()},
     "a weight converted many times": (graph(_cast_often), "'Cast' computes .* elements of constants"),
-    "an operator of masks": (
-        _named("Range", ""),
+    "an operator that no pack needs": (
+        _operator("Range", ""),
         "no model of this kind needs its operator 'Range'.* or upgrade edgedecode",
     ),
     "tensors over the same bytes": (graph(_share), "its tensors overlap at byte 0 of weights.bin"),
     "tensors that overlap": (graph(_overlap), "its tensors overlap at byte 4"),
-    "a foreign domain": (_named("Run", "com.example"), "'Run' is of the unknown domain 'com.example'"),
-    "our own domain": (_named("RowsProduct", "edgedecode"), "of the unknown domain 'edgedecode'"),
-    "a loop": (node(_constant(b"", number=6, kind="Loop")), "'Loop' holds a graph"),
-    "an operator that reads files": (_named("EPContext", "com.microsoft"), "EPContext reads files"),
-    "deep graphs": (node(_deep(40)), "nested more than"),
+    "an unknown domain": (_operator("Run", "com.example"), "'Run' is of the unknown domain 'com.example'"),
+    "the domain of EdgeDecode's kernels": (
+        _operator("RowsProduct", "edgedecode"),
+        "of the unknown domain 'edgedecode'",
+    ),
+    "a loop": (node(_node_with_attribute(b"", number=6, kind="Loop")), "'Loop' holds a graph"),
+    "an operator that reads files": (_operator("EPContext", "com.microsoft"), "EPContext reads files"),
+    "deeply nested graphs": (node(_nested_graphs(40)), "nested more than"),
     "too many fields": (graph(lambda file: file.graph_rest.append((13, b"\x6a\x00" * 2**18))), "more than 131072"),
     "too many fields of an input": (
         graph(lambda file: file.graph_rest.append((11, bytes_field(11, b"\x1a\x00" * 2**20)))),
         "more than 131072",
     ),
 }
-BYTES: dict[str, tuple[Spoil, str]] = {
+BYTES: dict[str, tuple[Corruption, str]] = {
     "empty file": (content(lambda old: b""), "it is empty"),
-    "cut off": (content(lambda old: old[:-3]), "cut off"),
+    "truncated": (content(lambda old: old[:-3]), "cut off"),
     "an endless varint": (content(lambda old: old + b"\x80" * 40), "cut off or too long"),
     "a length past the end": (content(lambda old: old + b"\x7a\xff\xff\xff\xff\x0f"), "cut off"),
     "a group": (content(lambda old: old + b"\x0b"), "unknown wire type 3"),
     "noise": (content(lambda old: b"\x93" * len(old)), "is refused: .*(?:field|number)"),
-    "of the engine's own format": (content(lambda old: b"\x7a\x06\0\0ORTM" + old), "ONNX Runtime's own format"),
+    "the engine's own format": (content(lambda old: b"\x7a\x06\0\0ORTM" + old), "ONNX Runtime's own format"),
     "huge": (_grow_graph, "has 100000000 bytes, a graph of 2 layers needs less"),
 }
 
@@ -381,37 +393,37 @@ def _link(path: Path) -> None:
     path.symlink_to("real.json")
 
 
-def padded(name: str, nbytes: int) -> Spoil:
-    """Let a file end in blanks."""
+def padded(name: str, nbytes: int) -> Corruption:
+    """Pad the end of a file with this many blanks."""
 
-    def spoil(root: Path) -> None:
+    def corrupt(root: Path) -> None:
         write(root / name, (root / name).read_bytes().rstrip() + b" " * nbytes)
-        signed(root)
+        list_files(root)
 
-    return spoil
+    return corrupt
 
 
-def _listed(name: str) -> Spoil:
-    def spoil(root: Path) -> None:
+def _listed(name: str) -> Corruption:
+    def corrupt(root: Path) -> None:
         write(root / name, b"x" * 1000)
-        signed(root, [name])
+        list_files(root, [name])
 
-    return spoil
+    return corrupt
 
 
-def _file(name: str) -> Spoil:
+def _file(name: str) -> Corruption:
     return lambda root: write(root / name, b"x")
 
 
-FOLDERS: dict[str, tuple[Spoil, str]] = {
+FOLDERS: dict[str, tuple[Corruption, str]] = {
     "a hidden file": (_file("draft/.m.bin"), r"draft/\.m\.bin is not listed"),
-    "a hidden file beside the manifest": (_file(".m.bin"), r"\d/\.m\.bin is not listed"),
+    "a hidden file next to the manifest": (_file(".m.bin"), r"\d/\.m\.bin is not listed"),
     "an unlisted file": (_file("draft/other.bin"), r"draft/other\.bin is not listed"),
-    "an unlisted file beside the manifest": (_file("other.bin"), r"\d/other\.bin is not listed"),
+    "an unlisted file next to the manifest": (_file("other.bin"), r"\d/other\.bin is not listed"),
     "a folder": (lambda root: (root / "draft" / "more").mkdir(), "draft/more is not listed"),
     "a hidden folder": (_file("draft/.more/m.bin"), r"draft/\.more is not listed"),
-    "a license that is none": (_file("LICENSE.onnx"), r"LICENSE\.onnx is not listed"),
-    "a system's folder": (_file("draft/._more/m.bin"), r"draft/\._more is not listed"),
+    "a model named LICENSE": (_file("LICENSE.onnx"), r"LICENSE\.onnx is not listed"),
+    "a folder named like a system file": (_file("draft/._more/m.bin"), r"draft/\._more is not listed"),
     "a link": (lambda root: (root / "draft" / "m.bin").symlink_to("/etc/passwd"), r"draft/m\.bin is a link"),
     "a link to nothing": (lambda root: (root / "m.bin").symlink_to("nothing"), r"m\.bin is a link"),
     "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
@@ -422,15 +434,15 @@ FOLDERS: dict[str, tuple[Spoil, str]] = {
         r"json has 70\d* bytes, the limit is 67108864",
     ),
     "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
-    "listed weights that nobody names": (
+    "listed weights that no model uses": (
         _listed("draft/second.bin"),
         r"second\.bin is listed, but no model refers to it: .*upgrade edgedecode: the pack was created by edgedecode",
     ),
 }
 
 
-def spoilt(pack: Path, root: Path, spoil: Spoil) -> Path:
-    """Return a spoilt copy of a sound pack."""
+def corrupted_copy(pack: Path, root: Path, corrupt: Corruption) -> Path:
+    """Return a corrupted copy of a valid pack."""
     copy = copy_of(pack, root)
-    spoil(copy)
+    corrupt(copy)
     return copy

@@ -23,7 +23,18 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.text.tokenizer import Tokenizer
-from tests.hostile_packs import BASE, BYTES, FOLDERS, GRAPHS, NUMBERS, base_pack, copy_of, padded, signed, spoilt
+from tests.hostile_packs import (
+    BASE,
+    BYTES,
+    FOLDERS,
+    GRAPHS,
+    NUMBERS,
+    base_pack,
+    copy_of,
+    corrupted_copy,
+    list_files,
+    padded,
+)
 
 pytestmark = [
     pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"),
@@ -39,8 +50,8 @@ LIMIT_NBYTES = 130_000_000
 
 
 @pytest.fixture(scope="session")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_pack(tmp_path_factory.mktemp("sound") / "pack")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_pack(tmp_path_factory.mktemp("valid") / "pack")
 
 
 @dataclass(frozen=True)
@@ -68,9 +79,12 @@ _CODE = """if True:
 
 
 @pytest.fixture(scope="module")
-def results(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("spoilt")
-    roots = {name: str(spoilt(sound, folder / str(i), spoil)) for i, (name, (spoil, _)) in enumerate(CASES.items())}
+def results(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("corrupted")
+    roots = {
+        name: str(corrupted_copy(valid, folder / str(i), corrupt))
+        for i, (name, (corrupt, _)) in enumerate(CASES.items())
+    }
     done = subprocess.run(
         [sys.executable, "-c", _CODE],
         input=json.dumps(roots),
@@ -88,9 +102,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
 
 
-def test_check_pack_accepts_the_bundled_pack_and_a_copy(sound: Path, tmp_path: Path) -> None:
+def test_check_pack_accepts_the_bundled_pack_and_a_copy(valid: Path, tmp_path: Path) -> None:
     assert check_pack(BUNDLED_PACK) == Manifest.load(BUNDLED_PACK)
-    assert check_pack(copy_of(sound, tmp_path / "copy")).name == "demo"  # the copy's files are hard links
+    assert check_pack(copy_of(valid, tmp_path / "copy")).name == "demo"  # the copy's files are hard links
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,18 +121,18 @@ def test_check_pack_refuses_corrupt_packs_without_native_code_and_with_little_me
 
 
 def test_load_leases_memory_for_the_tokenizer_before_reading_it(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = spoilt(sound, tmp_path / "pack", padded("tokenizer.json", 9_000_000))
+    root = corrupted_copy(valid, tmp_path / "pack", padded("tokenizer.json", 9_000_000))
     monkeypatch.setattr(Tokenizer, "from_file", lambda *_, **__: pytest.fail("the tokenizer was read"))
     with pytest.raises(BudgetExceeded, match=r"171\.\d MB are needed for reading the tokenizer"):
         edgedecode.load(root, memory=(resident_nbytes() or peak_nbytes() or 0) + 100_000_000, runtime="onnx")
 
 
 def test_check_pack_reads_only_a_changed_pack_again(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = copy_of(sound, tmp_path / "pack")
+    root = copy_of(valid, tmp_path / "pack")
     read: list[str] = []
 
     def recording(path: Path, weights: Weights, *, joins: bool) -> CheckedGraph:
@@ -139,8 +153,8 @@ def test_check_pack_reads_only_a_changed_pack_again(
             check_pack(root)
 
 
-def test_check_pack_accepts_a_shorter_context_than_the_graphs(sound: Path, tmp_path: Path) -> None:
-    NUMBERS["more positions than tables"][0](root := copy_of(sound, tmp_path / "pack"))
+def test_check_pack_accepts_a_shorter_context_than_the_graphs(valid: Path, tmp_path: Path) -> None:
+    NUMBERS["more positions than tables"][0](root := copy_of(valid, tmp_path / "pack"))
     value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
     value["models"]["target"]["context"] = 512
     (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
@@ -155,35 +169,35 @@ def test_check_pack_accepts_a_shorter_context_than_the_graphs(sound: Path, tmp_p
         *("Thumbs.db", "draft/desktop.ini", "draft/._base.onnx", "._edgedecode.json", "draft/.nfs0000000123"),
     ],
 )
-def test_check_pack_accepts_files_of_repositories_and_desktops(sound: Path, tmp_path: Path, name: str) -> None:
-    root = copy_of(sound, tmp_path / "pack")
+def test_check_pack_accepts_files_of_repositories_and_desktops(valid: Path, tmp_path: Path, name: str) -> None:
+    root = copy_of(valid, tmp_path / "pack")
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text("x")
     if name.startswith("licenses/"):
-        signed(root, [name])
+        list_files(root, [name])
     check_pack(root)
 
 
 @pytest.mark.parametrize("name", ["draft/.trim-1-0.onnx", "draft/.trim-1-0.gguf.7.making", f"{MANIFEST_NAME}.7.making"])
-def test_check_pack_accepts_temporary_files_of_a_change_in_progress(sound: Path, tmp_path: Path, name: str) -> None:
-    root = copy_of(sound, tmp_path / "pack")
+def test_check_pack_accepts_temporary_files_of_a_change_in_progress(valid: Path, tmp_path: Path, name: str) -> None:
+    root = copy_of(valid, tmp_path / "pack")
     (root / name).write_bytes(b"half")
     check_pack(root)
 
 
 def test_show_refuses_the_packs_that_generate_refuses(
-    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = spoilt(sound, tmp_path / "pack", FOLDERS["a hidden file"][0])
+    root = corrupted_copy(valid, tmp_path / "pack", FOLDERS["a hidden file"][0])
     assert main(["show", str(root), "--verify"]) == 1
     assert "is not listed" in capsys.readouterr().err
 
 
-def test_check_pack_compares_digests(sound: Path, tmp_path: Path) -> None:
-    root = copy_of(sound, tmp_path / "pack")
+def test_check_pack_compares_digests(valid: Path, tmp_path: Path) -> None:
+    root = copy_of(valid, tmp_path / "pack")
     content = (root / BASE).read_bytes()
     (root / BASE).unlink()
     (root / BASE).write_bytes(content[:-1] + b"\0")
-    assert file_sha256(root / BASE) != file_sha256(sound / BASE)
+    assert file_sha256(root / BASE) != file_sha256(valid / BASE)
     with pytest.raises(ManifestError, match="is damaged"):
         check_pack(root)
