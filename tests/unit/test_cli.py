@@ -281,7 +281,7 @@ class Verb:
     def configure(self, parser): pass
     def run(self, arguments):
         for _ in range(100_000):
-            print("an unread line")
+            print("a line")
         return 0
 class Entry:
     name = "verb"

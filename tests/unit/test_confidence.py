@@ -33,7 +33,7 @@ def test_extreme_rows_give_finite_features(row: list[float]) -> None:
 
 
 def test_confidence_learns_how_often_a_drafter_is_right() -> None:
-    """A drafter that is right half as often as it thinks, less so when the margin is small."""
+    """The simulated drafter is less reliable than its probabilities, the more so at a small margin."""
     rng = np.random.default_rng(0)
     confidence = Confidence()
     truth = lambda seen: 1 / (1 + math.exp(-(0.5 * seen.logit + 0.3 * seen.margin - 0.4 * seen.position)))  # noqa: E731

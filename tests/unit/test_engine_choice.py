@@ -152,10 +152,10 @@ def test_load_speeds_forgets_a_refusal_after_a_day(tmp_path: Path) -> None:
 
 
 def child(*lines: str) -> tuple[str, ...]:
-    """Return a child that runs these lines, with `say(event)` and the engine it was asked for in `name`."""
+    """Return a child that runs these lines, with `report(event)` and the requested engine in `name`."""
     head = "import json, os, signal, sys; order = json.loads(sys.argv[1]); name = order['engine']"
-    say = "from edgedecode.engines.child import tell_parent; say = lambda **event: tell_parent(event)"
-    return (sys.executable, "-c", "\n".join([head, say, *lines]))
+    report = "from edgedecode.engines.child import tell_parent; report = lambda **event: tell_parent(event)"
+    return (sys.executable, "-c", "\n".join([head, report, *lines]))
 
 
 def measured(*lines: str, request: EngineRequest | None = None, known: Speeds | None = None) -> Speeds:
@@ -166,9 +166,9 @@ def measured(*lines: str, request: EngineRequest | None = None, known: Speeds | 
 def test_measure_speeds_times_each_engine_in_its_own_child_process(notices: list[str], tmp_path: Path) -> None:
     log = tmp_path / "children"
     speeds = measured(
-        "say(notice='made a file')",
+        "report(notice='made a file')",
         f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{name}}\\n')",
-        "say(needs=7 + order['memory']); say(seconds=2 if name == 'fast' else 3)",
+        "report(needs=7 + order['memory']); report(seconds=2 if name == 'fast' else 3)",
         "print('something else')",
         request=EngineRequest(memory=100),
     )
@@ -182,13 +182,13 @@ def test_measure_speeds_times_each_engine_in_its_own_child_process(notices: list
 
 
 def test_measure_speeds_keeps_one_engine_if_the_other_refuses() -> None:
-    speeds = measured("say(refused='no file') if name == 'fast' else say(seconds=1)")
+    speeds = measured("report(refused='no file') if name == 'fast' else report(seconds=1)")
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {"fast": "no file"})
 
 
 def test_measure_speeds_does_not_refuse_an_engine_for_one_budget() -> None:
-    """Its minimum of free bytes is kept for this context length; a longer context is measured again."""
-    unfit = "say(least=120) if name == 'fast' else [say(needs=30), say(seconds=1)]"
+    """The engine's minimum of free bytes is kept for this context length; a longer context is measured again."""
+    unfit = "report(least=120) if name == 'fast' else [report(needs=30), report(seconds=1)]"
     speeds = measured(unfit, request=EngineRequest(memory=140, context=64, held=40))
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {})
     assert speeds.least["fast 64"] == 120
@@ -197,7 +197,7 @@ def test_measure_speeds_does_not_refuse_an_engine_for_one_budget() -> None:
     needed = 30 + SLACK_NBYTES
     assert [speeds.fits("slow", context=64, free_nbytes=free) for free in (needed - 1, needed)] == [False, True]
     request = EngineRequest(memory=2 * needed, context=64)
-    larger = measured("say(needs=50); order['timed'] and say(seconds=2)", request=request, known=speeds)
+    larger = measured("report(needs=50); order['timed'] and report(seconds=2)", request=request, known=speeds)
     assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 1.0}, {"fast 64": 50, "slow 64": 50})
 
 
@@ -205,8 +205,8 @@ def test_chosen_engines_measure_again_under_a_smaller_budget(install: Install, m
     """The memory used without a budget does not rule an engine out; each result is measured once."""
     install(llama=Factory(), onnx=Factory())
     orders: list[tuple[str, int | None]] = []
-    lines = "need = 500 if order['memory'] is None else 300 if name == 'llama' else 100; say(needs=need * 10**6)"
-    command = child(lines, "order['timed'] and say(seconds=1 if name == 'llama' else 2)")
+    lines = "need = 500 if order['memory'] is None else 300 if name == 'llama' else 100; report(needs=need * 10**6)"
+    command = child(lines, "order['timed'] and report(seconds=1 if name == 'llama' else 2)")
 
     def measure(root: Path, names: list[str], request: EngineRequest, *, known: Speeds) -> Speeds:
         orders.extend((name, request.memory) for name in names)
@@ -230,7 +230,7 @@ def test_chosen_engines_keep_speeds_and_repeat_no_notice_for_a_second_context(
     log.write_text("")
     command = child(
         f"open({str(log)!r}, 'a').write(f\"{{name}} {{order['context']}} {{order.get('timed', True)}}\\n\")",
-        f"say(needs=1000); order.get('timed', True) and say(seconds=len(open({str(log)!r}).read()))",
+        f"report(needs=1000); order.get('timed', True) and report(seconds=len(open({str(log)!r}).read()))",
     )
     monkeypatch.setattr(selection, "measure_speeds", partial(measure_speeds, python=command))
     requests = [EngineRequest(memory=1000 * MB, context=context) for context in (300, 301, 300, 301)]
@@ -251,7 +251,7 @@ def test_chosen_engines_keep_speeds_and_repeat_no_notice_for_a_second_context(
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
 def test_measure_speeds_rules_out_only_the_engine_that_crashed() -> None:
     speeds = measured(
-        "say(seconds=1)",
+        "report(seconds=1)",
         "name == 'fast' and os.kill(os.getpid(), signal.SIGSEGV)",
     )
     assert speeds.seconds == {"slow": 1.0}
@@ -434,8 +434,8 @@ def test_chosen_engines_prefer_the_one_that_runs_if_no_default_session_fits(
     lines = (
         "free = order['memory'] - order['held']",
         "runs, usual = (100, 300) if name == 'llama' else (200, 400)",
-        "free < runs * 10**6 or say(runs=(runs - 3) * 10**6)",
-        "say(least=(runs if free < runs * 10**6 else usual) * 10**6)",
+        "free < runs * 10**6 or report(runs=(runs - 3) * 10**6)",
+        "report(least=(runs if free < runs * 10**6 else usual) * 10**6)",
     )
     monkeypatch.setattr(selection, "measure_speeds", partial(measure_speeds, python=child(*lines)))
     path = path_of(toy_pair().manifest, llama="1", onnx="1")

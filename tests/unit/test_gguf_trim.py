@@ -108,7 +108,7 @@ def rows_of(path: Path, contents: Contents, name: str) -> np.ndarray:
 def test_trim_gguf_keeps_rows_bit_for_bit(
     kind: str, piece: int, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever number of rows is copied at once."""
+    """The number of rows copied at once makes no difference."""
     monkeypatch.setattr(trim, "_PIECE_NBYTES", piece)
     full = write(TYPES[kind])
     out = full.with_name("trim.gguf")

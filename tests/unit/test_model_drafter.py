@@ -1,4 +1,4 @@
-"""The draft model as drafter: loaded lazily, reconciled with the context, greedy or sampled."""
+"""The draft model as drafter: reading lazily, reconciled with the context, greedy or sampled."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def test_native_draw_refuses_unknown_instruction_sets(library: ctypes.CDLL) -> N
 
 @pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(0.9, 0, 0.9, repetition_penalty=1.1)], ids=str)
 def test_session_uses_the_native_draw_of_the_runtime(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
-    """It serves the target's and the draft's rows, is charged to the budget, and gives numpy's text."""
+    """The native draw serves the target's and the draft's rows, is charged to the budget, and gives numpy's text."""
     draws: list[int] = []
 
     class Counting(NativeRowDraw):

@@ -1,4 +1,4 @@
-"""The own ONNX reader and writer, against the onnx package, onnxruntime and damaged bytes."""
+"""The ONNX reader and writer of this project, against the onnx package, onnxruntime and damaged bytes."""
 
 from __future__ import annotations
 
