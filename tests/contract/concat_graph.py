@@ -1,4 +1,4 @@
-"""A small random model whose graph joins past and present itself, written with its manifest entry."""
+"""Write a small random model whose graph concatenates its KV cache itself, with its manifest entry."""
 
 from __future__ import annotations
 

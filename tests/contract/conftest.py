@@ -1,6 +1,6 @@
-"""One model per engine for the contract suite: the same tests hold for every one of them.
+"""One model per engine for the contract suite: every test must hold for each of them.
 
-`EDGEDECODE_CONTRACT_PACK` may name a float pack, whose target then takes part too.
+`EDGEDECODE_CONTRACT_PACK` may name a float pack, whose target is then tested too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NAMES = [*TOYS, "llama", "table", "concat", *(["pack"] if PACK else [])]
 
 
 def assert_planned(figures: Mapping[str, int]) -> None:
-    """Assert that what a child measured is what was planned: never more, and by 5% or 8 MB less at most."""
+    """Assert that a child process used no more memory than planned, and at most 5% or 8 MB less."""
     used, planned = figures["used"], figures["planned"]
     assert 0 < used <= planned <= max(1.05 * used, used + 8_000_000)
 
 
 class Opener:
-    """Opens toy graphs on ONNX Runtime, one folder a shape."""
+    """Open toy graphs on ONNX Runtime, one folder per shape."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Opener:
         return self._entries[shape]
 
     def concat(self) -> LanguageModel:
-        """Open a graph that joins past and present itself; without position ids, as some exporters leave them out."""
+        """Open a graph that concatenates its KV cache itself, without position ids, which some exporters leave out."""
         root = self._folder / "concat"
         return open_entry(write_concat(root, positions=False), root, budget=Budget(), threads=1)
 
@@ -94,7 +94,7 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Opener:
 
 @pytest.fixture
 def engine_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models opened in this test run on the engine's own kernels."""
+    """Run the models of this test on the engine's own kernels."""
     monkeypatch.setenv("EDGEDECODE_KERNELS", "engine")
 
 
@@ -111,7 +111,7 @@ def open_gguf(
 
 
 class GgufOpener:
-    """Opens toy models on llama.cpp, one folder a shape, architecture and quantization."""
+    """Open toy models on llama.cpp, one folder per shape, architecture and quantization."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -152,7 +152,7 @@ def _toy(opener: Opener) -> LanguageModel:
 
 
 def _toy_engine(opener: Opener) -> LanguageModel:
-    """A toy whose attention is the engine's, as it is where our kernels are not."""
+    """Open a toy whose attention is the engine's, as where our kernels are not available."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEDECODE_KERNELS", "engine")
         return opener()
@@ -201,6 +201,6 @@ def model(request: pytest.FixtureRequest, opener: Opener) -> Iterator[LanguageMo
 
 @pytest.fixture(scope="session")
 def tokens(model: LanguageModel) -> list[int]:
-    """Sixty-four ids the model knows."""
+    """Return 64 valid token ids."""
     ids = np.random.default_rng(5).integers(0, min(model.card.rows, model.card.vocabulary_size), 64)
     return [int(token) for token in ids]

@@ -1,4 +1,4 @@
-"""A pack whose models are GGUF files alone, built by hand; its tokenizer is the byte tokenizer."""
+"""Build a pack whose models are GGUF files only, with the byte tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def write_pack(root: Path, opener: GgufOpener, *, gguf: bool = True) -> Path:
-    """Write a target and a draft of one layer fewer; without `gguf` the entries name their graphs instead."""
+    """Write a target and a draft with one layer fewer; without `gguf` the entries name their graphs instead."""
     base = toy_pair()
     root.mkdir()
     tokenizer = base.tokenizer

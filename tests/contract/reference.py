@@ -1,4 +1,4 @@
-"""How the contract tests read a model: whole sequences on fresh states, the reference every other way must equal."""
+"""The reference of the contract tests: full sequences on fresh states, which every other way must equal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel, State
 
-TOLERANCE = 1e-4  # float weights: kernels for one and for many rows differ by rounding only
+TOLERANCE = 1e-4  # float weights: kernels for one row and for many differ by rounding only
 
 
 def logits_of(model: LanguageModel, tokens: Sequence[int], *, capacity: int | None = None) -> FloatArray:
-    """Return every row's logits, read in one chain on a fresh state."""
+    """Return every row's logits of one chain on a fresh state."""
     state = model.new_state(capacity or max(len(tokens), 1))
     logits = model.forward(tokens, state, rows="all").logits.copy()
     state.close()
@@ -33,5 +33,5 @@ def assert_close(found: FloatArray, wanted: FloatArray) -> None:
 
 
 def assert_moved(first: FloatArray, second: FloatArray) -> None:
-    """Assert that two rows differ by far more than rounding: the comparison around it means something."""
+    """Assert that two rows differ by far more than rounding, so that the comparison around it is meaningful."""
     assert np.abs(first - second).max() > 100 * TOLERANCE

@@ -1,4 +1,4 @@
-"""Adapters on both engines, changed between passes: each equals a model whose weights hold the change, in numpy."""
+"""Adapters on both engines, changed between passes, against numpy models with the delta in their weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def width_of(shape: ToyShape, module: str) -> tuple[int, int]:
 
 
 def adapter(shape: ToyShape, *, seed: int = 0, modules: tuple[str, ...] = LORA_MODULES) -> list[LowRank]:
-    """Draw an adapter whose ranks differ from module to module."""
+    """Return a random adapter whose ranks differ between modules."""
     draw = np.random.default_rng(seed)
     found = []
     for layer in range(shape.layers):
@@ -51,7 +51,7 @@ def adapter(shape: ToyShape, *, seed: int = 0, modules: tuple[str, ...] = LORA_M
 
 
 def deltas(matrices: list[LowRank], scale: float = 1.0) -> dict[str, Floats]:
-    """Return what the adapter adds, by the toy's names and in its orientation."""
+    """Return the adapter's deltas by the toy's names and in its orientation."""
     found: dict[str, Floats] = {}
     for part in matrices:
         delta = part.product().T.astype(np.float64) * scale
@@ -67,14 +67,14 @@ def read(model: LanguageModel, adapter: AdapterUse | None = None) -> FloatArray:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine's model that takes adapters."""
+    """A model with adapters on one engine."""
 
     open: Callable[..., LanguageModel]
     shape: ToyShape
     onnx: bool
 
 
-ENGINES = ("onnx apart", "onnx packed", "llama", "qwen2")
+ENGINES = ("onnx separate", "onnx packed", "llama", "qwen2")
 
 
 @pytest.fixture(params=ENGINES)
@@ -103,7 +103,7 @@ def held(model: LanguageModel) -> AdapterModel:
     return model
 
 
-def test_without_an_adapter_the_model_is_the_base(opener: Opener, engine: Engine, lora: LanguageModel) -> None:
+def test_model_without_an_adapter_equals_the_base(opener: Opener, engine: Engine, lora: LanguageModel) -> None:
     base = opener(engine.shape) if engine.onnx else engine.open()
     assert np.array_equal(read(lora), read(base))
     held(lora).add_adapter(USE.digest, adapter(engine.shape))
@@ -112,7 +112,7 @@ def test_without_an_adapter_the_model_is_the_base(opener: Opener, engine: Engine
     base.close()
 
 
-def test_an_adapter_is_added_to_the_weights(shape: ToyShape, lora: LanguageModel) -> None:
+def test_adapter_is_added_to_the_weights(shape: ToyShape, lora: LanguageModel) -> None:
     matrices = adapter(shape)
     held(lora).add_adapter(USE.digest, matrices)
     found = read(lora, USE)
@@ -121,13 +121,15 @@ def test_an_adapter_is_added_to_the_weights(shape: ToyShape, lora: LanguageModel
 
 
 @pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ("down_proj", "gate_up_proj")], ids=str)
-def test_an_adapter_may_change_some_projections(shape: ToyShape, lora: LanguageModel, modules: tuple[str, ...]) -> None:
+def test_adapter_may_change_some_projections_only(
+    shape: ToyShape, lora: LanguageModel, modules: tuple[str, ...]
+) -> None:
     matrices = adapter(shape, modules=modules)[: -len(modules)]  # not in the last layer
     held(lora).add_adapter(USE.digest, matrices)
     assert_close(read(lora, USE), ToyNumpy(shape, deltas(matrices)).logits(TOKENS))
 
 
-def test_scales_are_folded_in(shape: ToyShape, lora: LanguageModel) -> None:
+def test_adapter_scales_are_folded_in(shape: ToyShape, lora: LanguageModel) -> None:
     matrices = adapter(shape)
     held(lora).add_adapter(USE.digest, matrices, scale=0.5)
     for scale in (1.0, 0.25, 0.25, 2.0, 1.0, 0.0):
@@ -135,8 +137,8 @@ def test_scales_are_folded_in(shape: ToyShape, lora: LanguageModel) -> None:
         assert_close(read(lora, replace(USE, scale=scale)), expected)
 
 
-def test_adapters_change_between_passes_of_one_state(engine: Engine, shape: ToyShape, lora: LanguageModel) -> None:
-    """Each pass is compared with fresh states, whose last pass alone has the adapter."""
+def test_adapter_may_change_between_passes_of_one_state(engine: Engine, shape: ToyShape, lora: LanguageModel) -> None:
+    """Each pass is compared with a fresh state whose last pass only has the adapter."""
     other = AdapterUse(name="pirate", digest="p1")
     held(lora).add_adapter(USE.digest, adapter(shape))
     held(lora).add_adapter(other.digest, adapter(shape, seed=1))
@@ -151,7 +153,7 @@ def test_adapters_change_between_passes_of_one_state(engine: Engine, shape: ToyS
         fresh.close()
 
 
-def test_two_states_with_two_scales(shape: ToyShape, lora: LanguageModel) -> None:
+def test_adapter_on_two_states_with_two_scales(shape: ToyShape, lora: LanguageModel) -> None:
     held(lora).add_adapter(USE.digest, adapter(shape))
     half = replace(USE, scale=0.5)
     whole, halved = read(lora, USE), read(lora, half)
@@ -163,8 +165,8 @@ def test_two_states_with_two_scales(shape: ToyShape, lora: LanguageModel) -> Non
         assert_close(right, halved[start : start + 20])
 
 
-def test_memory_of_scales_is_leased_while_they_are_in_use(engine: Engine, shape: ToyShape) -> None:
-    """A copy for each scale is shared by the states that it is bound to, and gone with the last of them."""
+def test_adapter_scales_are_leased_while_in_use(engine: Engine, shape: ToyShape) -> None:
+    """The copy of a scale is shared by the states it is bound to and released with the last of them."""
     budget = Budget()
     model = engine.open(budget=budget)
     assert isinstance(model, AdapterModel)
@@ -206,7 +208,7 @@ def test_memory_of_scales_is_leased_while_they_are_in_use(engine: Engine, shape:
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39, 3e38])
 @pytest.mark.filterwarnings("error")
-def test_scales_that_the_values_do_not_allow_are_refused(engine: Engine, lora: LanguageModel, scale: float) -> None:
+def test_adapter_scales_without_finite_results_are_refused(engine: Engine, lora: LanguageModel, scale: float) -> None:
     held(lora).add_adapter(USE.digest, [replace(part, up=part.up * 8) for part in adapter(engine.shape)])
     if not engine.onnx and scale < float("inf"):
         pytest.skip("llama.cpp multiplies the products")
@@ -218,7 +220,7 @@ def test_scales_that_the_values_do_not_allow_are_refused(engine: Engine, lora: L
     lora.forward([1], state, adapter=USE)
 
 
-def test_removed_matrices_and_those_of_closed_states_are_freed(opener: Opener) -> None:
+def test_adapter_matrices_are_freed_after_removal_and_close(opener: Opener) -> None:
     model = opener(PACKED, needs=("lora",))
     states = [model.new_state(60) for _ in range(3)]
 
@@ -243,7 +245,7 @@ def test_removed_matrices_and_those_of_closed_states_are_freed(opener: Opener) -
     model.close()
 
 
-def test_an_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: LanguageModel) -> None:
+def test_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: LanguageModel) -> None:
     held(lora).add_adapter(USE.digest, adapter(shape))
     state = settled(lora, TOKENS[:20], capacity=60)
     before = lora.forward(TOKENS[20:25], state, rows="all", adapter=USE).logits.copy()
@@ -253,7 +255,7 @@ def test_an_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: Langua
     assert_moved(before, after)
 
 
-def test_adapters_that_are_not_held_are_refused(shape: ToyShape, lora: LanguageModel) -> None:
+def test_adapter_that_is_not_loaded_is_refused(shape: ToyShape, lora: LanguageModel) -> None:
     state = lora.new_state(8)
     with pytest.raises(CapabilityError, match="holds no adapter 'formal'"):
         lora.forward([1], state, adapter=USE)
@@ -266,7 +268,7 @@ def test_adapters_that_are_not_held_are_refused(shape: ToyShape, lora: LanguageM
     assert state.pending == 1
 
 
-def test_adapters_are_leased(engine: Engine, shape: ToyShape) -> None:
+def test_adapter_memory_is_leased(engine: Engine, shape: ToyShape) -> None:
     budget = Budget()
     model = engine.open(budget=budget)
     matrices = adapter(shape)
@@ -279,7 +281,7 @@ def test_adapters_are_leased(engine: Engine, shape: ToyShape) -> None:
     assert plain >= sum(part.down.nbytes + part.up.nbytes for part in matrices)
     state = model.new_state(8)
     model.forward([1], state, adapter=replace(USE, scale=0.5))
-    assert leased() > plain or not engine.onnx, "the graph takes scaled matrices, llama.cpp a scale"
+    assert leased() > plain or not engine.onnx, "the graph needs scaled matrices, llama.cpp takes a scale"
     budget.limit = Limit(budget.used_nbytes + 100)
     with pytest.raises(BudgetExceeded, match="adapter:target:p1"):
         held(model).add_adapter("p1", matrices)
@@ -301,16 +303,16 @@ def test_adapters_are_leased(engine: Engine, shape: ToyShape) -> None:
     ],
     ids=["module", "layer", "rank", "inputs", "outputs", "ranks differ", "stack"],
 )
-def test_matrices_that_do_not_fit_are_refused(
+def test_adapter_matrices_that_do_not_fit_are_refused(
     engine: Engine, lora: LanguageModel, part: LowRank, error: type[Exception], words: str
 ) -> None:
     if not engine.onnx and words in ("gate", "rank 9"):
-        pytest.skip("llama.cpp takes any rank, and its file holds the gate apart")
+        pytest.skip("llama.cpp takes any rank, and its file stores the gate separately")
     with pytest.raises(error, match=words):
         held(lora).add_adapter(USE.digest, [part])
 
 
-def test_a_graph_without_adapters_takes_none(opener: Opener) -> None:
+def test_adapter_on_a_graph_without_adapter_inputs_is_refused(opener: Opener) -> None:
     model = opener(SHAPE)
     with pytest.raises(CapabilityError, match="takes no adapter"):
         held(model).add_adapter(USE.digest, adapter(SHAPE))
@@ -321,8 +323,10 @@ def test_a_graph_without_adapters_takes_none(opener: Opener) -> None:
 
 
 @pytest.mark.skipif(tried()[0] is None, reason="no kernels of ours here")
-def test_matrices_of_float16_numbers_are_held_as_those_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our products take float16 where every number is exactly one, else float32; a scale may make that so."""
+def test_adapter_matrices_of_float16_values_are_stored_as_float16_with_identical_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our products store float16 where every value is exactly representable, else float32; a scale may decide this."""
     inputs, outputs = 256, 256
 
     def reading(*, third: bool, wide: bool, scale: float = 1.0) -> tuple[bytes, int]:

@@ -1,4 +1,4 @@
-"""Graphs that join past and present themselves: what is theirs alone, beside the suite that holds for every model."""
+"""Graphs that concatenate their KV cache themselves: tests in addition to the suite for every model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(tmp_path: Path) -> ModelEntry:
     return write_concat(tmp_path)
 
 
-def test_a_tree_is_refused_and_changes_nothing(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_refuses_a_tree_and_changes_nothing(entry: ModelEntry, tmp_path: Path) -> None:
     model = open_entry(entry, tmp_path, budget=Budget())
     state = model.new_state(40)
     model.forward(TOKENS[:5], state, parents=[-1, 0, 1, 2, 3])
@@ -39,7 +39,7 @@ def test_a_tree_is_refused_and_changes_nothing(entry: ModelEntry, tmp_path: Path
     model.close()
 
 
-def test_long_prompts_take_several_passes(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_takes_several_passes_for_long_prompts(entry: ModelEntry, tmp_path: Path) -> None:
     model = open_entry(entry, tmp_path, budget=Budget())
     text = [3 + (7 * index) % 300 for index in range(400)]
     state = model.new_state(400)
@@ -50,7 +50,7 @@ def test_long_prompts_take_several_passes(entry: ModelEntry, tmp_path: Path) -> 
     model.close()
 
 
-def test_a_state_is_charged_for_past_and_present(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_state_is_leased_for_past_and_present(entry: ModelEntry, tmp_path: Path) -> None:
     budget = Budget()
     model = open_entry(entry, tmp_path, budget=budget)
     state = model.new_state(100)
@@ -62,7 +62,7 @@ def test_a_state_is_charged_for_past_and_present(entry: ModelEntry, tmp_path: Pa
     assert {lease.name for lease in budget.leases} <= {"engine code"}
 
 
-def test_logits_shrink_to_what_the_open_states_need(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_logits_shrink_to_the_need_of_the_open_states(entry: ModelEntry, tmp_path: Path) -> None:
     budget = Budget()
     model = open_entry(entry, tmp_path, budget=budget)
     first = model.new_state(100, rows=4)
@@ -84,7 +84,7 @@ def test_logits_shrink_to_what_the_open_states_need(entry: ModelEntry, tmp_path:
     model.close()
 
 
-def test_a_refused_model_leaves_no_lease(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_model_that_is_refused_leaves_no_lease(entry: ModelEntry, tmp_path: Path) -> None:
     whole = Budget()
     open_entry(entry, tmp_path, budget=whole)
     small = Budget(whole.used_nbytes - 1)
@@ -93,7 +93,7 @@ def test_a_refused_model_leaves_no_lease(entry: ModelEntry, tmp_path: Path) -> N
     assert small.used_nbytes == 0
 
 
-def test_another_graph_is_no_such_graph(entry: ModelEntry, tmp_path: Path) -> None:
+def test_concat_entry_with_another_graph_is_refused(entry: ModelEntry, tmp_path: Path) -> None:
     wrong = write_concat(tmp_path, kv_heads=1)
     with pytest.raises(ManifestError, match="1 KV heads of size 6, the manifest says 352, 2 and 6"):
         open_entry(entry, tmp_path, budget=Budget())
@@ -103,7 +103,7 @@ def test_another_graph_is_no_such_graph(entry: ModelEntry, tmp_path: Path) -> No
 @pytest.mark.memory
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_plan_bounds_what_a_process_takes(tmp_path: Path) -> None:
+def test_concat_plan_bounds_the_memory_of_a_process(tmp_path: Path) -> None:
     sizes = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 4, "head_size": 64, "mlp": 1024, "rows": 8192}
     entry = write_concat(tmp_path, context=1024, **sizes)
     code = MEASURE.replace(", parents=[-1, -1, 0]", "")

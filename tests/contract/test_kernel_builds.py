@@ -1,4 +1,4 @@
-"""The kernels as a program of their own: under sanitizers, and for arm64 under an emulator."""
+"""The kernels as a standalone program: under sanitizers, and for arm64 under an emulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = [
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
 DRAW = "draw-"
 SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-"""Without optimization: compiled in half the time, and nothing that a sanitizer could see is optimized away."""
+"""Without optimization: it compiles in half the time and hides nothing from the sanitizers."""
 
 
 def build(config: pytest.Config, name: str, compiler: str, *flags: str) -> Path:
@@ -48,7 +48,7 @@ def compiler(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_sanitizers_find_nothing_and_all_instruction_sets_agree(pytestconfig: pytest.Config) -> None:
+def test_kernels_pass_sanitizers_and_agree_on_all_instruction_sets(pytestconfig: pytest.Config) -> None:
     program = build(pytestconfig, "sanitized", compiler("g++"), *SANITIZERS)
     found, drawn = digests([str(program), "30"])
     assert "generic" in found
@@ -57,7 +57,7 @@ def test_sanitizers_find_nothing_and_all_instruction_sets_agree(pytestconfig: py
 
 
 @pytest.mark.slow
-def test_arm64_gives_the_bits_of_this_processor(pytestconfig: pytest.Config) -> None:
+def test_kernels_on_arm64_give_the_bits_of_this_processor(pytestconfig: pytest.Config) -> None:
     cross, emulator = compiler("aarch64-linux-gnu-g++"), compiler("qemu-aarch64")
     here, drawn_here = digests([str(build(pytestconfig, "here", compiler("g++"), "-O2")), "40"])
     arm = build(pytestconfig, "arm", cross, "-O2", "-static")
@@ -66,15 +66,17 @@ def test_arm64_gives_the_bits_of_this_processor(pytestconfig: pytest.Config) -> 
     assert set(emulated.values()) == set(here.values())
     assert set(drawn) == {"plain"}
     assert set(drawn.values()) == set(drawn_here.values())
-    older, _ = digests([emulator, "-cpu", "cortex-a76", str(arm), "5"])  # dot products, no matrix products
+    older, _ = digests([emulator, "-cpu", "cortex-a76", str(arm), "5"])  # with dot products, without matrix products
     assert set(older) == {"generic", "neon"}
-    plain, drawn = digests([emulator, "-cpu", "cortex-a53", str(arm), "5"])  # no dot products: nothing illegal may run
+    plain, drawn = digests(
+        [emulator, "-cpu", "cortex-a53", str(arm), "5"]
+    )  # without dot products: no illegal instruction may run
     assert set(plain) == {"generic"}
     assert set(drawn.values()) == set(drawn_here.values())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")
-def test_a_fork_computes_without_the_threads_it_left_behind() -> None:
+def test_kernels_compute_in_a_forked_child_without_the_parents_threads() -> None:
     from edgedecode.runtimes.onnx.kernels.trial import tried
 
     if tried()[0] is None:

@@ -1,4 +1,4 @@
-"""Our quantized products: within the bound of their rounding on every instruction set, and never silent about NaN."""
+"""Our quantized products: within their rounding bound on every instruction set, and never hiding NaN."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
 
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_unpacked_columns_are_the_weights_bit_for_bit(bits: int, block: int, half: bool) -> None:
+def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, half: bool) -> None:
     assert LIBRARY is not None
     matrix = random_matrix(np.random.default_rng(2), bits=bits, block=block, columns=70, inner=3 * block, half=half)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
@@ -78,7 +78,7 @@ def test_unpacked_columns_are_the_weights_bit_for_bit(bits: int, block: int, hal
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("name", SETS)
 def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, planes: int) -> None:
-    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums.
+    """A rounded activation is off by half a step, 1/254 of its block's largest, plus the rounding of float32 sums.
 
     With two planes a step is 1/256 of that.
     """
@@ -102,7 +102,7 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float, planes: int) -> None:
+def test_products_propagate_values_that_are_not_finite(name: str, bad: float, planes: int) -> None:
     assert LIBRARY is not None
     rng = np.random.default_rng(6)
     matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
@@ -115,7 +115,7 @@ def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float, plane
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_zeros_and_denormals_give_zeros(name: str) -> None:
+def test_products_of_zeros_and_denormals_are_zero(name: str) -> None:
     assert LIBRARY is not None
     matrix = random_matrix(np.random.default_rng(7), bits=8, block=32, columns=20, inner=64, half=True)
     LIBRARY.choose(name)
@@ -126,7 +126,7 @@ def test_zeros_and_denormals_give_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_16_bits_err_less_than_float16_would_however_large_one_input_is(name: str) -> None:
+def test_products_with_16_bits_err_less_than_float16_for_any_outlier(name: str) -> None:
     """Half a step of each of a sub-block's inputs is at most sqrt(32) / 65024 of their norm; float16 keeps 1 / 2048."""
     assert LIBRARY is not None
     rng = np.random.default_rng(8)
@@ -140,11 +140,11 @@ def test_16_bits_err_less_than_float16_would_however_large_one_input_is(name: st
     assert (wrong <= 1.01 * 32**0.5 / 65024 * norms).all()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode in glibc's layout")
 @pytest.mark.parametrize("columns", [48, 4096])
 @pytest.mark.parametrize("engines_pool", [0, 1])
-def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
-    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
+def test_products_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
+    """Another library may have set this thread to flush denormals to zero or to round upwards."""
     assert LIBRARY is not None
     attributes = {"threads": 2, "engines_pool": engines_pool}
     file = GraphFile(
@@ -186,7 +186,7 @@ def as_bytes(matrix: np.ndarray, *, tiled: bool = False) -> np.ndarray:
 
 
 def adapted_session(matrix: Matrix, *, inner: int, gate: int, adapter: str, starts: tuple[int, ...] = ()) -> Session:
-    """Open a product with inputs x, w and the matrices that `adapter` names; starts: of the second and third part."""
+    """Open a product with inputs x, w and the matrices named by `adapter`; starts: of the second and third part."""
     assert LIBRARY is not None
     node = product_node(
         ["x", "w", "", "w" if gate else "", *adapter], "y", matrix=matrix, inner=inner, threads=2, gate=gate, planes=2
@@ -218,7 +218,7 @@ def adapted_session(matrix: Matrix, *, inner: int, gate: int, adapter: str, star
 def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
     inner: int, columns: int, starts: tuple[int, ...], gate: int, half: bool
 ) -> None:
-    """9,000 inputs are more than the operator sums in one piece. Of rank 0 the matrices change no bit."""
+    """9,000 inputs are more than the operator sums in one piece. Matrices of rank 0 change no bit."""
     assert LIBRARY is not None
     rng = np.random.default_rng(11)
     matrix = random_matrix(rng, bits=8, block=32, columns=columns, inner=inner, half=True)

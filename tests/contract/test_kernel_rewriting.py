@@ -1,4 +1,4 @@
-"""Which operators of a graph become ours, and which stay with the engine."""
+"""Rewriting of a graph: the operators replaced by ours, and those left to the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_our_operators_share_the_engines_threads_where_it_has_products(mixed: bool) -> None:
+def test_rewrite_shares_the_engines_threads_where_the_engine_has_products(mixed: bool) -> None:
     file = draft_graph()
     if mixed:
         first = next(node for node in file.nodes if node.op_type == "MatMulNBits")
@@ -37,7 +37,7 @@ def test_our_operators_share_the_engines_threads_where_it_has_products(mixed: bo
     assert {node.attributes.get("engines_pool", 0) for node in nodes} == {int(mixed)}
 
 
-def test_a_pack_whose_graph_names_our_operators_is_refused(tmp_path: Path) -> None:
+def test_load_refuses_a_pack_whose_graph_names_our_operators(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     manifest = json.loads((pack / "edgedecode.json").read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def rewritten(file: GraphFile) -> Rewritten | None:
     return rewrite(file, LIBRARY, WeightsFile(BUNDLED_PACK / "draft" / "weights.bin"), window=0, threads=1)
 
 
-def test_one_array_with_two_sets_of_scales_is_two_matrices() -> None:
+def test_rewrite_stores_one_array_with_two_sets_of_scales_as_two_matrices() -> None:
     file = draft_graph()
     first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
     second.inputs[1] = first.inputs[1]
@@ -75,7 +75,7 @@ def test_one_array_with_two_sets_of_scales_is_two_matrices() -> None:
     assert len(found.stored) == len(plain.stored)
 
 
-def test_weights_of_another_file_stay_with_the_engine() -> None:
+def test_rewrite_leaves_weights_of_another_file_to_the_engine() -> None:
     file = draft_graph()
     name = next(node.inputs[1] for node in file.nodes if node.op_type == "MatMulNBits")
     tensor = file.initializers[name]
@@ -88,7 +88,7 @@ def test_weights_of_another_file_stay_with_the_engine() -> None:
 
 
 @pytest.mark.parametrize("where", ["opset", "node", "inner graph", "function"])
-def test_a_graph_that_names_our_operators_anywhere_is_left_alone(where: str) -> None:
+def test_rewrite_leaves_a_graph_that_names_our_operators_unchanged(where: str) -> None:
     file = draft_graph()
     if where == "opset":
         file.opset[DOMAIN] = 1
@@ -102,7 +102,7 @@ def test_a_graph_that_names_our_operators_anywhere_is_left_alone(where: str) -> 
 
 
 @pytest.mark.parametrize("attribute", ["local_window_size", "smooth_softmax"])
-def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> None:
+def test_rewrite_leaves_attention_with_other_semantics_to_the_engine(attribute: str) -> None:
     file = draft_graph()
     for node in file.nodes:
         if node.op_type == "GroupQueryAttention":
@@ -111,7 +111,7 @@ def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> N
 
 
 def with_levels(*levels: int | None) -> GraphFile:
-    """Return the draft's graph whose products have these accuracy levels in turn; None: the attribute is not there."""
+    """Return the draft's graph with these accuracy levels in its products in turn; None: without the attribute."""
     file = draft_graph()
     products = [node for node in file.nodes if node.op_type == "MatMulNBits"]
     for index, node in enumerate(products):
@@ -123,7 +123,7 @@ def with_levels(*levels: int | None) -> GraphFile:
 
 
 @pytest.mark.parametrize("level", [None, 0, 2, 3])
-def test_products_that_do_not_allow_8_bits_get_16_from_the_same_tiles(level: int | None) -> None:
+def test_rewrite_gives_products_that_forbid_8_bits_16_from_the_same_tiles(level: int | None) -> None:
     found, plain = rewritten(with_levels(level)), rewritten(draft_graph())
     assert found is not None
     assert plain is not None
@@ -135,7 +135,7 @@ def test_products_that_do_not_allow_8_bits_get_16_from_the_same_tiles(level: int
     assert len(planes) == len(before)
 
 
-def test_one_matrix_that_is_read_at_two_widths_is_one_set_of_tiles() -> None:
+def test_rewrite_stores_a_matrix_used_at_two_widths_once() -> None:
     file = with_levels(2, 4)
     first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
     second.inputs[1:3] = first.inputs[1:3]
@@ -146,15 +146,15 @@ def test_one_matrix_that_is_read_at_two_widths_is_one_set_of_tiles() -> None:
     assert len(found.stored) == len(plain.stored) - 1
 
 
-def test_products_that_ask_for_float32_stay_with_the_engine() -> None:
+def test_rewrite_leaves_products_that_request_float32_to_the_engine() -> None:
     found = rewritten(with_levels(1))
     assert found is not None
     assert found.left.keys() == {"MatMulNBits"}
     assert not found.unserved
 
 
-def test_a_tied_embedding_is_read_from_the_heads_tiles() -> None:
-    """Not from a second copy: the array is dropped, and the plan is less by it."""
+def test_rewrite_reads_a_tied_embedding_from_the_heads_tiles() -> None:
+    """The second copy of the array is dropped, and the plan shrinks by its size."""
     before, found = draft_graph(), rewritten(draft_graph())
     assert found is not None
     after = GraphFile.parse(found.data)
@@ -169,7 +169,7 @@ def test_a_tied_embedding_is_read_from_the_heads_tiles() -> None:
 
 
 @pytest.mark.parametrize("change", ["zero points", "another block", "computed ids", "another array"])
-def test_an_embedding_that_is_not_a_heads_matrix_stays_with_the_engine(change: str) -> None:
+def test_rewrite_leaves_an_embedding_that_is_not_the_heads_matrix_to_the_engine(change: str) -> None:
     file = draft_graph()
     (gather,) = [node for node in file.nodes if node.op_type == "GatherBlockQuantized"]
     if change == "zero points":
@@ -189,7 +189,7 @@ def test_an_embedding_that_is_not_a_heads_matrix_stays_with_the_engine(change: s
     assert found.row_invariant
 
 
-def test_a_tied_embedding_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewrite_of_a_tied_embedding_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, logits, weights = list(range(5, 305)), list[bytes](), list[int]()
     for tied in (True, False):
         if not tied:
@@ -203,7 +203,7 @@ def test_a_tied_embedding_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert weights[1] - weights[0] > 2_000_000
 
 
-def test_matrices_that_the_engine_writes_out_are_planned() -> None:
+def test_graph_sizes_include_matrices_that_the_engine_unpacks() -> None:
     file = with_levels(2)
     (head,) = [node for node in file.nodes if node.op_type == "MatMulNBits" and node.outputs == ["logits"]]
     sizes = head.attributes["N"], head.attributes["K"]
@@ -212,7 +212,7 @@ def test_matrices_that_the_engine_writes_out_are_planned() -> None:
     assert graph_sizes(draft_graph(), hidden=128).unpacked_nbytes == 0
 
 
-def test_sizes_that_are_kept_are_those_of_the_same_bytes_and_width() -> None:
+def test_measured_sizes_are_cached_by_content_and_width() -> None:
     files = [draft_graph(), with_levels(2)]
     for _ in range(2):
         for file in files:
@@ -225,7 +225,7 @@ def test_sizes_that_are_kept_are_those_of_the_same_bytes_and_width() -> None:
     assert first != graph_sizes(files[0], hidden=256)
 
 
-def test_products_take_the_adapters_matrices_themselves() -> None:
+def test_rewrite_moves_the_adapters_matrices_into_the_products() -> None:
     assert LIBRARY is not None
     graph = BUNDLED_PACK / "target" / "lora.onnx"
     before = GraphFile.parse(graph.read_bytes())
@@ -238,12 +238,12 @@ def test_products_take_the_adapters_matrices_themselves() -> None:
     products = [node for node in nodes if node.op_type == "RowsProduct"]
     assert {name for node in products for name in node.inputs if name.startswith("lora.")} == given
     layers = {name.split(".")[1] for name in given}
-    assert len(products) == 4 * len(layers) + 1  # qkv, o, gate and up in one, down; the head
+    assert len(products) == 4 * len(layers) + 1  # per layer qkv, o, gate and up, down; and the head
     assert found.narrow_ranks == 3  # query, key and value are one product
 
 
 @pytest.mark.parametrize("change", ["another input", "a second reader", "another name"])
-def test_deltas_of_another_form_stay_operators_of_their_own(change: str) -> None:
+def test_rewrite_keeps_deltas_of_another_form_as_separate_operators(change: str) -> None:
     assert LIBRARY is not None
     graph = BUNDLED_PACK / "target" / "lora.onnx"
     file = GraphFile.parse(graph.read_bytes())

@@ -1,4 +1,4 @@
-"""Opening GGUF files: damaged and foreign ones, absent files and wrong choices are one clear line."""
+"""Opening GGUF files: damaged, unexpected and missing files and bad options give a one-line error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entry(gguf_opener: GgufOpener) -> ModelEntry:
 
 
 def refused(entry: ModelEntry, root: Path) -> str:
-    """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
+    """Open the entry, expect a ManifestError of one line, and check that no lease remains."""
     budget = Budget()
     with pytest.raises(ManifestError) as caught:
         open_gguf(entry, root, budget=budget)
@@ -43,7 +43,7 @@ def refused(entry: ModelEntry, root: Path) -> str:
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_damaged_files(pack: Path, entry: ModelEntry, damage: str) -> None:
+def test_open_damaged_gguf_files(pack: Path, entry: ModelEntry, damage: str) -> None:
     path = pack / entry.gguf
     content = path.read_bytes()
     if damage == "missing":
@@ -53,7 +53,7 @@ def test_damaged_files(pack: Path, entry: ModelEntry, damage: str) -> None:
     assert str(path) in refused(entry, pack)
 
 
-def test_what_only_the_engine_knows_is_one_line_too(pack: Path, entry: ModelEntry) -> None:
+def test_open_errors_of_the_engine_are_one_line(pack: Path, entry: ModelEntry) -> None:
     path = pack / entry.gguf
     content = path.read_bytes()
     path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight"))
@@ -63,7 +63,7 @@ def test_what_only_the_engine_knows_is_one_line_too(pack: Path, entry: ModelEntr
     assert "unknown model architecture: 'qwen0'" in refused(replace(entry, architecture="qwen0"), pack)
 
 
-def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
+def test_open_refuses_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
     assert "has rows 128, the manifest says 130" in refused(replace(entry, rows=130), pack)
     assert "has KV heads 2, the manifest says 4" in refused(replace(entry, kv_heads=4), pack)
 
@@ -72,7 +72,7 @@ def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> N
     ("provider", "threads", "error", "words"),
     [("qnn", None, CapabilityError, "it has: cpu"), ("cpu", 0, InputError, "threads")],
 )
-def test_bad_choices(
+def test_open_refuses_bad_options(
     pack: Path, entry: ModelEntry, provider: str, threads: int | None, error: type[EdgeDecodeError], words: str
 ) -> None:
     open_gguf(entry, pack, budget=Budget()).close()  # skips where the engine is missing
@@ -86,12 +86,12 @@ def test_bad_choices(
         )
 
 
-def test_an_entry_without_a_gguf_file(pack: Path, entry: ModelEntry) -> None:
+def test_open_refuses_an_entry_without_a_gguf_file(pack: Path, entry: ModelEntry) -> None:
     with pytest.raises(CapabilityError, match=r"no GGUF file of the model target.*--formats onnx,gguf"):
         open_gguf(replace(entry, gguf=""), pack, budget=Budget())
 
 
-def test_a_gguf_pack_on_onnx_and_an_onnx_pack_on_llama(tmp_path: Path, gguf_opener: GgufOpener) -> None:
+def test_load_of_a_pack_on_the_other_engine_is_refused(tmp_path: Path, gguf_opener: GgufOpener) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     gguf, onnx = tmp_path / "gguf", tmp_path / "onnx"
     write_pack(gguf, gguf_opener)
@@ -111,7 +111,9 @@ def test_a_gguf_pack_on_onnx_and_an_onnx_pack_on_llama(tmp_path: Path, gguf_open
         assert pair.runtime == "llama"
 
 
-def test_the_command_line_takes_it(tmp_path: Path, gguf_opener: GgufOpener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_command_runs_a_gguf_pack(
+    tmp_path: Path, gguf_opener: GgufOpener, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     root = write_pack(tmp_path / "pack", gguf_opener)
     words = ["generate", "-m", str(root), "--runtime", "llama", "-p", "hello", "--max-tokens", "5", "-c", "256"]
@@ -121,7 +123,7 @@ def test_the_command_line_takes_it(tmp_path: Path, gguf_opener: GgufOpener, caps
     capsys.readouterr()
 
 
-def test_the_log_is_quiet(pack: Path, entry: ModelEntry, capfd: pytest.CaptureFixture[str]) -> None:
+def test_engine_log_is_quiet_by_default(pack: Path, entry: ModelEntry, capfd: pytest.CaptureFixture[str]) -> None:
     model = open_gguf(entry, pack, budget=Budget())
     model.forward([1, 2], model.new_state(8))
     model.close()
@@ -129,13 +131,13 @@ def test_the_log_is_quiet(pack: Path, entry: ModelEntry, capfd: pytest.CaptureFi
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_the_log_speaks_at_debug(pack: Path, entry: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_log_is_forwarded_at_debug(pack: Path, entry: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="edgedecode.llama"):
         open_gguf(entry, pack, budget=Budget()).close()
     assert "llama_model_loader" in caplog.text
 
 
-def test_without_mapping(pack: Path, entry: ModelEntry) -> None:
+def test_open_without_mmap(pack: Path, entry: ModelEntry) -> None:
     open_gguf(entry, pack, budget=Budget()).close()  # skips where the engine is missing
     from edgedecode.runtimes.llama import LlamaRuntime
 
@@ -149,7 +151,7 @@ def test_without_mapping(pack: Path, entry: ModelEntry) -> None:
     model.close()
 
 
-def test_devices_and_card(pack: Path, entry: ModelEntry) -> None:
+def test_card_of_a_gguf_model(pack: Path, entry: ModelEntry) -> None:
     card = open_gguf(replace(entry, kernel_noise=0.25, graphs={}), pack, budget=Budget()).card
     assert (card.name, card.rows, card.vocabulary_size, card.context, card.threads) == ("target", 128, 128, 512, 1)
     assert card.tree
@@ -157,8 +159,8 @@ def test_devices_and_card(pack: Path, entry: ModelEntry) -> None:
     assert card.kernel_noise == 0.25
 
 
-def test_the_process_ends_well_with_everything_open(pack: Path, entry: ModelEntry) -> None:
-    """Contexts go before their weights, also when the interpreter ends."""
+def test_process_ends_cleanly_with_models_and_states_open(pack: Path, entry: ModelEntry) -> None:
+    """Contexts are freed before their weights, also at interpreter exit."""
     open_gguf(entry, pack, budget=Budget()).close()  # skips where the engine is missing
     code = (
         "import sys; from pathlib import Path; from dataclasses import replace; "
@@ -177,7 +179,7 @@ def test_the_process_ends_well_with_everything_open(pack: Path, entry: ModelEntr
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_open_entry_still_reads_the_same_entry_on_onnx(pack: Path, entry: ModelEntry) -> None:
+def test_open_entry_of_the_same_toy_on_onnx(pack: Path, entry: ModelEntry) -> None:
     model = open_entry(entry, pack, budget=Budget())
     assert model.card.rows == 128
     model.close()

@@ -1,4 +1,4 @@
-"""A GGUF file made at first use: kept whole, made again where it is not, never half written. Needs no engine."""
+"""GGUF files built at first use: cached, rebuilt where damaged, never partially written. Needs no engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest.importorskip("gguf", reason="the llama extra is not installed")
 
 @pytest.fixture(scope="module")
 def bundled() -> Path:
-    """The bundled pack."""
+    """Return the bundled pack's folder."""
     if not (BUNDLED_PACK / MANIFEST_NAME).is_file() or not Manifest.load(BUNDLED_PACK).models["draft"].gguf_plan:
         pytest.skip("the bundled pack has no GGUF plan: run `make pack`")
     return BUNDLED_PACK
@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def made(bundled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache after the draft's file was made, to be copied."""
+    """Return a cache that contains the draft's built file, to be copied."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEDECODE_CACHE", str(folder))
@@ -55,12 +55,12 @@ def path_of(root: Path, *, role: str = "draft", budget: Budget | None = None) ->
 
 
 @pytest.fixture
-def unmaking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever makes a file in this test fails."""
+def no_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make any build of a file fail in this test."""
     monkeypatch.setattr(first_use, "_run_child", None)
 
 
-def test_it_is_made_once_and_leaves_no_lease(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_path_builds_once_and_leaves_no_lease(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget(10**9)
     path = path_of(bundled, budget=budget)
     assert path.read_bytes()[:4] == b"GGUF"
@@ -70,26 +70,28 @@ def test_it_is_made_once_and_leaves_no_lease(bundled: Path, cache: Path, monkeyp
     assert path_of(bundled) == path
 
 
-def test_the_targets_brings_the_drafts(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's memory is charged before a model is loaded, not beside one."""
+def test_gguf_path_of_the_target_builds_the_drafts_too(
+    bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child's memory is needed before a model is loaded, not in addition to one."""
     path = path_of(bundled, role="target")
     monkeypatch.setattr(first_use, "_run_child", None)
     assert {path, path_of(bundled, role="draft")} == set(cache.glob("*.gguf"))
 
 
-def test_a_file_that_somebody_touched_is_hashed_and_kept(
-    bundled: Path, made: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
+def test_gguf_path_rehashes_and_keeps_a_touched_file(
+    bundled: Path, made: Path, cache: Path, no_building: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(made, cache)
     (path,) = cache.glob("*.gguf")
     path.touch()
     assert path_of(bundled) == path
     monkeypatch.setattr("edgedecode.runtimes.kept_files.file_sha256", None)
-    assert path_of(bundled) == path, "and not hashed again"
+    assert path_of(bundled) == path, "it must not be hashed again"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "flipped", "gone", "no record", "damaged record"])
-def test_a_damaged_file_is_made_again(damage: str, bundled: Path, made: Path, cache: Path) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "unexpected", "flipped", "gone", "no record", "damaged record"])
+def test_gguf_path_rebuilds_a_damaged_file(damage: str, bundled: Path, made: Path, cache: Path) -> None:
     shutil.copytree(made, cache)
     (path,) = cache.glob("*.gguf")
     whole = path.read_bytes()
@@ -98,7 +100,7 @@ def test_a_damaged_file_is_made_again(damage: str, bundled: Path, made: Path, ca
     match damage:
         case "truncated":
             path.write_bytes(whole[:-1000])
-        case "foreign":
+        case "unexpected":
             path.write_bytes(b"something else")
         case "flipped":
             path.write_bytes(flipped)
@@ -113,7 +115,7 @@ def test_a_damaged_file_is_made_again(damage: str, bundled: Path, made: Path, ca
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_frozen_application_makes_it_without_starting_itself(
+def test_gguf_path_in_a_frozen_application_builds_without_starting_itself(
     bundled: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -122,7 +124,7 @@ def test_a_frozen_application_makes_it_without_starting_itself(
     assert path_of(bundled).read_bytes() == wanted.read_bytes()
 
 
-def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
+def test_gguf_path_in_two_processes_at_once(bundled: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgedecode.pack.manifest import Manifest; "
         "from edgedecode.memory.budget import Budget; "
@@ -140,7 +142,9 @@ def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
     assert first_use.file_sha256(path) == record["sha256"]
 
 
-def test_a_cache_that_cannot_be_written(bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_path_with_a_cache_that_cannot_be_written(
+    bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(CapabilityError, match=r"cannot be written.*EDGEDECODE_CACHE.*--runtime onnx"):
@@ -155,7 +159,7 @@ def test_a_cache_that_cannot_be_written(bundled: Path, tmp_path: Path, monkeypat
         ("import os; os.kill(os.getpid(), 9)", "cannot be built: its native code died with SIGKILL"),
     ],
 )
-def test_a_child_that_fails_leaves_nothing(
+def test_gguf_path_with_a_failing_child_leaves_no_file(
     code: str, message: str, bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = "import sys; from edgedecode.engines.child import tell_parent; open(sys.argv[3], 'wb').write(b'GGUF'); "
@@ -165,7 +169,7 @@ def test_a_child_that_fails_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
-def test_what_a_killed_maker_left_is_removed(cache: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed(cache: Path) -> None:
     cache.mkdir(parents=True)
     old, young = cache / "one.gguf.00000abc.making", cache / "one.gguf.00000def.making"
     for path, seconds in ((old, 2 * 3600), (young, 60)):
@@ -177,12 +181,12 @@ def test_what_a_killed_maker_left_is_removed(cache: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_told(bundled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_reports_a_full_disk(bundled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first_use.write_made(str(bundled), "draft", "/dev/full")
     assert capsys.readouterr().out.endswith('{"unwritten": "No space left on device"}\n')
 
 
-def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaking: None) -> None:
+def test_gguf_path_refuses_a_budget_too_small_to_build(bundled: Path, cache: Path, no_building: None) -> None:
     with pytest.raises(
         BudgetExceeded,
         match=r"for building draft\.gguf, .*: run once without --memory, or with [\d.]+MB or more: the file",
@@ -191,7 +195,7 @@ def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaki
     assert list(cache.iterdir()) == []
 
 
-def test_another_state_of_the_pack_replaces_its_file(bundled: Path, tmp_path: Path, cache: Path) -> None:
+def test_gguf_path_replaces_the_file_of_another_pack_version(bundled: Path, tmp_path: Path, cache: Path) -> None:
     root = tmp_path / "pack"
     shutil.copytree(bundled, root)
     old = path_of(root)
@@ -207,8 +211,10 @@ def test_another_state_of_the_pack_replaces_its_file(bundled: Path, tmp_path: Pa
     assert [path.name for path in cache.glob("*.gguf")] == [new.name]
 
 
-def test_weights_that_gguf_cannot_hold_are_named_in_one_line(bundled: Path, tmp_path: Path, cache: Path) -> None:
-    """Random bytes under their right digest: scales that are not float16 numbers."""
+def test_gguf_path_refuses_weights_that_gguf_cannot_store_in_one_line(
+    bundled: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Random bytes with a matching digest: scales that are not float16 numbers."""
     root = tmp_path / "pack"
     shutil.copytree(bundled, root)
     manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
@@ -221,7 +227,7 @@ def test_weights_that_gguf_cannot_hold_are_named_in_one_line(bundled: Path, tmp_
     assert list(cache.iterdir()) == []
 
 
-def test_a_pack_without_file_and_plan(bundled: Path) -> None:
+def test_gguf_path_without_file_and_plan_is_refused(bundled: Path) -> None:
     from dataclasses import replace
 
     entry = replace(Manifest.load(bundled).located("target"), gguf_plan="")
@@ -229,19 +235,19 @@ def test_a_pack_without_file_and_plan(bundled: Path) -> None:
         gguf_path(entry, bundled, name="target", budget=Budget())
 
 
-def test_both_engines_say_the_same(bundled: Path) -> None:
+def test_load_on_both_engines_gives_the_same_text(bundled: Path) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     pytest.importorskip("onnxruntime")
-    said = []
+    texts = []
     for runtime in ("onnx", "llama"):
         with load(bundled, runtime=runtime) as pair, pair.session() as session:
             assert pair.runtime == runtime
-            said.append(session.generate("What is the capital of France?", max_tokens=16).text)
-    assert said[0] == said[1] == "The capital of France is Paris."
+            texts.append(session.generate("What is the capital of France?", max_tokens=16).text)
+    assert texts[0] == texts[1] == "The capital of France is Paris."
 
 
-def test_nothing_is_made_for_an_engine_that_does_not_run(
-    bundled: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
+def test_gguf_path_builds_nothing_for_an_engine_that_does_not_run(
+    bundled: Path, cache: Path, no_building: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgedecode.runtimes.llama.llama_runtime.engine_version", lambda: "0.0")
     monkeypatch.setattr(

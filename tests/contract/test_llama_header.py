@@ -1,4 +1,4 @@
-"""GGUF headers: every damage is one clear line before native code sees the file; needs no engine."""
+"""GGUF headers: all damage gives a one-line error before native code opens the file. Needs no engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text(value: str) -> bytes:
 
 
 def with_field(name: str, kind: int, value: bytes) -> bytes:
-    """The tiny model with one more field."""
+    """Return the tiny model with one more field."""
     (count,) = struct.unpack_from("<Q", TINY, 16)
     field = text(name) + struct.pack("<I", kind) + value
     grown = TINY[:16] + struct.pack("<Q", count + 1) + field + TINY[24:]
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def test_the_tiny_model_is_read(path: Path) -> None:
+def test_read_header_of_the_tiny_model(path: Path) -> None:
     path.write_bytes(TINY)
     header = read_header(path)
     assert (header.architecture, header.layers, header.rows, header.context) == ("llama", 1, ROWS, CONTEXT)
@@ -56,7 +56,7 @@ def test_the_tiny_model_is_read(path: Path) -> None:
     assert 7 * HIDDEN * HIDDEN // 2 < header.quantized_nbytes < len(TINY)
 
 
-def test_a_file_of_the_gguf_package_is_read_and_compared(gguf_opener: GgufOpener) -> None:
+def test_read_header_agrees_with_the_gguf_package(gguf_opener: GgufOpener) -> None:
     shape = ToyShape(window=40)
     entry = gguf_opener.entry(shape)
     path = gguf_opener.root(shape) / entry.gguf
@@ -70,17 +70,17 @@ def test_a_file_of_the_gguf_package_is_read_and_compared(gguf_opener: GgufOpener
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.001, 0.002, 0.5, 0.999])
-def test_truncated_files(path: Path, share: float) -> None:
+def test_read_header_refuses_truncated_files(path: Path, share: float) -> None:
     message = refused(path, TINY[: int(len(TINY) * share)])
     assert "truncated" in message or "empty" in message
 
 
-def test_every_cut_within_the_header_is_noticed(path: Path) -> None:
+def test_read_header_detects_every_cut_within_the_header(path: Path) -> None:
     for end in range(4, 1500, 7):
         refused(path, TINY[:end])
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_read_header_refuses_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="cannot be read"):
         read_header(tmp_path / "none.gguf")
     with pytest.raises(ManifestError, match="cannot be read"):
@@ -100,25 +100,25 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 5, 2**63) + TINY[24:], "truncated or damaged"),
     ],
 )
-def test_foreign_newer_and_damaged_starts(path: Path, start: bytes, words: str) -> None:
+def test_read_header_refuses_other_newer_and_damaged_formats(path: Path, start: bytes, words: str) -> None:
     assert words in refused(path, start)
 
 
-def test_split_files(path: Path) -> None:
+def test_read_header_refuses_split_files(path: Path) -> None:
     content = with_field("split.count", 2, struct.pack("<H", 3))
     assert "part 1 of 3 of a split file" in refused(path, content)
 
 
-def test_a_vocabulary_alone(path: Path) -> None:
+def test_read_header_refuses_a_vocabulary_only_file(path: Path) -> None:
     fields = text("general.architecture") + struct.pack("<I", 8) + text("llama")
     assert "vocabulary" in refused(path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + fields)
 
 
-def test_no_language_model(path: Path) -> None:
+def test_read_header_refuses_other_than_language_models(path: Path) -> None:
     assert "does not hold a language model" in refused(path, TINY.replace(b"token_embd.weight", b"token_embd.wEight"))
 
 
-def test_tokens_that_are_not_the_rows(path: Path) -> None:
+def test_read_header_refuses_a_token_count_that_differs_from_the_rows(path: Path) -> None:
     tokens = struct.pack("<IQ", 8, 2) + text("a") + text("b")
     assert "lists 2 tokens for 64 rows" in refused(path, with_field("tokenizer.ggml.tokens", 9, tokens))
 
@@ -127,23 +127,23 @@ def test_tokens_that_are_not_the_rows(path: Path) -> None:
     ("kind", "value"),
     [(99, b""), (9, struct.pack("<IQ", 4, 2**50)), (9, struct.pack("<IQ", 9, 1)), (9, struct.pack("<IQ", 77, 1))],
 )
-def test_fields_that_cannot_be(path: Path, kind: int, value: bytes) -> None:
+def test_read_header_refuses_impossible_fields(path: Path, kind: int, value: bytes) -> None:
     assert "truncated or damaged" in refused(path, with_field("some.field", kind, value))
 
 
 @pytest.mark.parametrize("kind", [4, 40, 1000])
-def test_an_unknown_tensor_type(path: Path, kind: int) -> None:
+def test_read_header_refuses_an_unknown_tensor_type(path: Path, kind: int) -> None:
     place = TINY.index(b"output_norm.weight") + len("output_norm.weight") + 12
     assert "unknown type" in refused(path, TINY[:place] + struct.pack("<I", kind) + TINY[place + 4 :])
 
 
-def test_a_tensor_off_the_grid_or_beyond_the_end(path: Path) -> None:
+def test_read_header_refuses_a_misaligned_tensor_or_one_beyond_the_end(path: Path) -> None:
     place = TINY.index(b"output_norm.weight") + len("output_norm.weight") + 16
     for offset, words in ((3, "not aligned to 32"), (2**40, "ends at byte")):
         assert words in refused(path, TINY[:place] + struct.pack("<Q", offset) + TINY[place + 8 :])
 
 
-def test_fields_of_layers_are_the_largest(path: Path) -> None:
+def test_read_header_takes_the_largest_of_per_layer_fields(path: Path) -> None:
     path.write_bytes(with_field("llama.attention.sliding_window", 9, struct.pack("<IQ3I", 4, 3, 7, 9, 8)))
     assert read_header(path).window == 9
 
@@ -158,8 +158,10 @@ def test_fields_of_layers_are_the_largest(path: Path) -> None:
         ("llama.rope.freq_base", 6, struct.pack("<f", float("inf")), "freq_base is inf"),
     ],
 )
-def test_numbers_that_the_engine_asserts(path: Path, name: str, kind: int, value: bytes, words: str) -> None:
-    """The last field of a name counts here, so that one more is a changed one."""
+def test_read_header_refuses_values_that_the_engine_asserts(
+    path: Path, name: str, kind: int, value: bytes, words: str
+) -> None:
+    """The reader uses the last field of a name, so that appending one changes it."""
     (count,) = struct.unpack_from("<Q", TINY, 16)
     reader = FieldReader(TINY)
     reader.offset = 24
@@ -170,8 +172,8 @@ def test_numbers_that_the_engine_asserts(path: Path, name: str, kind: int, value
     assert words in refused(path, changed + bytes(128))
 
 
-def hollow(path: Path, fields: bytes, *, count: int = 1, nbytes: int = 1 << 30) -> Path:
-    """A file of these fields, and then a hole: zeros that take no room on the disk."""
+def sparse(path: Path, fields: bytes, *, count: int = 1, nbytes: int = 1 << 30) -> Path:
+    """Write a file of these fields and then a hole: zeros that take no disk space."""
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, count) + fields)
         file.truncate(nbytes)
@@ -196,17 +198,17 @@ def hollow(path: Path, fields: bytes, *, count: int = 1, nbytes: int = 1 << 30) 
     ],
 )
 @pytest.mark.parametrize("arrays", [False, True])
-def test_a_hole_that_claims_to_be_a_header_is_refused_before_it_is_walked(
+def test_read_header_refuses_a_hole_before_reading_through_it(
     path: Path, fields: bytes, count: int, words: str, arrays: bool
 ) -> None:
     with pytest.raises(ManifestError, match=words):
-        read_contents(hollow(path, fields, count=count), arrays=arrays)
+        read_contents(sparse(path, fields, count=count), arrays=arrays)
 
 
-def test_numbers_that_are_kept_are_counted(path: Path) -> None:
+def test_read_header_counts_the_numbers_it_keeps(path: Path) -> None:
     fields = text("a") + struct.pack("<IIQ", 9, 0, 4_000_000)
     with pytest.raises(ManifestError, match="have 4000000 elements"):
-        read_contents(hollow(path, fields), arrays=True)
+        read_contents(sparse(path, fields), arrays=True)
     assert read_contents(path).fields == {"a": 4_000_000}
 
 
@@ -221,7 +223,7 @@ def test_numbers_that_are_kept_are_counted(path: Path) -> None:
         ([], None),
     ],
 )
-def test_a_token_that_is_listed_twice_is_found(path: Path, tokens: list[str], twice: str | None) -> None:
+def test_repeated_token_is_found(path: Path, tokens: list[str], twice: str | None) -> None:
     listed = b"".join(text(token) for token in tokens)
     field = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, len(tokens)) + listed
-    assert read_contents(hollow(path, field)).twice == twice
+    assert read_contents(sparse(path, field)).twice == twice

@@ -1,4 +1,4 @@
-"""Memories that cannot go back everywhere: layers with a sliding window, and recurrent ones."""
+"""KV caches with limited rollback: layers with a sliding window, and recurrent ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
 
 
 def assert_near(found: FloatArray, wanted: FloatArray) -> None:
-    """The window toy's activation is looked up in a half-precision table: rounding jumps by up to a thousandth."""
+    """Allow for the window toy's activation, which a half-precision table rounds by up to a thousandth."""
     np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-3)
 
 
@@ -48,7 +48,7 @@ def window(request: pytest.FixtureRequest, gguf_opener: GgufOpener) -> Iterator[
 def recurrent(
     request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """Beside weights so small a memory is large: allowed all the same."""
+    """Yield a recurrent toy; its state, large next to such small weights, is allowed nevertheless."""
     from edgedecode.runtimes.llama import llama_footprint as footprint
 
     monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 10)
@@ -58,8 +58,10 @@ def recurrent(
 
 
 @pytest.fixture(params=["mamba", "lfm2"])
-def rigid(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The same, as if its memory were too large to be kept twice."""
+def no_snapshots(
+    request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Yield the same toy as if its state were too large to be kept twice."""
     from edgedecode.runtimes.llama import llama_footprint as footprint
 
     monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 0)
@@ -69,7 +71,7 @@ def rigid(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: 
 
 
 @pytest.mark.parametrize("architecture", WINDOWS)
-def test_the_window_matters(architecture: str, gguf_opener: GgufOpener) -> None:
+def test_window_limits_attention(architecture: str, gguf_opener: GgufOpener) -> None:
     window = gguf_opener(WINDOWS[architecture], architecture=architecture)
     wide = gguf_opener(replace(WINDOWS[architecture], window=400), architecture=architecture)
     found, whole = logits_of(window, TOKENS[:60]), logits_of(wide, TOKENS[:60])
@@ -80,7 +82,7 @@ def test_the_window_matters(architecture: str, gguf_opener: GgufOpener) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[60], [1], [2], [5, 1, 17]], ids=str)
-def test_window_chains(window: Any, pieces: list[int]) -> None:
+def test_window_on_chains(window: Any, pieces: list[int]) -> None:
     state, found, start = window.new_state(60), [], 0
     while start < 60:
         piece = TOKENS[start : min(60, start + pieces[len(found) % len(pieces)])]
@@ -92,7 +94,7 @@ def test_window_chains(window: Any, pieces: list[int]) -> None:
 
 @pytest.mark.parametrize("prompt", [4, 20, 40])
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4, 5]], ids=str)
-def test_window_trees(window: Any, prompt: int, cuts: list[int]) -> None:
+def test_window_on_trees(window: Any, prompt: int, cuts: list[int]) -> None:
     nodes = TOKENS[100:110]
     state, found, start = settled(window, TOKENS[:prompt], capacity=64), [], 0
     for stop in [*cuts, 10]:
@@ -107,7 +109,7 @@ def test_window_trees(window: Any, prompt: int, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 7, 12, 33])
-def test_window_crops_within_what_is_left(window: Any, length: int) -> None:
+def test_window_crop_within_the_remaining_cells(window: Any, length: int) -> None:
     state = settled(window, TOKENS[:50], capacity=64)
     assert state.oldest_crop == 0
     state.crop(length)
@@ -115,8 +117,8 @@ def test_window_crops_within_what_is_left(window: Any, length: int) -> None:
     assert_near(found, logits_of(window, [*TOKENS[:length], *TOKENS[50:55]])[length:])
 
 
-def test_window_rounds_in_a_full_cache(window: Any) -> None:
-    """Cells outside the window may be given away: what can no longer be gone back to is refused, not wrong."""
+def test_window_over_rounds_in_a_full_cache(window: Any) -> None:
+    """Cells outside the window may be reused: a rollback that is no longer possible is refused, not wrong."""
     rng, text = np.random.default_rng(4), TOKENS[:10]
     state = settled(window, text, capacity=256)
     for _ in range(110):
@@ -139,7 +141,7 @@ def test_window_rounds_in_a_full_cache(window: Any) -> None:
     assert_near(window.forward(TOKENS[:30], state, rows="all").logits.copy(), logits_of(window, TOKENS[:30]))
 
 
-def test_what_a_window_gave_away_is_not_gone_back_to(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_refuses_a_rollback_to_reused_cells(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state = settled(window, TOKENS[:50], capacity=64)
     monkeypatch.setattr(type(state.context), "first_position", lambda context: 20)
     assert state.oldest_crop == 32
@@ -151,7 +153,7 @@ def test_what_a_window_gave_away_is_not_gone_back_to(window: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("pieces", [[64], [1], [7, 1, 3]], ids=str)
-def test_recurrent_chains(recurrent: Any, pieces: list[int]) -> None:
+def test_recurrent_on_chains(recurrent: Any, pieces: list[int]) -> None:
     state, found, start = recurrent.new_state(64), [], 0
     while start < 64:
         piece = TOKENS[start : min(64, start + pieces[len(found) % len(pieces)])]
@@ -163,7 +165,7 @@ def test_recurrent_chains(recurrent: Any, pieces: list[int]) -> None:
 
 
 def interrupted(state: Any, error: BaseException | int) -> Any:
-    """Let the state's next passes run and then fail; return what undoes that."""
+    """Let the state's next passes run and then fail; return the original functions to restore."""
     api = state.context._api
 
     class Interrupted:
@@ -180,14 +182,14 @@ def interrupted(state: Any, error: BaseException | int) -> Any:
     return api
 
 
-def test_a_recurrent_card_says_how_it_goes_back(recurrent: Any) -> None:
+def test_recurrent_card_describes_its_rollback(recurrent: Any) -> None:
     card = recurrent.card
     assert card.rollback
     assert not card.tree
     assert any("7 snapshots" in note for note in card.notes)
 
 
-def test_rejected_rows_of_a_recurrent_memory_are_dropped(recurrent: Any) -> None:
+def test_recurrent_state_drops_rejected_rows(recurrent: Any) -> None:
     state = settled(recurrent, TOKENS[:20], capacity=64)
     recurrent.forward(TOKENS[30:35], state)
     state.keep([0, 1])
@@ -202,8 +204,8 @@ def test_rejected_rows_of_a_recurrent_memory_are_dropped(recurrent: Any) -> None
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
-def test_a_long_life_of_a_recurrent_memory(recurrent: Any, most: int) -> None:
-    """Rounds, short passes, crops and failures in any order; what is settled always reads the same as fresh."""
+def test_recurrent_state_over_many_operations_equals_a_fresh_one(recurrent: Any, most: int) -> None:
+    """Rounds, short passes, crops and failures in any order: settled tokens always equal a fresh state's."""
     rng, text = np.random.default_rng(most), list(TOKENS[:9])
     state, cropped, failed, dropped = settled(recurrent, text, capacity=256), 0, 0, 0
     for _ in range(150):
@@ -234,7 +236,7 @@ def test_a_long_life_of_a_recurrent_memory(recurrent: Any, most: int) -> None:
     assert min(cropped, failed, dropped) > 10
 
 
-def test_a_recurrent_draft_of_single_passes_is_dropped_without_reading_twice(recurrent: Any) -> None:
+def test_recurrent_rollback_of_single_passes_needs_no_replay(recurrent: Any) -> None:
     state = settled(recurrent, TOKENS[:20], capacity=64)
     for token in TOKENS[20:26]:
         recurrent.forward([token], state)
@@ -246,7 +248,7 @@ def test_a_recurrent_draft_of_single_passes_is_dropped_without_reading_twice(rec
     assert_close(found, logits_of(recurrent, [*TOKENS[:22], 5])[-1])
 
 
-def test_a_recurrent_memory_goes_back_no_further_than_its_snapshots(recurrent: Any) -> None:
+def test_recurrent_rollback_reaches_its_oldest_snapshot_only(recurrent: Any) -> None:
     state = settled(recurrent, TOKENS[:20], capacity=64)
     for token in TOKENS[20:40]:
         recurrent.forward([token], state)
@@ -264,7 +266,7 @@ def test_a_recurrent_memory_goes_back_no_further_than_its_snapshots(recurrent: A
 
 
 class Guesses:
-    """A drafter that knows the plain text, and is wrong at every third token of a draft."""
+    """A drafter that knows the baseline text and is wrong at every third token of a draft."""
 
     name, nbytes, free = "guesses", 0, True
 
@@ -301,7 +303,7 @@ def decoded(model: Any, drafter: Any, *, draft_max: int) -> tuple[list[int], Sta
 
 
 @pytest.mark.parametrize("draft_max", [1, 2, 4, 8, 16])
-def test_speculation_over_a_recurrent_memory_says_what_plain_decoding_says(recurrent: Any, draft_max: int) -> None:
+def test_decode_on_a_recurrent_target_equals_plain_decoding(recurrent: Any, draft_max: int) -> None:
     plain, _ = decoded(recurrent, None, draft_max=0)
     text, stats = decoded(recurrent, Guesses(plain), draft_max=draft_max)
     assert text == plain
@@ -310,7 +312,7 @@ def test_speculation_over_a_recurrent_memory_says_what_plain_decoding_says(recur
 
 
 @pytest.mark.parametrize("draft_max", [1, 4, 16])
-def test_speculation_over_windows_says_what_plain_decoding_says(window: Any, draft_max: int) -> None:
+def test_decode_on_a_window_target_equals_plain_decoding(window: Any, draft_max: int) -> None:
     plain, _ = decoded(window, None, draft_max=0)
     text, stats = decoded(window, Guesses(plain), draft_max=draft_max)
     assert text == plain
@@ -319,8 +321,10 @@ def test_speculation_over_windows_says_what_plain_decoding_says(window: Any, dra
 
 
 @pytest.mark.parametrize("draft_max", [2, 6, 16])
-def test_a_recurrent_model_drafts(recurrent: Any, gguf_opener: GgufOpener, draft_max: int) -> None:
-    """Also drafts that are longer than the memory can go back."""
+def test_decode_with_a_recurrent_draft_model_equals_plain_decoding(
+    recurrent: Any, gguf_opener: GgufOpener, draft_max: int
+) -> None:
+    """Including drafts longer than the rollback of the state."""
     target = gguf_opener()
     plain, _ = decoded(target, None, draft_max=0)
     setting = DraftSetting(
@@ -336,31 +340,31 @@ def test_a_recurrent_model_drafts(recurrent: Any, gguf_opener: GgufOpener, draft
     target.close()
 
 
-def test_a_rigid_memory_goes_back_to_nothing_else_than_nothing(rigid: Any) -> None:
-    card = rigid.card
+def test_recurrent_state_without_snapshots_rolls_back_to_zero_only(no_snapshots: Any) -> None:
+    card = no_snapshots.card
     assert not card.tree
     assert not card.rollback
     assert any("without drafts only" in note for note in card.notes)
-    state = settled(rigid, TOKENS[:20], capacity=64)
+    state = settled(no_snapshots, TOKENS[:20], capacity=64)
     assert state.oldest_crop == 20
     state.crop(20)
     with pytest.raises(CapabilityError, match="cannot go back to length 10, only to 20 or 0"):
         state.crop(10)
-    rigid.forward(TOKENS[20:23], state)
+    no_snapshots.forward(TOKENS[20:23], state)
     with pytest.raises(CapabilityError, match="cannot go back"):
         state.keep([0])
     assert (state.length, state.pending, state.oldest_crop) == (20, 3, 23)
     state.keep([0, 1, 2])
     with pytest.raises(CapabilityError, match="chains only"):
-        rigid.forward(TOKENS[:2], state, parents=[-1, -1])
-    found = rigid.forward(TOKENS[23:25], state).logits[0].copy()
-    assert_close(found, logits_of(rigid, TOKENS[:25])[-1])
+        no_snapshots.forward(TOKENS[:2], state, parents=[-1, -1])
+    found = no_snapshots.forward(TOKENS[23:25], state).logits[0].copy()
+    assert_close(found, logits_of(no_snapshots, TOKENS[:25])[-1])
     state.crop(0)
-    assert_close(rigid.forward(TOKENS[:9], state).logits[0].copy(), logits_of(rigid, TOKENS[:9])[-1])
+    assert_close(no_snapshots.forward(TOKENS[:9], state).logits[0].copy(), logits_of(no_snapshots, TOKENS[:9])[-1])
 
 
-def test_a_rigid_memory_that_was_torn_starts_over(rigid: Any) -> None:
-    state = settled(rigid, TOKENS[:20], capacity=64)
+def test_recurrent_state_without_snapshots_starts_over_after_an_interrupt(no_snapshots: Any) -> None:
+    state = settled(no_snapshots, TOKENS[:20], capacity=64)
 
     class Interrupted:
         def __getattr__(self, name: str) -> Any:
@@ -372,16 +376,16 @@ def test_a_rigid_memory_that_was_torn_starts_over(rigid: Any) -> None:
 
     api, state.context._api = state.context._api, Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        rigid.forward(TOKENS[20:22], state)
+        no_snapshots.forward(TOKENS[20:22], state)
     state.context._api = api
     with pytest.raises(CapabilityError, match="or 0: prefill it from 0"):
-        rigid.forward(TOKENS[20:22], state)
+        no_snapshots.forward(TOKENS[20:22], state)
     assert state.oldest_crop == 21
     state.crop(0)
-    assert_close(rigid.forward(TOKENS[:9], state).logits[0].copy(), logits_of(rigid, TOKENS[:9])[-1])
+    assert_close(no_snapshots.forward(TOKENS[:9], state).logits[0].copy(), logits_of(no_snapshots, TOKENS[:9])[-1])
 
 
-def test_a_tree_is_refused_at_the_door(gguf_opener: GgufOpener) -> None:
+def test_open_refuses_needs_that_the_model_lacks(gguf_opener: GgufOpener) -> None:
     with pytest.raises(CapabilityError, match="recurrent"):
         gguf_opener(architecture="mamba", needs=("tree",))
     with pytest.raises(CapabilityError, match="does not offer hidden"):

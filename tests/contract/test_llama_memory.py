@@ -1,4 +1,4 @@
-"""llama.cpp's bytes: leased before they are allocated, set to what the engine reports, and above what is measured."""
+"""llama.cpp's memory: leased before allocation, resized to the engine's report, never below the measured use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_
 from edgedecode.user_notices import NOTICES
 from tests.contract.conftest import GgufOpener, assert_planned, open_gguf
 from tests.contract.gguf_pack import write_pack
-from tests.contract.hollow_gguf import HollowShape, write_hollow
+from tests.contract.sparse_gguf import SparseShape, write_sparse
 from tests.contract.toy_graph import ToyShape
 
 MIB = 2**20
@@ -67,7 +67,7 @@ print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A state's bytes: what was asked for before it was made, what it is charged, and the engine's buffers."""
+    """A state's bytes: requested before creation, leased, and the engine's reported buffers."""
 
     planned: int
     nbytes: int
@@ -75,7 +75,7 @@ class Made:
 
 
 def make_state(model: Any, budget: Budget, *, capacity: int, rows: int) -> Made:
-    """Make a state, and see what is reserved for it before the engine makes anything."""
+    """Make a state and record the bytes reserved for it before the engine allocates."""
     asked: list[int] = []
     reserve = budget.reserve
 
@@ -93,7 +93,7 @@ def sum_of(budget: Budget, prefix: str) -> int:
     return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
 
 
-def test_states_are_charged_whole_and_at_once(gguf_opener: GgufOpener) -> None:
+def test_state_is_leased_completely_at_creation(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model = gguf_opener(budget=budget)
     before = budget.used_nbytes
@@ -111,7 +111,7 @@ def test_states_are_charged_whole_and_at_once(gguf_opener: GgufOpener) -> None:
 
 @pytest.mark.parametrize("needs", [("kv:float32",), ("kv:float16",), ("kv:int8",)], ids=str)
 @pytest.mark.parametrize(("capacity", "rows"), [(256, 1), (2048, 17)])
-def test_a_state_declares_what_the_engine_reports(
+def test_state_reserves_what_the_engine_reports(
     gguf_opener: GgufOpener, needs: tuple[str, ...], capacity: int, rows: int
 ) -> None:
     budget = Budget()
@@ -123,12 +123,12 @@ def test_a_state_declares_what_the_engine_reports(
     assert reported["KV"] == pytest.approx(cells, abs=20_000)
     assert reported["output"] == pytest.approx(max(8, rows) * 4 * 8192, abs=20_000)
     assert sum(reported.values()) == made.nbytes <= made.planned <= 1.05 * made.nbytes + MIB // 4
-    assert sum_of(budget, "work:") <= 4 * MIB + 48 * capacity * max(8, rows), "what the engine does not report"
+    assert sum_of(budget, "work:") <= 4 * MIB + 48 * capacity * max(8, rows), "memory that the engine does not report"
     model.close()
 
 
-BUNDLED = HollowShape(layers=10, hidden=256, heads=4, kv_heads=2, mlp=768, rows=8192)
-HALF_BILLION = HollowShape(layers=24, hidden=896, heads=14, kv_heads=2, mlp=4864, rows=151_936)
+BUNDLED = SparseShape(layers=10, hidden=256, heads=4, kv_heads=2, mlp=768, rows=8192)
+HALF_BILLION = SparseShape(layers=24, hidden=896, heads=14, kv_heads=2, mlp=4864, rows=151_936)
 WIDE = replace(HALF_BILLION, layers=2, hidden=3584, heads=28, kv_heads=4, mlp=18_944)
 INFLATED = replace(BUNDLED, rows=151_936, mlp=61_824)
 
@@ -136,11 +136,11 @@ INFLATED = replace(BUNDLED, rows=151_936, mlp=61_824)
 @pytest.mark.parametrize("kv_type", ["float16", "int8"])
 @pytest.mark.parametrize(("capacity", "rows"), [(1024, 1), (4096, 9)])
 @pytest.mark.parametrize("shape", [BUNDLED, HALF_BILLION, WIDE, INFLATED], ids=["bundled", "0.5B", "wide", "inflated"])
-def test_a_state_is_planned_to_one_part_in_twenty(
-    tmp_path: Path, shape: HollowShape, capacity: int, rows: int, kv_type: str
+def test_state_plan_is_within_5_percent(
+    tmp_path: Path, shape: SparseShape, capacity: int, rows: int, kv_type: str
 ) -> None:
     budget = Budget()
-    entry = write_hollow(tmp_path, shape)
+    entry = write_sparse(tmp_path, shape)
     model: Any = open_gguf(entry, tmp_path, budget=budget, needs=(f"kv:{kv_type}",))
     made = make_state(model, budget, capacity=capacity, rows=rows)
     assert sum(made.reported.values()) == made.nbytes <= made.planned <= 1.05 * made.nbytes
@@ -148,16 +148,16 @@ def test_a_state_is_planned_to_one_part_in_twenty(
 
 
 @pytest.mark.parametrize("shape", [HALF_BILLION, WIDE, INFLATED], ids=["0.5B", "wide", "inflated"])
-def test_verifying_eight_rows_of_a_large_vocabulary_takes_little(tmp_path: Path, shape: HollowShape) -> None:
+def test_state_for_eight_rows_of_a_large_vocabulary_takes_little(tmp_path: Path, shape: SparseShape) -> None:
     budget = Budget()
-    model: Any = open_gguf(write_hollow(tmp_path, shape), tmp_path, budget=budget)
+    model: Any = open_gguf(write_sparse(tmp_path, shape), tmp_path, budget=budget)
     made = make_state(model, budget, capacity=1024, rows=8)
     assert model.card.rows == 151_936
     assert made.reported["compute"] <= 40 * MIB, "the engine's own default takes 300"
     model.close()
 
 
-def test_every_runtime_reads_the_one_log(gguf_opener: GgufOpener) -> None:
+def test_engine_log_is_shared_by_all_runtimes(gguf_opener: GgufOpener) -> None:
     first = gguf_opener()
     alone = first.new_state(256).nbytes
     second = gguf_opener()
@@ -166,17 +166,19 @@ def test_every_runtime_reads_the_one_log(gguf_opener: GgufOpener) -> None:
     second.close()
 
 
-def test_close_gives_everything_back(gguf_opener: GgufOpener) -> None:
+def test_close_releases_all_memory(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model = gguf_opener(budget=budget)
     states = [model.new_state(50), model.new_state(60)]
     model.forward([1, 2, 3], states[0], parents=[-1, -1, 0], rows="all")
     model.close()
     model.close()
-    assert [lease.name for lease in budget.leases] == ["llama.cpp code"], "the engine's pages stay with the process"
+    assert [lease.name for lease in budget.leases] == ["llama.cpp code"], (
+        "the engine's code pages stay with the process"
+    )
 
 
-def test_a_state_that_is_dropped_gives_its_lease_back(gguf_opener: GgufOpener) -> None:
+def test_state_that_is_dropped_releases_its_lease(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model = gguf_opener(budget=budget)
     state = model.new_state(100)
@@ -187,17 +189,17 @@ def test_a_state_that_is_dropped_gives_its_lease_back(gguf_opener: GgufOpener) -
     model.close()
 
 
-def test_a_model_that_is_dropped_goes_after_its_states(gguf_opener: GgufOpener) -> None:
+def test_model_that_is_dropped_is_freed_after_its_states(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model: Any = gguf_opener(budget=budget)
     state = model.new_state(100)
-    model.itself, state.model = model, model  # a cycle: everything goes in one collection, in any order
+    model.itself, state.model = model, model  # a cycle: everything is freed in one collection, in any order
     del model, state
     gc.collect()
     assert sum_of(budget, "kv:") == 0
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+def test_model_that_does_not_fit_is_refused_before_loading(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgedecode.runtimes.llama.llama_engine import Engine
@@ -211,8 +213,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         assert budget.leases == ()
 
 
-def test_weights_that_are_read_or_not_repacked_are_once_in_memory(gguf_opener: GgufOpener) -> None:
-    """Read they are multiplied by the same kernels; as the file has them by others, which may round otherwise."""
+def test_weights_that_are_read_or_not_repacked_are_in_memory_once(gguf_opener: GgufOpener) -> None:
+    """Weights that are read use the same kernels; those in the file's layout use others, which may round otherwise."""
     entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
     once = (root / entry.gguf).stat().st_size + VOCABULARY_NBYTES * entry.rows + 2**16
     taken, rows = {}, {}
@@ -232,7 +234,7 @@ def test_weights_that_are_read_or_not_repacked_are_once_in_memory(gguf_opener: G
 def test_weights_that_were_loaded_before_are_planned_as_they_were(
     gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before that every quantized byte counts twice. A record that is no number, or of another file, counts nothing."""
+    """Before that every quantized byte counts twice. A record that is not a number, or of another file, is ignored."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     pytest.importorskip("llama_cpp")
     from edgedecode.runtimes.llama import LlamaRuntime
@@ -256,10 +258,10 @@ def test_weights_that_were_loaded_before_are_planned_as_they_were(
         assert planned() == bound
 
 
-def test_a_budget_without_room_for_weights_twice_has_them_read(
+def test_budget_without_room_for_weights_twice_has_them_read(
     gguf_opener: GgufOpener, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a usual session fits; a budget with room maps them and says nothing."""
+    """A usual session fits then; with a larger budget they are mapped without a notice."""
     entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
     header, file_nbytes = read_header(root / entry.gguf), (root / entry.gguf).stat().st_size
     card = ModelCard(name="target", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, threads=1)
@@ -267,7 +269,7 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
     twice = weights_nbytes(entry, header, file_nbytes=file_nbytes, loading=Loading())
     room = ENGINE_NBYTES + twice + session_nbytes(entry, header, card=card)
     for limit, read in ((room, False), (room - MIB, True)):
-        monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / str(limit)))  # they were never loaded here
+        monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / str(limit)))  # a cache in which they were never loaded
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES):
             budget = Budget(limit)
@@ -282,7 +284,7 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
         )
 
 
-def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
+def test_state_that_does_not_fit_is_refused_before_creation(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgedecode.runtimes.llama.llama_engine import Engine
@@ -299,7 +301,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
     model.close()
 
 
-def test_a_state_that_reports_more_than_planned_is_refused_too(
+def test_state_that_reports_more_than_planned_is_refused(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgedecode.runtimes.llama.llama_log import Log
@@ -315,8 +317,8 @@ def test_a_state_that_reports_more_than_planned_is_refused_too(
     model.close()
 
 
-def test_rows_of_several_passes_are_leased_with_the_state(gguf_opener: GgufOpener) -> None:
-    """Not by the first wide draft, in mid-answer."""
+def test_rows_of_several_passes_are_leased_at_creation(gguf_opener: GgufOpener) -> None:
+    """Not at the first wide draft in the middle of an answer."""
     budget = Budget()
     model = gguf_opener(budget=budget)
     state = model.new_state(300, rows=200)
@@ -327,11 +329,11 @@ def test_rows_of_several_passes_are_leased_with_the_state(gguf_opener: GgufOpene
     budget.limit = Limit(used)
     with pytest.raises(BudgetExceeded):
         model.new_state(300, rows=250)
-    assert budget.used_nbytes == used, "nothing of a refused state is kept"
+    assert budget.used_nbytes == used, "a refused state must keep no lease"
     model.close()
 
 
-def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener: GgufOpener) -> None:
+def test_rows_beyond_the_plan_are_leased_before_they_are_gathered(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model = gguf_opener(budget=budget)
     state = model.new_state(300)
@@ -349,9 +351,7 @@ def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener:
 
 @pytest.mark.parametrize("architecture", ["mamba", "lfm2"])
 @pytest.mark.parametrize(("capacity", "rows"), [(256, 1), (2048, 17)])
-def test_the_plan_bounds_recurrent_memories(
-    gguf_opener: GgufOpener, architecture: str, capacity: int, rows: int
-) -> None:
+def test_plan_bounds_recurrent_states(gguf_opener: GgufOpener, architecture: str, capacity: int, rows: int) -> None:
     budget = Budget()
     model: Any = gguf_opener(LARGE, architecture=architecture, budget=budget)
     assert model.card.rollback
@@ -379,7 +379,7 @@ with edgedecode.load(sys.argv[1], runtime="llama") as pair, pair.session() as se
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-def test_what_a_pack_takes_beside_the_process_is_planned(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+def test_plan_covers_the_memory_of_a_pack_in_a_process(gguf_opener: GgufOpener, tmp_path: Path) -> None:
     gguf_opener().close()  # skips where the engine is missing
     root = write_pack(tmp_path / "pack", gguf_opener)
     done = subprocess.run(
@@ -405,7 +405,7 @@ def test_what_a_pack_takes_beside_the_process_is_planned(gguf_opener: GgufOpener
         ("float16", "Q4_0", (NO_MMAP, NO_REPACK)),
     ],
 )
-def test_the_plan_bounds_what_is_measured(
+def test_plan_bounds_measured_memory(
     gguf_opener: GgufOpener, kv_type: str, quantization: str, loading: tuple[str, ...]
 ) -> None:
     gguf_opener().close()  # skips where the engine is missing
@@ -422,8 +422,8 @@ def test_the_plan_bounds_what_is_measured(
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 @pytest.mark.parametrize("quantization", ["", "Q4_0"])
-def test_the_plan_bounds_a_trimmed_draft(gguf_opener: GgufOpener, tmp_path: Path, quantization: str) -> None:
-    """The whole table is read row by row and is nowhere in the plan."""
+def test_plan_bounds_the_memory_of_a_trimmed_draft(gguf_opener: GgufOpener, tmp_path: Path, quantization: str) -> None:
+    """The full table is read row by row and is not in the plan."""
     gguf_opener().close()  # skips where the engine is missing
     entry, root = gguf_opener.entry(LARGE, quantization=quantization), tmp_path / "pack"
     shutil.copytree(gguf_opener.root(LARGE, "qwen2", quantization), root)

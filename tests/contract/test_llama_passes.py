@@ -1,4 +1,4 @@
-"""What only llama.cpp's model does: its splits, branches and types, and that nothing we are given makes it abort."""
+"""llama.cpp's model: split passes, branches, KV types, and inputs that would make the engine abort."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(gguf_opener: GgufOpener) -> Iterator[Any]:
 
 
 class Spy:
-    """Stands before the engine's functions; counts passes and fails after the one it is told to."""
+    """Wrap the engine's functions: count passes and fail after a given one."""
 
     def __init__(self, api: Any, *, fail_at: int = 0, error: BaseException | int = 0) -> None:
         self.api, self.fail_at, self.error, self.passes = api, fail_at, error, 0
@@ -53,11 +53,11 @@ def spy_on(state: Any, **options: Any) -> Spy:
     return state.context._api  # type: ignore[no-any-return]
 
 
-# -- right numbers -------------------------------------------------------------------------------------------------
+# -- correct values ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_logits_are_those_of_numpy(gguf_opener: GgufOpener, architecture: str) -> None:
+def test_forward_equals_numpy(gguf_opener: GgufOpener, architecture: str) -> None:
     toy_numpy = pytest.importorskip("tests.contract.toy_numpy")
     model = gguf_opener(architecture=architecture)
     parents = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
@@ -69,7 +69,7 @@ def test_logits_are_those_of_numpy(gguf_opener: GgufOpener, architecture: str) -
     model.close()
 
 
-def test_both_engines_say_the_same(gguf_opener: GgufOpener, opener: Any) -> None:
+def test_forward_on_both_engines_agrees(gguf_opener: GgufOpener, opener: Any) -> None:
     ours, other = gguf_opener(), opener()
     assert_close(logits_of(ours, TOKENS[:100]), logits_of(other, TOKENS[:100]))
     ours.close()
@@ -77,7 +77,7 @@ def test_both_engines_say_the_same(gguf_opener: GgufOpener, opener: Any) -> None
 
 
 @pytest.mark.parametrize(("kv_type", "bound"), [("float32", 1e-5), ("float16", 0.02), ("int8", 0.2)])
-def test_types_of_keys_and_values(gguf_opener: GgufOpener, kv_type: str, bound: float) -> None:
+def test_forward_with_each_kv_type(gguf_opener: GgufOpener, kv_type: str, bound: float) -> None:
     shape = ToyShape(head_size=32)
     exact = gguf_opener(shape, architecture="llama")
     model = gguf_opener(shape, architecture="llama", needs=("tree", f"kv:{kv_type}"))
@@ -95,7 +95,7 @@ def test_types_of_keys_and_values(gguf_opener: GgufOpener, kv_type: str, bound: 
     model.close()
 
 
-def test_quantized_weights_have_half_precision_keys(gguf_opener: GgufOpener) -> None:
+def test_kv_type_of_quantized_weights_is_half_precision(gguf_opener: GgufOpener) -> None:
     entry = replace(gguf_opener.entry(ToyShape()), bits=4)
     model = open_gguf(entry, gguf_opener.root(ToyShape()), budget=Budget())
     assert model.card.kv_type == "float16"
@@ -108,7 +108,7 @@ def test_quantized_weights_have_half_precision_keys(gguf_opener: GgufOpener) -> 
 @pytest.mark.parametrize(
     "rows", ["last", "none", "all", [3, 127, 128, 499], [499, 0, 300, 0], range(5, -1, -1)], ids=str
 )
-def test_a_long_pass_is_split_and_equals_short_ones(model: Any, rows: Any) -> None:
+def test_forward_splits_a_long_pass_and_equals_short_ones(model: Any, rows: Any) -> None:
     state = model.new_state(LONG)
     whole = np.concatenate([model.forward([token], state).logits.copy() for token in TOKENS])
     state.crop(0)
@@ -122,7 +122,7 @@ def test_a_long_pass_is_split_and_equals_short_ones(model: Any, rows: Any) -> No
     assert state.pending == LONG
 
 
-def test_planned_rows_come_in_one_pass_without_a_copy(model: Any) -> None:
+def test_forward_returns_planned_rows_of_one_pass_without_a_copy(model: Any) -> None:
     state = model.new_state(64, rows=40)
     spy = spy_on(state)
     model.forward(TOKENS[:40], state, rows="all")
@@ -130,13 +130,13 @@ def test_planned_rows_come_in_one_pass_without_a_copy(model: Any) -> None:
     assert model._gathered.size == 0
 
 
-def test_a_long_tree_pass_is_split(model: Any) -> None:
+def test_forward_splits_a_long_tree_pass(model: Any) -> None:
     parents = [-1, -1, *range(LONG - 2)]  # two branches, interleaved
     found = model.forward(TOKENS, model.new_state(LONG), parents=parents, rows=[LONG - 1, 0]).logits.copy()
     assert_close(found, np.stack([logits_of(model, TOKENS[1::2])[-1], logits_of(model, TOKENS[:1])[0]]))
 
 
-def test_random_trees_over_several_passes_equal_their_branches(model: Any) -> None:
+def test_tree_over_several_passes_equals_its_branches(model: Any) -> None:
     rng = np.random.default_rng(3)
     for _ in range(25):
         count, prompt = int(rng.integers(2, 24)), int(rng.integers(0, 30))
@@ -166,8 +166,8 @@ def test_random_trees_over_several_passes_equal_their_branches(model: Any) -> No
         state.close()
 
 
-def test_rounds_of_trees_fill_the_holes(model: Any) -> None:
-    """Two hundred rounds in a cache that is nearly full: cells of dropped rows are used again."""
+def test_tree_rounds_reuse_dropped_cells(model: Any) -> None:
+    """200 rounds in a nearly full cache: cells of dropped rows are used again."""
     rng, text = np.random.default_rng(4), TOKENS[:10]
     state = settled(model, text, capacity=256)
     for _ in range(110):
@@ -182,10 +182,10 @@ def test_rounds_of_trees_fill_the_holes(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "window", "bound"), [("qwen2", 0, 1e-4), ("gemma2", 12, 5e-3)], ids=str)
-def test_a_long_life_equals_fresh_reading(
+def test_state_over_many_operations_equals_a_fresh_one(
     gguf_opener: GgufOpener, architecture: str, window: int, bound: float
 ) -> None:
-    """Trees, chains, crops, kept branches and failed passes in any order; what is settled always reads the same."""
+    """Trees, chains, crops, kept branches and failed passes in any order: settled tokens equal a fresh state's."""
     model: Any = gguf_opener(ToyShape(window=window), architecture=architecture)
     rng, text, checked = np.random.default_rng(8), list(TOKENS[:5]), 0
     state = settled(model, text, capacity=256)
@@ -241,7 +241,9 @@ def grow_tree(model: Any, state: Any, rng: np.random.Generator) -> tuple[list[in
 @pytest.mark.parametrize("fail_at", [1, 2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), 1, -2], ids=["interrupt", "no room", "failure"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_an_interrupted_pass_leaves_the_state_as_it_was(model: Any, fail_at: int, error: Any, tree: bool) -> None:
+def test_forward_that_is_interrupted_leaves_the_state_unchanged(
+    model: Any, fail_at: int, error: Any, tree: bool
+) -> None:
     state = settled(model, TOKENS[:20], capacity=LONG)
     model.forward(TOKENS[20:23], state, parents=[-1, -1, 0] if tree else None)
     spy = spy_on(state, fail_at=fail_at, error=error)
@@ -259,7 +261,7 @@ def test_an_interrupted_pass_leaves_the_state_as_it_was(model: Any, fail_at: int
     assert_close(after, logits_of(model, [*TOKENS[:20], *path, TOKENS[41], TOKENS[50]])[-1])
 
 
-def test_too_many_branches_are_refused_and_change_nothing(model: Any) -> None:
+def test_forward_refuses_too_many_branches_and_changes_nothing(model: Any) -> None:
     state = settled(model, TOKENS[:20], capacity=64)
     model.forward(TOKENS[20:22], state, parents=[-1, -1])
     with pytest.raises(CapabilityError, match="more than 8 branches"):
@@ -279,7 +281,7 @@ def settled_wide(model: Any, *, branches: int) -> Any:
     return state
 
 
-def test_a_view_outlives_its_state(model: Any) -> None:
+def test_logits_view_outlives_its_state(model: Any) -> None:
     state = model.new_state(64)
     view = model.forward(TOKENS[:5], state).logits
     kept = view.copy()
@@ -291,7 +293,7 @@ ABORTS: dict[str, tuple[Callable[[Any, Any], object], type[Exception]]] = {
     "no tokens": (lambda model, state: model.forward([], state), InputError),
     "a negative token": (lambda model, state: model.forward([-1], state), InputError),
     "a token above the rows": (lambda model, state: model.forward([128], state), InputError),
-    "a row that is none": (lambda model, state: model.forward([1], state, rows=[1]), InputError),
+    "a row out of range": (lambda model, state: model.forward([1], state, rows=[1]), InputError),
     "more outputs than rows": (lambda model, state: model.forward([1], state, rows=[0, 0]), InputError),
     "a cycle": (lambda model, state: model.forward([1, 2], state, parents=[-1, 1]), InputError),
     "too few parents": (lambda model, state: model.forward([1, 2], state, parents=[-1]), InputError),
@@ -301,8 +303,8 @@ ABORTS: dict[str, tuple[Callable[[Any, Any], object], type[Exception]]] = {
         CapabilityError,
     ),
     "a position ahead": (lambda model, state: state.crop(9), CapabilityError),
-    "a position before all": (lambda model, state: state.crop(-1), CapabilityError),
-    "a path of nothing": (lambda model, state: state.keep([0]), InputError),
+    "a negative position": (lambda model, state: state.crop(-1), CapabilityError),
+    "a path without pending rows": (lambda model, state: state.keep([0]), InputError),
     "no cells": (lambda model, state: model.new_state(0), InputError),
     "no outputs": (lambda model, state: model.new_state(8, rows=-1), InputError),
     "more cells than the context": (lambda model, state: model.new_state(513), CapabilityError),
@@ -313,8 +315,8 @@ ABORTS: dict[str, tuple[Callable[[Any, Any], object], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("case", ABORTS)
-def test_what_the_engine_asserts_is_refused_before_it_is_called(gguf_opener: GgufOpener, case: str) -> None:
-    """Each of these aborts, corrupts or fails inside the engine when it gets there."""
+def test_calls_that_the_engine_asserts_are_refused_first(gguf_opener: GgufOpener, case: str) -> None:
+    """Each of these aborts, corrupts memory or fails inside the engine if it is reached."""
     model: Any = gguf_opener()
     state = settled(model, TOKENS[:4], capacity=64)
     spy = spy_on(state)
@@ -326,8 +328,8 @@ def test_what_the_engine_asserts_is_refused_before_it_is_called(gguf_opener: Ggu
 
 
 @pytest.mark.parametrize(("capacity", "rows"), [(1, 1), (1, 500), (255, 1), (257, 500), (512, 128)])
-def test_every_plan_makes_a_context(model: Any, capacity: int, rows: int) -> None:
-    """The engine aborts when it has fewer outputs than sequences, or cells off its grid."""
+def test_new_state_of_any_size_makes_a_context(model: Any, capacity: int, rows: int) -> None:
+    """The engine aborts with fewer outputs than sequences, or with a number of cells that it does not support."""
     state = model.new_state(capacity, rows=rows)
     count = min(capacity, rows)
     assert model.forward(TOKENS[:count], state, rows="all").logits.shape == (count, 128)
@@ -335,7 +337,7 @@ def test_every_plan_makes_a_context(model: Any, capacity: int, rows: int) -> Non
     state.close()
 
 
-def test_states_belong_to_their_model(gguf_opener: GgufOpener) -> None:
+def test_forward_refuses_a_state_of_another_model(gguf_opener: GgufOpener) -> None:
     first, second = gguf_opener(), gguf_opener()
     state = first.new_state(8)
     with pytest.raises(InputError, match="new_state"):
@@ -344,19 +346,17 @@ def test_states_belong_to_their_model(gguf_opener: GgufOpener) -> None:
     second.close()
 
 
-# -- positions that move down ------------------------------------------------------------------------------------------
+# -- shifted positions -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kv_type", "bound"), [("float32", 1e-4), ("float16", 0.02)])
-def test_shifted_rows_of_one_layer_are_those_of_reading_again(
-    gguf_opener: GgufOpener, kv_type: str, bound: float
-) -> None:
-    """With one layer keys and values depend on their own token alone: a shift is as good as reading again."""
+def test_shift_of_one_layer_equals_a_new_prefill(gguf_opener: GgufOpener, kv_type: str, bound: float) -> None:
+    """With one layer keys and values depend on their own token only, so that a shift equals a new prefill."""
     model = gguf_opener(ToyShape(layers=1), needs=("tree", f"kv:{kv_type}"))
     state: Any = model.new_state(200, rows=3, tree=True)
     model.forward(TOKENS[:120], state, rows="none")
     state.keep(range(120))
-    model.forward([1, 2, 3], state, parents=[-1, 0, 0], rows="all")  # branches hold what is settled, too
+    model.forward([1, 2, 3], state, parents=[-1, 0, 0], rows="all")  # branches contain the settled cells too
     state.keep([0, 2])
     state.crop(120)
     state.shift(20, 70)
@@ -371,7 +371,7 @@ def test_shifted_rows_of_one_layer_are_those_of_reading_again(
     model.close()
 
 
-def test_shift_that_is_interrupted_leaves_what_is_before_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shift_that_is_interrupted_keeps_the_cells_before_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state: Any = settled(model, TOKENS[:120], capacity=200)
 
     def interrupt(*arguments: object) -> None:
@@ -384,7 +384,7 @@ def test_shift_that_is_interrupted_leaves_what_is_before_it(model: Any, monkeypa
     assert_close(model.forward(TOKENS[20:60], state).logits[0], logits_of(model, TOKENS[:60])[-1])
 
 
-def test_states_whose_keys_cannot_be_rotated_are_not_shiftable(gguf_opener: GgufOpener) -> None:
+def test_state_whose_keys_cannot_be_rotated_is_not_shiftable(gguf_opener: GgufOpener) -> None:
     shape = ToyShape(head_size=32)
     for needs, shiftable in ((("tree", "kv:float16"), True), (("tree", "kv:int8"), False)):
         model = gguf_opener(shape, architecture="llama", needs=needs)

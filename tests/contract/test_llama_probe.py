@@ -1,4 +1,4 @@
-"""The engine is tried in a child process: a crash there is a reason, asked for once, and never ours."""
+"""The engine probe in a child process: a crash is recorded once as a reason and never reaches this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT"])
-def test_a_crash_is_named_and_says_how_to_rebuild(name: str, cache: Path) -> None:
+def test_probe_names_a_crash_and_how_to_rebuild(name: str, cache: Path) -> None:
     finding = probe_engine(VERSION, python=killed(name))
     assert not finding.works
     assert f"died with {name}" in finding.reason
@@ -47,7 +47,7 @@ def test_a_crash_is_named_and_says_how_to_rebuild(name: str, cache: Path) -> Non
     assert finding.reason.endswith("llama-cpp-python==0.3.36")
     assert probe_engine(VERSION, python=child("pass")) == finding, "remembered"
     assert len(list(cache.iterdir())) == 1
-    assert probe_engine("0.3.37", python=child("pass")) == Finding(True), "another wheel is asked again"
+    assert probe_engine("0.3.37", python=child("pass")) == Finding(True), "another wheel must be probed again"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
@@ -61,24 +61,24 @@ def test_a_crash_is_named_and_says_how_to_rebuild(name: str, cache: Path) -> Non
     ],
     ids=["killed", "failed", "hung", "absent"],
 )
-def test_what_may_pass_is_not_remembered(command: tuple[str, ...], words: str, cache: Path) -> None:
+def test_probe_does_not_cache_temporary_failures(command: tuple[str, ...], words: str, cache: Path) -> None:
     finding = probe_engine(VERSION, python=command, timeout=0.5)
     assert not finding.works
     assert words in finding.reason
     assert list(cache.iterdir()) == []
 
 
-def test_a_library_that_does_not_load_says_how_to_build_it_again(tmp_path: Path, cache: Path) -> None:
+def test_probe_of_a_library_that_does_not_load_names_how_to_rebuild(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").write_text("raise FileNotFoundError('no libllama here')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
     code += "from edgedecode.runtimes.llama.files.engine_probe import decode_tiny; decode_tiny(sys.argv[1])"
     finding = probe_engine(VERSION, python=child(code))
     assert finding.reason.startswith("llama.cpp's library does not load (no libllama here): pip install --force-rein")
-    assert list(cache.iterdir()) == [], "asked again after it was built"
+    assert list(cache.iterdir()) == [], "it must be probed again after a rebuild"
 
 
-def test_a_good_build_is_asked_once(tmp_path: Path, cache: Path) -> None:
+def test_probe_runs_once_for_a_good_build(tmp_path: Path, cache: Path) -> None:
     command = child(COUNT, str(tmp_path / "calls"))
     assert probe_engine(VERSION, python=command) == probe_engine(VERSION, python=command) == Finding(True)
     assert (tmp_path / "calls").read_text() == "x"
@@ -89,7 +89,7 @@ def test_a_good_build_is_asked_once(tmp_path: Path, cache: Path) -> None:
     assert (tmp_path / "calls").read_text() == "x" * 6
 
 
-def test_another_library_or_processor_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_runs_again_for_another_library_or_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = child(COUNT, str(tmp_path / "calls"))
     for name in ("_library", "processor_facts"):
         probe_engine(VERSION, python=command)
@@ -98,18 +98,20 @@ def test_another_library_or_processor_is_asked_again(tmp_path: Path, monkeypatch
     assert (tmp_path / "calls").read_text() == "xxx"
 
 
-def test_no_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_works_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "cache"))
     assert probe_engine(VERSION, python=child("pass")) == Finding(True)
 
 
-def test_the_real_engine_runs_its_tiny_model() -> None:
+def test_probe_runs_the_tiny_model_on_the_real_engine() -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     assert probe_engine(VERSION) == Finding(True)
 
 
-def test_a_crashing_engine_is_listed_and_never_loaded(gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_list_a_crashing_engine_that_is_never_loaded(
+    gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = gguf_opener.entry(ToyShape())
     monkeypatch.setattr(runtime, "engine_version", lambda: VERSION)
     monkeypatch.setattr(runtime, "Engine", None)
@@ -133,7 +135,7 @@ def test_a_crashing_engine_is_listed_and_never_loaded(gguf_opener: GgufOpener, m
     assert budget.leases == ()
 
 
-def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "engine_version", lambda: None)
     with pytest.raises(RuntimeUnavailable, match=r"pip install 'edgedecode\[llama\]'"):
         LlamaRuntime()
@@ -146,7 +148,7 @@ def test_devices_of_a_good_engine() -> None:
     assert "llama-cpp-python" in device.description
 
 
-def test_nothing_native_is_loaded_to_list_devices() -> None:
+def test_devices_load_no_native_code() -> None:
     import subprocess
 
     code = (

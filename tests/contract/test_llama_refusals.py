@@ -1,4 +1,4 @@
-"""Everything known to make llama.cpp end the process, and that each of it is one clear line of ours instead.
+"""Inputs known to make llama.cpp end the process; each must give a one-line error instead.
 
 Files were found by changing every field and tensor of small models; calls are in `test_llama_passes.py`.
 """
@@ -47,7 +47,7 @@ def floats(name: str, *shape: int, kind: int = F32) -> WrittenTensor:
 
 
 def parts_of(path: Path) -> tuple[dict[str, Value], Tensors]:
-    """Take a file without arrays apart."""
+    """Return the fields and tensors of a file without arrays."""
     contents, content = read_contents(path), path.read_bytes()
     start = len(content) - max(item.offset + item.nbytes + -item.nbytes % 32 for item in contents.tensors.values())
     tensors = {
@@ -69,7 +69,7 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_tiny_model_is_written_again_as_it_was(tiny: Path) -> None:
+def test_written_tiny_model_equals_the_original(tiny: Path) -> None:
     fields, tensors = parts_of(tiny)
     assert written(tiny, fields=fields, tensors=tensors).read_bytes() == tiny_model()
 
@@ -95,7 +95,7 @@ FIELDS: dict[str, tuple[str, Value, str]] = {
 
 
 @pytest.mark.parametrize("case", FIELDS)
-def test_fields_that_end_the_process_are_refused(tiny: Path, case: str) -> None:
+def test_read_header_refuses_fields_that_end_the_process(tiny: Path, case: str) -> None:
     name, value, words = FIELDS[case]
     fields, tensors = parts_of(tiny)
     refused(written(tiny, fields={**fields, name: value}, tensors=tensors), words)
@@ -112,7 +112,7 @@ TENSORS: dict[str, tuple[WrittenTensor, str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_end_the_process_are_refused(tiny: Path, case: str) -> None:
+def test_read_header_refuses_tensors_that_end_the_process(tiny: Path, case: str) -> None:
     tensor, words = TENSORS[case]
     fields, tensors = parts_of(tiny)
     refused(written(tiny, fields=fields, tensors={**tensors, tensor.name: tensor}), words)
@@ -126,13 +126,13 @@ def refused(path: Path, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_truncated_tensor_data_is_refused(tiny: Path) -> None:
+def test_read_header_refuses_truncated_tensor_data(tiny: Path) -> None:
     tiny.write_bytes(tiny_model()[:-1])
     refused(tiny, "truncated")
 
 
 def with_tokens(tokens: list[str], *, model: str = "gpt2") -> bytes:
-    """The tiny model with a vocabulary."""
+    """Return the tiny model with a vocabulary."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value.encode())) + value.encode()
@@ -147,8 +147,8 @@ def with_tokens(tokens: list[str], *, model: str = "gpt2") -> bytes:
 @pytest.mark.parametrize(
     ("place", "token", "fine"), [(9, "w3", False), (9, "", True), (0, "[EMPTY_9]", True), (0, "[EMPTY_8]", False)]
 )
-def test_a_token_listed_twice_is_refused(tiny: Path, place: int, token: str, fine: bool) -> None:
-    """Empty ones get names of their own in the engine, [EMPTY_ and their id]: what is already called so is a twin."""
+def test_read_header_refuses_a_token_listed_twice(tiny: Path, place: int, token: str, fine: bool) -> None:
+    """The engine names empty tokens [EMPTY_ and their id], so that a token of that name is a duplicate."""
     tokens = [f"w{index}" for index in range(ROWS)]
     tokens[place], tokens[8] = token, ""
     tiny.write_bytes(with_tokens(tokens))
@@ -160,15 +160,15 @@ def test_a_token_listed_twice_is_refused(tiny: Path, place: int, token: str, fin
     assert read_header(tiny).rows == ROWS, "a vocabulary that the engine does not load"
 
 
-def test_the_architecture_is_the_manifests(gguf_opener: GgufOpener) -> None:
+def test_open_requires_the_manifests_architecture(gguf_opener: GgufOpener) -> None:
     entry = gguf_opener.entry(ToyShape())
     path = gguf_opener.root(ToyShape()) / entry.gguf
     header = read_header(path)
     for fine in ("qwen2", "Qwen2ForCausalLM", "NewForCausalLM"):
         check_header(header, replace(entry, architecture=fine), path=path)
-    for foreign in ("llama", "LlamaForCausalLM"):
-        with pytest.raises(ManifestError, match=f"has the architecture 'qwen2', the manifest says {foreign}"):
-            check_header(header, replace(entry, architecture=foreign), path=path)
+    for other in ("llama", "LlamaForCausalLM"):
+        with pytest.raises(ManifestError, match=f"has the architecture 'qwen2', the manifest says {other}"):
+            check_header(header, replace(entry, architecture=other), path=path)
 
 
 # -- adapter files ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def one(tensor: WrittenTensor) -> Tensors:
 ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], type[EdgeDecodeError], str]] = {
     "a model": (pair, {"general.type": "model"}, InputError, "general.type is 'model'"),
     "a type that is not text": (pair, {"general.type": 1}, InputError, "is not a LoRA adapter"),
-    "no LoRA": (pair, {"adapter.type": "control"}, InputError, "adapter.type is 'control'"),
+    "not a LoRA": (pair, {"adapter.type": "control"}, InputError, "adapter.type is 'control'"),
     "another architecture": (pair, {"general.architecture": "qwen2"}, InputError, "the model base is 'llama'"),
     "an architecture that is not text": (pair, {"general.architecture": 3}, InputError, "the model base is 'llama'"),
     "no alpha": (pair, {"adapter.lora.alpha": None}, ManifestError, "adapter.lora.alpha"),
@@ -202,7 +202,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], typ
     "an alpha that is not a number": (pair, {"adapter.lora.alpha": float("nan")}, ManifestError, "adapter.lora.alpha"),
     "no tensors": (dict, {}, ManifestError, "holds no tensors"),
     "half a pair": (lambda: one(floats(f"{QUERY}.lora_a", HIDDEN, 4)), {}, ManifestError, "one half"),
-    "a product the base has not": (lambda: pair("blk.1.attn_q.weight"), {}, InputError, "another base"),
+    "a product missing in the base": (lambda: pair("blk.1.attn_q.weight"), {}, InputError, "another base"),
     "a vector": (lambda: pair("output_norm.weight"), {}, InputError, "another base"),
     "other inputs": (lambda: pair(inputs=HIDDEN + 1), {}, InputError, "another base"),
     "other outputs": (lambda: pair(outputs=HIDDEN + 1), {}, InputError, "another base"),
@@ -218,7 +218,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], typ
         ManifestError,
         "does not multiply",
     ),
-    "a norm, passed over in silence": (
+    "a norm, which the engine ignores": (
         lambda: pair() | one(floats("blk.0.attn_norm.weight", HIDDEN)),
         {},
         CapabilityError,
@@ -232,7 +232,7 @@ def checked(path: Path, header: Header) -> AdapterFile:
 
 
 @pytest.mark.parametrize("case", ADAPTERS)
-def test_adapter_files_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path, case: str) -> None:
+def test_adapter_file_that_does_not_fit_is_refused(tiny: Path, tmp_path: Path, case: str) -> None:
     make, changes, error, words = ADAPTERS[case]
     header = read_header(tiny)
     fields = {name: value for name, value in {**LORA, **changes}.items() if value is not None}
@@ -243,7 +243,7 @@ def test_adapter_files_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path, c
     assert "\n" not in str(caught.value)
 
 
-def test_an_embeddings_adapter_is_refused_where_it_is_the_output_too(tiny: Path, tmp_path: Path) -> None:
+def test_adapter_of_a_tied_embedding_is_refused(tiny: Path, tmp_path: Path) -> None:
     name = "token_embd.weight"
     tensors = one(floats(f"{name}.lora_a", 4, ROWS)) | one(floats(f"{name}.lora_b", 4, HIDDEN))
     path = written(tmp_path / "adapter.gguf", fields=LORA, tensors=tensors)
@@ -254,14 +254,14 @@ def test_an_embeddings_adapter_is_refused_where_it_is_the_output_too(tiny: Path,
         checked(path, replace(header, tensors=tied))
 
 
-def test_a_matrix_of_one_column_may_be_listed_as_a_vector(tiny: Path, tmp_path: Path) -> None:
+def test_adapter_matrix_of_one_column_may_be_a_vector(tiny: Path, tmp_path: Path) -> None:
     tensors = one(floats(f"{QUERY}.lora_a", HIDDEN)) | one(floats(f"{QUERY}.lora_b", 1, HIDDEN))
     path = written(tmp_path / "adapter.gguf", fields=LORA, tensors=tensors)
     assert checked(path, read_header(tiny)).ranks == {QUERY: 1}
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_damaged_adapter_files(tiny: Path, tmp_path: Path, damage: str) -> None:
+def test_adapter_file_that_is_damaged_is_refused(tiny: Path, tmp_path: Path, damage: str) -> None:
     path = written(tmp_path / "adapter.gguf", fields=LORA, tensors=pair())
     content = path.read_bytes()
     if damage == "missing":
@@ -272,8 +272,8 @@ def test_damaged_adapter_files(tiny: Path, tmp_path: Path, damage: str) -> None:
         checked(path, read_header(tiny))
 
 
-def test_an_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_path: Path) -> None:
-    """Its delta is the model's whose weight is changed by it: alpha over rank, times the scale it is added with."""
+def test_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+    """The result equals a model whose weights hold the delta: times alpha over rank, times the scale."""
     budget = Budget()
     model: object = gguf_opener(architecture="llama", budget=budget)
     entry = gguf_opener.entry(ToyShape(), "llama")
@@ -306,7 +306,7 @@ def test_an_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_
     wanted_model.close()
 
 
-def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+def test_adapter_pass_memory_is_leased(gguf_opener: GgufOpener, tmp_path: Path) -> None:
     from edgedecode.errors import BudgetExceeded
     from edgedecode.runtimes.llama.llama_model import LlamaModel
 
@@ -324,7 +324,7 @@ def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener,
     budget.limit = None
     model.forward([1, 2], state, adapter=use)
     reported = model._weights.engine.log.sizes()
-    assert set(reported) == {"compute"}, "the graph was reserved anew"
+    assert set(reported) == {"compute"}, "the graph was reserved again"
     assert state.nbytes >= plain - 40_000
     model.forward([3], state, adapter=use)
     model.remove_adapter("d1")
@@ -335,7 +335,7 @@ def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener,
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
-def test_scales_that_are_no_numbers_are_refused(gguf_opener: GgufOpener, tmp_path: Path, scale: float) -> None:
+def test_adapter_scales_that_are_not_finite_are_refused(gguf_opener: GgufOpener, tmp_path: Path, scale: float) -> None:
     from edgedecode.runtimes.llama.llama_model import LlamaModel
 
     model = gguf_opener(architecture="llama")
@@ -357,7 +357,7 @@ def test_scales_that_are_no_numbers_are_refused(gguf_opener: GgufOpener, tmp_pat
 # -- temporary files -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     with scratch_file("probe.gguf") as fresh:
         old = fresh.with_name("edgedecode-old-probe.gguf")

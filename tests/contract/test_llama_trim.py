@@ -1,4 +1,4 @@
-"""The trimmed draft on llama.cpp: the full draft's logits at the kept rows, read from any id, and what is refused."""
+"""The trimmed draft on llama.cpp: the full draft's logits at the kept rows after any id, and refusals."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
 
 ROWS = 128
 KEPT = np.array([0, 1, 2, 5, *range(40, 77), 99, 110, 126], np.int64)
-"""Forty-four: a number that the engine's kernels for several rows at once do not like."""
+"""44 ids: a number that does not suit the engine's kernels for several rows at once."""
 TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, ROWS, 200)]
 MAP, FILE = "trim.ids", "trim.gguf"
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "phi3", "smollm3"]
 
 
 def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: bool = True) -> ModelEntry:
-    """Trim an entry's GGUF file next to it; without `file` the entry names the map alone."""
+    """Trim an entry's GGUF file next to it; without `file` the entry names only the map."""
     write_token_ids(root / MAP, ids)
     if file:
         trim_gguf(root / entry.gguf, root / FILE, TrimmedVocabulary(ids, entry.rows))
@@ -61,7 +61,7 @@ def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: b
 
 @dataclass(frozen=True)
 class Toys:
-    """The whole draft and the trimmed one, both open."""
+    """The full draft and the trimmed one, both open."""
 
     whole: Any
     trimmed: Any
@@ -101,7 +101,7 @@ def entry(gguf_opener: GgufOpener, pack: Path) -> ModelEntry:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own for made files; the engine was tried long ago."""
+    """Return a separate cache for built files, in which the engine has been probed."""
     monkeypatch.setattr(
         "edgedecode.runtimes.llama.files.cached_gguf.cache_folder", lambda name: folder_of(tmp_path / "cache")
     )
@@ -114,20 +114,20 @@ def folder_of(path: Path) -> Path:
 
 
 def close(found: FloatArray, wanted: FloatArray) -> None:
-    """Kernels take another number of rows otherwise: rounding only."""
+    """Assert equality up to rounding: kernels for another number of rows differ."""
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
-# -- the same numbers ----------------------------------------------------------------------------------------------
+# -- equal logits --------------------------------------------------------------------------------------------------
 
 
-def test_chains_say_what_the_whole_draft_says(pair: Toys) -> None:
-    """Read from every id, also those that it cannot say."""
+def test_trim_on_chains_equals_the_full_draft(pair: Toys) -> None:
+    """After every id, including those that it cannot generate."""
     assert set(TOKENS) - set(KEPT.tolist())
     close(logits_of(pair.trimmed, TOKENS), logits_of(pair.whole, TOKENS)[:, KEPT])
 
 
-def test_pieces_and_single_rows(pair: Toys) -> None:
+def test_trim_in_pieces_and_single_rows(pair: Toys) -> None:
     found = []
     for model in (pair.trimmed, pair.whole):
         state, pieces = model.new_state(64), []
@@ -140,7 +140,7 @@ def test_pieces_and_single_rows(pair: Toys) -> None:
     close(found[0], found[1][:, KEPT])
 
 
-def test_trees(pair: Toys) -> None:
+def test_trim_on_trees(pair: Toys) -> None:
     parents = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
     found = []
     for model in (pair.trimmed, pair.whole):
@@ -153,7 +153,7 @@ def test_trees(pair: Toys) -> None:
     close(found[0], found[1][:, KEPT])
 
 
-def test_the_card(pair: Toys) -> None:
+def test_trim_card(pair: Toys) -> None:
     card = pair.trimmed.card
     assert (card.rows, card.vocabulary_size) == (len(KEPT), ROWS)
     np.testing.assert_array_equal(card.token_ids, KEPT)
@@ -162,7 +162,7 @@ def test_the_card(pair: Toys) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["float16", "int8"])
-def test_other_types_of_keys_and_values(gguf_opener: GgufOpener, tmp_path: Path, kv_type: str) -> None:
+def test_trim_with_other_kv_types(gguf_opener: GgufOpener, tmp_path: Path, kv_type: str) -> None:
     made = toys(gguf_opener, tmp_path, architecture="llama", head_size=32)
     found = []
     for needs in (("trim",), ()):
@@ -174,7 +174,7 @@ def test_other_types_of_keys_and_values(gguf_opener: GgufOpener, tmp_path: Path,
     made.trimmed.close()
 
 
-def test_adapters_change_both_alike(pair: Toys) -> None:
+def test_trim_with_adapters_equals_the_full_draft(pair: Toys) -> None:
     rng = np.random.default_rng(2)
     down, up = (rng.standard_normal(size).astype(np.float32) / 8 for size in ((4, 64), (64, 4)))
     use, found = AdapterUse("one", "1" * 64), []
@@ -187,7 +187,7 @@ def test_adapters_change_both_alike(pair: Toys) -> None:
 
 
 @pytest.mark.parametrize("bad", [[-1], [3, ROWS], [10**6]], ids=str)
-def test_ids_outside_the_whole_vocabulary(pack: Path, entry: ModelEntry, bad: list[int]) -> None:
+def test_trim_refuses_ids_outside_the_full_vocabulary(pack: Path, entry: ModelEntry, bad: list[int]) -> None:
     model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
     state = settled(model, TOKENS[:5], capacity=20)
     with pytest.raises(InputError, match="out of range: 0 to 127"):
@@ -198,8 +198,8 @@ def test_ids_outside_the_whole_vocabulary(pack: Path, entry: ModelEntry, bad: li
 
 
 @pytest.mark.parametrize("kind", [*DECODERS, F32])
-def test_rows_of_every_type_are_what_gguf_says(kind: int, tmp_path: Path) -> None:
-    """Random blocks: their scales may be anything, so that some values are infinite or none; those are left out."""
+def test_table_rows_of_every_type_equal_the_gguf_package(kind: int, tmp_path: Path) -> None:
+    """Random blocks: their scales may be any bits, so that some values are infinite or NaN; those are left out."""
     import gguf
 
     block, nbytes = BLOCKS[kind]
@@ -249,16 +249,16 @@ def stock(path: Path, ids: list[int], out: Path) -> tuple[dict[str, Any], FloatA
 
 
 @pytest.mark.parametrize(("make", "architecture"), [(byte_level, "qwen2"), (byte_fallback, "gemma2")])
-def test_stock_llama_cpp_takes_it_as_a_model_of_its_own(
+def test_trim_file_opens_in_stock_llama_cpp_as_a_model(
     make: Callable[[], Any], architecture: str, tmp_path: Path
 ) -> None:
-    """With its tokens, fed with ids of them, it computes what it computes of the whole file."""
+    """With ids of the trimmed vocabulary it computes the same as on the full file."""
     from tests.contract.toy_gguf import write_toy_gguf
 
     inner = make()
     size = inner.get_vocab_size()
     entry = write_toy_gguf(tmp_path, ToyShape(rows=size), architecture=architecture, tokenizer=inner)
-    least = 258 if make is byte_fallback else 0  # the engine dies at texts without its byte tokens
+    least = 258 if make is byte_fallback else 0  # without its byte tokens the engine crashes on texts
     kept = np.unique([*range(least), *range(0, size, 3), size - 1])
     trim_gguf(tmp_path / entry.gguf, tmp_path / FILE, TrimmedVocabulary(kept, size))
     rows = [3, 1, 20, 7, 11, len(kept) - 1, 5]
@@ -276,7 +276,7 @@ def test_stock_llama_cpp_takes_it_as_a_model_of_its_own(
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def test_leases(pack: Path, entry: ModelEntry) -> None:
+def test_trim_leases(pack: Path, entry: ModelEntry) -> None:
     budget, plain = Budget(), Budget()
     model: Any = open_gguf(entry, pack, budget=budget, needs=("trim",))
     assert not [lease for lease in budget.leases if lease.name.startswith(("kv:", "work:"))], (
@@ -294,7 +294,7 @@ def test_leases(pack: Path, entry: ModelEntry) -> None:
     assert [lease.name for lease in budget.leases] == ["llama.cpp code"]
 
 
-def test_a_budget_that_it_does_not_fit(pack: Path, entry: ModelEntry) -> None:
+def test_trim_that_does_not_fit_the_budget_is_refused(pack: Path, entry: ModelEntry) -> None:
     roomy = Budget()
     model = open_gguf(entry, pack, budget=roomy, needs=("trim",))
     used = roomy.used_nbytes
@@ -306,10 +306,10 @@ def test_a_budget_that_it_does_not_fit(pack: Path, entry: ModelEntry) -> None:
         assert budget.leases == ()
 
 
-def test_nothing_of_the_table_is_mapped(pack: Path, entry: ModelEntry) -> None:
+def test_trim_maps_nothing_of_the_table(pack: Path, entry: ModelEntry) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
-        pytest.skip("looks at /proc/self/maps")
+        pytest.skip("reads /proc/self/maps")
     model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
     logits_of(model, TOKENS)
     mapped = maps.read_text()
@@ -365,13 +365,13 @@ REFUSED: dict[str, tuple[Callable[[ModelEntry, Path], ModelEntry], type[EdgeDeco
         "no trimmed vocabulary.*`edgedecode trim`",
     ),
     "a map of another length": (sized(43), ManifestError, "maps 44 rows, the trimmed draft has 43"),
-    "a map that is gone": (gone(MAP), ManifestError, "map of the trimmed draft .* cannot be read"),
-    "a file that is gone": (gone(FILE), ManifestError, "trim.gguf cannot be read"),
+    "a missing map": (gone(MAP), ManifestError, "map of the trimmed draft .* cannot be read"),
+    "a missing file": (gone(FILE), ManifestError, "trim.gguf cannot be read"),
     "a truncated file": (truncated, ManifestError, "trim.gguf is truncated"),
     "another map's file": (another_map, ManifestError, "not trimmed with the pack's map"),
     "another draft's file": (another_draft, ManifestError, "made from another draft"),
-    "a whole draft that is trimmed": (another_type, ManifestError, "does not fit the draft|another shape"),
-    "an architecture that is not fed": (
+    "a full draft that is trimmed": (another_type, ManifestError, "does not fit the draft|another shape"),
+    "an architecture without embedding input": (
         lambda entry, root: replace(entry, architecture="gemma3n"),
         CapabilityError,
         "cannot take embeddings as input .*gemma3n.*--runtime onnx",
@@ -380,7 +380,7 @@ REFUSED: dict[str, tuple[Callable[[ModelEntry, Path], ModelEntry], type[EdgeDeco
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_one_line(case: str, pack: Path, entry: ModelEntry) -> None:
+def test_trim_that_does_not_fit_is_a_one_line_error(case: str, pack: Path, entry: ModelEntry) -> None:
     change, error, words = REFUSED[case]
     changed = change(entry, pack)
     budget = Budget()
@@ -390,8 +390,8 @@ def test_what_does_not_fit_is_one_line(case: str, pack: Path, entry: ModelEntry)
     assert budget.leases == ()
 
 
-def test_the_file_says_what_it_is(gguf_opener: GgufOpener, tmp_path: Path) -> None:
-    """The manifest may name a class that nobody knows."""
+def test_trim_takes_the_architecture_from_the_file(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+    """The manifest may name an unknown class."""
     shape = ToyShape()
     entry = replace(gguf_opener.entry(shape, "mamba"), architecture="UnheardOfForCausalLM")
     root = Path(shutil.copytree(gguf_opener.root(shape, "mamba"), tmp_path / "mamba"))
@@ -401,16 +401,16 @@ def test_the_file_says_what_it_is(gguf_opener: GgufOpener, tmp_path: Path) -> No
     assert budget.leases == ()
 
 
-def test_an_engine_that_takes_rows_otherwise_is_refused(
+def test_trim_refuses_an_engine_that_treats_embedding_rows_differently(
     gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but worse drafts would tell."""
+    """Otherwise only worse drafts would show it."""
     monkeypatch.setattr("edgedecode.runtimes.llama.feeding.sqrt", lambda width: 3.0)
     with pytest.raises(CapabilityError, match="different logits from an embedding row of the model target"):
         toys(gguf_opener, tmp_path, architecture="gemma3")
 
 
-def test_a_table_of_a_type_that_is_not_decoded(
+def test_table_of_a_type_that_cannot_be_decoded_is_refused(
     pack: Path, entry: ModelEntry, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgedecode.runtimes.llama.embeddings.F32", -1)
@@ -420,7 +420,7 @@ def test_a_table_of_a_type_that_is_not_decoded(
     assert budget.leases == ()
 
 
-def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelEntry) -> None:
+def test_table_that_shrinks_is_an_error_and_not_a_crash(pack: Path, entry: ModelEntry) -> None:
     model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
     state = settled(model, TOKENS[:5], capacity=20)
     whole = (pack / entry.gguf).read_bytes()
@@ -433,13 +433,13 @@ def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelE
     model.close()
 
 
-def test_a_table_that_cannot_be_read_any_more(tmp_path: Path) -> None:
+def test_table_that_becomes_unreadable_is_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(bytes(64))
     contents = Contents({}, {}, {}, {EMBEDDING: Tensor(EMBEDDING, (4, 4), F32, 0)}, None, end=0)
     table = EmbeddingTable(path, contents, library=Engine().block_library())
     read, write = os.pipe()
-    os.dup2(read, table.file.fileno())  # what refuses to seek
+    os.dup2(read, table.file.fileno())  # a pipe refuses to seek
     with pytest.raises(RuntimeUnavailable, match=r"table cannot be read any more \(Illegal seek\): start again"):
         RowReader(table, np.empty((2, 4), np.float32)).read([1])
     table.close()
@@ -447,7 +447,7 @@ def test_a_table_that_cannot_be_read_any_more(tmp_path: Path) -> None:
     os.close(write)
 
 
-def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) -> None:
+def test_trim_refusals_before_opening(pack: Path, entry: ModelEntry) -> None:
     from edgedecode.runtimes.llama import LlamaRuntime
 
     def refusal(entry: ModelEntry, *needs: str) -> str:

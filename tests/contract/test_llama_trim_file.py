@@ -1,4 +1,4 @@
-"""The trimmed draft on llama.cpp where the pack has the map alone: its file is made at first use, and kept."""
+"""The trimmed draft on llama.cpp where the pack has only the map: its file is built at first use and cached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAP = "trim.ids"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own for made files; the engine was tried long ago."""
+    """Return a separate cache for built files, in which the engine has been probed."""
     folder = tmp_path / "cache"
     folder.mkdir()
     monkeypatch.setattr("edgedecode.runtimes.llama.files.cached_gguf.cache_folder", lambda name: folder)
@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def mapped_pack(gguf_opener: GgufOpener, tmp_path: Path) -> Path:
-    """A pack with the draft's map and no trimmed file."""
+    """Return a pack with the draft's map and no trimmed file."""
     root = write_pack(tmp_path / "mapped", gguf_opener)
     write_map(root, KEPT)
     return root
@@ -74,7 +74,7 @@ def open_draft(root: Path, *, needs: tuple[str, ...] = ("trim",), budget: Budget
     )
 
 
-def test_it_is_made_once(mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim_file_is_built_once(mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget(10**9)
     model, whole = open_draft(mapped_pack, budget=budget), open_draft(mapped_pack, needs=())
     assert model.card.vocabulary_size == Manifest.load(mapped_pack).vocabulary_size
@@ -87,7 +87,7 @@ def test_it_is_made_once(mapped_pack: Path, cache: Path, monkeypatch: pytest.Mon
     open_draft(mapped_pack).close()
 
 
-def test_another_map_replaces_it(mapped_pack: Path, cache: Path) -> None:
+def test_trim_file_is_replaced_for_another_map(mapped_pack: Path, cache: Path) -> None:
     open_draft(mapped_pack).close()
     (old,) = cache.glob("*.gguf")
     write_map(mapped_pack, KEPT[:20])
@@ -98,7 +98,7 @@ def test_another_map_replaces_it(mapped_pack: Path, cache: Path) -> None:
     assert new != old
 
 
-def test_a_damaged_one_is_made_again(mapped_pack: Path, cache: Path) -> None:
+def test_trim_file_that_is_damaged_is_rebuilt(mapped_pack: Path, cache: Path) -> None:
     open_draft(mapped_pack).close()
     (path,) = cache.glob("*.gguf")
     whole = path.read_bytes()
@@ -107,7 +107,9 @@ def test_a_damaged_one_is_made_again(mapped_pack: Path, cache: Path) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_full_disk_leaves_nothing(mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim_file_on_a_full_disk_leaves_nothing(
+    mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(file: Any, source: Path, vocabulary: TrimmedVocabulary) -> None:
         file.write(b"GGUF")
         raise OSError(28, "No space left on device")
@@ -120,14 +122,14 @@ def test_a_full_disk_leaves_nothing(mapped_pack: Path, cache: Path, monkeypatch:
     assert list(cache.iterdir()) == []
 
 
-def test_making_it_is_charged(mapped_pack: Path, cache: Path) -> None:
+def test_trim_file_build_needs_memory_in_the_budget(mapped_pack: Path, cache: Path) -> None:
     with pytest.raises(BudgetExceeded, match=r"building trimmed draft\.gguf"):
         open_draft(mapped_pack, budget=Budget(10**6))
     assert list(cache.iterdir()) == []
 
 
-def test_a_pack_with_a_plan_alone(tmp_path: Path, cache: Path) -> None:
-    """The bundled pack: its whole file is made first, and the trimmed one of that."""
+def test_trim_file_of_a_pack_with_only_a_plan(tmp_path: Path, cache: Path) -> None:
+    """The bundled pack: its full file is built first, and the trimmed one from it."""
     if not (BUNDLED_PACK / MANIFEST_NAME).is_file() or not Manifest.load(BUNDLED_PACK).models["draft"].gguf_plan:
         pytest.skip("the bundled pack has no GGUF plan: run `make pack`")
     root = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "bundled"))

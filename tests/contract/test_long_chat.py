@@ -1,4 +1,4 @@
-"""A long chat with the bundled pack on each engine: turns are dropped, and the text is a new session's."""
+"""A long chat with the bundled pack on each engine: turns are dropped, and the text equals a new session's."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def options(**named: object) -> SessionOptions:
 
 
 @pytest.mark.parametrize("drafter", ["none", None], ids=["plain", "scheduled"])
-def test_a_chat_of_32_turns_says_what_new_sessions_with_the_kept_turns_say(pair: Pair, drafter: str | None) -> None:
-    """Bit for bit where rows do not depend on a pass's width; elsewhere a near tie may turn, and counts alone hold."""
+def test_chat_of_32_turns_equals_new_sessions_with_the_kept_turns(pair: Pair, drafter: str | None) -> None:
+    """Text is equal where rows do not depend on a pass's width; elsewhere a near tie may flip and only counts agree."""
     dropped = 0
     with pair.session(options(drafter=drafter), messages=[SYSTEM]) as session:
         for turn in range(32):
@@ -47,7 +47,7 @@ def test_a_chat_of_32_turns_says_what_new_sessions_with_the_kept_turns_say(pair:
     assert (len(session.messages) - 1) // 2 == 32 - dropped
 
 
-def test_an_answer_that_outgrows_its_context_goes_on(pair: Pair) -> None:
+def test_chat_answer_that_outgrows_its_context_continues(pair: Pair) -> None:
     with pair.session(options(), messages=[SYSTEM]) as session:
         for turn in range(4):
             session.generate(f"Tell me about boat number {turn}.", max_tokens=24)

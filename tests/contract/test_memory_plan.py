@@ -1,4 +1,4 @@
-"""Plans against what is leased in fact: both engines, the bundled pack, with what a process holds left out."""
+"""Memory plans against actual leases: both engines, the bundled pack, without the process's own memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTIONS = [
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An engine's name; the process itself counts as nothing, so that limits mean the same in any process."""
+    """Return an engine's name, with the process itself counted as zero so that limits mean the same in any process."""
     name: str = request.param
     pytest.importorskip(ENGINES[name])
     monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
@@ -71,7 +71,7 @@ def planned(options: SessionOptions, *, engine: str, memory: int | None = None) 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_plan_is_what_a_session_leases(engine: str, options: SessionOptions) -> None:
-    """Lease by lease; what llama.cpp reports after loading, to which its leases shrink, is no more than was planned."""
+    """Lease by lease; llama.cpp's leases shrink to what it reports after loading, which is never above the plan."""
     plan = Counter(dict(planned(options, engine=engine).holders))
     with edgedecode.load(runtime=engine) as pair, pair.session(options):
         held = leased(pair)
@@ -82,7 +82,7 @@ def test_plan_is_what_a_session_leases(engine: str, options: SessionOptions) -> 
 
 
 def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
-    """From below the smallest budget to all of it: a session opens where a plan fits, and is the planned one."""
+    """From below the smallest budget to the full need: a session opens where a plan fits, with the planned options."""
     whole = planned(SessionOptions(), engine=engine)
     least = whole.least_running
     limits = [least - 1_000_000, least - 1, least, whole.least_speculating or least]
@@ -110,7 +110,7 @@ def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
 @pytest.mark.parametrize(
     "options", [SessionOptions(tree=True), SessionOptions(drafter="model", draft_max=4)], ids=["trees", "a drafter"]
 )
-def test_session_opens_wherever_its_plan_fits_and_says_the_same_text(engine: str, options: SessionOptions) -> None:
+def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, options: SessionOptions) -> None:
     whole = planned(options, engine=engine)
     with edgedecode.load(runtime=engine) as pair, pair.session(SessionOptions(drafter="none")) as session:
         text = session.generate("Write a story with a frog.", max_tokens=24).text
@@ -127,7 +127,7 @@ def test_session_opens_wherever_its_plan_fits_and_says_the_same_text(engine: str
 def test_session_that_does_not_fit_has_a_shorter_context(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As long as the budget allows, with a notice; one that was asked for is refused instead."""
+    """The context is as long as the budget allows, with a notice; a requested context is refused instead."""
     least = planned(SessionOptions(), engine=engine).least_speculating
     assert least is not None
     limit = least + 3_000_000
@@ -145,7 +145,7 @@ def test_session_that_does_not_fit_has_a_shorter_context(
     assert f"the context is {session.context} tokens to fit the memory budget of " in caplog.text
 
 
-def test_refused_session_is_told_the_smallest_budgets_and_opens_in_them(engine: str) -> None:
+def test_refused_session_names_the_smallest_budgets_and_opens_in_them(engine: str) -> None:
     limit = planned(SessionOptions(), engine=engine).least_running
     while True:  # llama.cpp's plan is an upper bound
         limit -= 200_000
@@ -167,12 +167,12 @@ def test_refused_session_is_told_the_smallest_budgets_and_opens_in_them(engine: 
         pair.session(SessionOptions(context=1000))
 
 
-def test_refused_pack_is_told_what_lists_its_needs(engine: str) -> None:
+def test_refused_pack_names_the_plan_command(engine: str) -> None:
     with pytest.raises(BudgetExceeded, match=r"raise --memory to .* or more; `edgedecode plan` lists what"):
         edgedecode.load(runtime=engine, memory=1_000_000)
 
 
-def test_refused_weights_are_told_the_smallest_budgets_of_a_session(engine: str) -> None:
+def test_refused_weights_name_the_smallest_budgets_of_a_session(engine: str) -> None:
     plan = planned(SessionOptions(), engine=engine)
     with pytest.raises(BudgetExceeded, match=r"to run, [\d.]+MB to draft; `edgedecode plan` lists") as refusal:
         edgedecode.load(runtime=engine, memory=14_000_000)
@@ -182,11 +182,11 @@ def test_refused_weights_are_told_the_smallest_budgets_of_a_session(engine: str)
 
 
 def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
-    """The text is the same, and drafts are accepted beyond the window too."""
+    """The text is the same, and drafts are accepted beyond the draft's context too."""
     options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
     whole = planned(options, engine=engine)
     limit = whole.nbytes - 1_000_000
-    if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # goes first
+    if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # this is given up first
         limit = plan.nbytes - 1_000_000
     assert planned(options, engine=engine, memory=limit).choice.draft_context == 1024
     said: list[str] = []
@@ -205,7 +205,7 @@ def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -
 def test_further_session_takes_the_room_of_the_draft_model(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where it fits no other way; texts stay the same, and the first drafts again when the second is closed."""
+    """Only where it fits in no other way; texts stay the same, and the first drafts again once the second is closed."""
     limit = planned(SessionOptions(), engine=engine).nbytes
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
     with (
@@ -235,7 +235,7 @@ def test_further_session_takes_the_room_of_the_draft_model(
 
 
 def test_further_session_takes_the_room_of_the_draft_model_only_where_it_fits_then(engine: str) -> None:
-    """Also one that asks for drafts without that model."""
+    """Including a session that requests drafts without that model."""
     limit = planned(SessionOptions(), engine=engine).nbytes + 500_000
     with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session() as first:
         drafters = first.drafter_name
@@ -250,7 +250,7 @@ def test_further_session_takes_the_room_of_the_draft_model_only_where_it_fits_th
                 assert pair.budget.used_nbytes <= limit
 
 
-def test_the_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engine: str) -> None:
+def test_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engine: str) -> None:
     options = SessionOptions(rule=Rule.RATIO, seed=1)
     limit = planned(options, engine=engine).least_running + 300_000
     with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
@@ -258,19 +258,19 @@ def test_the_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engin
         assert session.generate("Hello", max_tokens=8).tokens
 
 
-def test_loading_beside_other_programs_that_leave_little_memory_is_told(
+def test_load_gives_a_notice_when_other_programs_leave_little_memory(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
-    for free, told in ((1_000_000, True), (8_000_000_000, False)):
+    for free, noticed in ((1_000_000, True), (8_000_000_000, False)):
         monkeypatch.setattr(open_pack, "free_memory", lambda free=free: FreeMemory(free, 8_000_000_000))
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine):
-            assert any("only 1.0 MB of memory is free" in line for line in caplog.messages) is told
+            assert any("only 1.0 MB of memory is free" in line for line in caplog.messages) is noticed
 
 
 def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:
-    """Else an engine would seem to fit where its sessions are shortened, and be taken before one that has room."""
+    """Otherwise an engine would seem to fit where its sessions are shortened, and be preferred to one with room."""
     least = planned(SessionOptions(), engine=engine).least_speculating
     assert least is not None
     with edgedecode.load(runtime=engine, memory=least + 3_000_000) as pair, pytest.raises(BudgetExceeded):
@@ -278,7 +278,7 @@ def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) ->
 
 
 def test_plan_of_another_kv_type(engine: str) -> None:
-    """It takes less where the pack has such a graph or the engine makes one, and is refused where not."""
+    """It takes less where the pack has a graph of that type or the engine builds one, and is refused elsewhere."""
     full = planned(SessionOptions(), engine=engine)
     try:
         small = edgedecode.plan(runtime=engine, kv_type="int8").memory
@@ -314,13 +314,13 @@ def test_plan_refuses_the_options_that_a_session_refuses(options: SessionOptions
 
 
 @pytest.mark.parametrize("context", [1, 1_000_000])
-def test_plan_of_a_context_that_the_model_has_not_is_refused(context: int) -> None:
+def test_plan_of_a_context_beyond_the_models_is_refused(context: int) -> None:
     pytest.importorskip("onnxruntime")
     with pytest.raises(InputError, match="out of range"):
         edgedecode.plan(None, SessionOptions(context=context), runtime="onnx")
 
 
-def test_plan_of_a_drafter_that_is_not_there_is_refused() -> None:
+def test_plan_of_an_unavailable_drafter_is_refused() -> None:
     pytest.importorskip("onnxruntime")
     with pytest.raises(InputError, match="nobody"):
         edgedecode.plan(None, SessionOptions(drafter="nobody"), runtime="onnx")
@@ -345,7 +345,7 @@ def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path
 def test_adapter_fits_what_is_planned_for_it(
     engine: str, modules: tuple[str, ...] | None, scale: float, tmp_path: Path
 ) -> None:
-    """Also one of few parts of merged products, while it is loaded, and its copy for a scale."""
+    """Including one of few parts of merged products, during loading, and its copy for a scale."""
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16, modules=modules))
@@ -367,7 +367,7 @@ def test_adapter_fits_what_is_planned_for_it(
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, scale: float, tmp_path: Path) -> None:
-    """Of numpy's arrays, and of a few Python objects for each tensor."""
+    """Counted are numpy's arrays and a few Python objects for each tensor."""
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
@@ -396,7 +396,7 @@ def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, sca
 
 @pytest.mark.parametrize("drafter", [None, "tree"])
 def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, tmp_path: Path) -> None:
-    """Lease by lease, and as the first thing that drafts go without."""
+    """Lease by lease, and as the first thing to be given up."""
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))

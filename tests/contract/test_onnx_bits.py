@@ -1,6 +1,6 @@
-"""Quantized kernels on this processor: the widths that are measured to round alike do, and reproducible text is so.
+"""Quantized kernels on this processor: measured identical widths are bit-identical, and reproducible text holds.
 
-Which widths those are is the processor's and the engine's affair; no test here expects any of them.
+The widths depend on the processor and the engine; no test expects particular ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shape(bits: int, block: int) -> ToyShape:
 def read(
     model: LanguageModel, widths: Iterable[int], *, asked: int = 0, adapter: AdapterUse | None = None
 ) -> dict[int, FloatArray]:
-    """Read the tokens in passes of these widths, and return by position the rows asked for: all, or the last ones."""
+    """Run the tokens in passes of these widths and return the requested rows by position: all, or the last ones."""
     state, found, start = model.new_state(len(TOKENS) + 64), {}, 0
     for width in widths:
         tokens = TOKENS[start : start + width]
@@ -58,7 +58,7 @@ def read(
 
 
 def check(model: LanguageModel, widths: IdenticalWidths, *, adapter: AdapterUse | None = None) -> None:
-    """Read more text than the measuring did, padded with another token, in equal passes and in mixed ones."""
+    """Run a longer text than the measurement, padded with another token, in equal and in mixed passes."""
     expected = read(model, repeat(widths.drafts[0]), adapter=adapter)
     assert len(expected) == len(TOKENS)
     mixed = np.random.default_rng(5).choice(widths.drafts, len(TOKENS)).tolist()
@@ -111,8 +111,8 @@ def normal(*sizes: tuple[int, int]) -> list[np.ndarray]:
     return [draw.standard_normal(size, np.float32) / 16 for size in sizes]
 
 
-class HalfTrue:
-    """Opens drafters that know how the text goes on, and say something else at every fifth place."""
+class MostlyRight:
+    """Open drafters that know the continuation and are wrong at every fifth position."""
 
     name, needs_model, needs = "half true", False, ()
 
@@ -129,19 +129,19 @@ class HalfTrue:
         return drafter
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def answer(pair: Pair, sampling: SamplingOptions, **options: object) -> Session:
-    whole = SessionOptions(sampling=sampling, seed=3, ignore_eos=True, reproducible=True, **options)  # type: ignore[arg-type]
-    with pair.session(whole) as session:
+    full = SessionOptions(sampling=sampling, seed=3, ignore_eos=True, reproducible=True, **options)  # type: ignore[arg-type]
+    with pair.session(full) as session:
         session.generate("a prompt of no particular length", max_tokens=50)
     return session
 
 
 @pytest.fixture(params=["auto", "engine"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Our kernels where this installation has them, and the engine's."""
+    """Run with our kernels where this installation has them, and with the engine's."""
     monkeypatch.setenv(VARIABLE, request.param)
     return str(request.param)
 
@@ -152,7 +152,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_reproducible_text_is_the_same_with_any_draft_or_refused(
     opener: Opener, bits: int, block: int, sampling: SamplingOptions
 ) -> None:
-    source = HalfTrue()
+    source = MostlyRight()
     with toy_pair() as pair:
         pair.target.close()
         pair.shared.target = opener(shape(bits, block))
@@ -165,7 +165,7 @@ def test_reproducible_text_is_the_same_with_any_draft_or_refused(
             return
         accepted = corrected = 0
         for length in range(1, 17):
-            measured = pair.shared.identical_widths.get("")  # never where a row's bits depend on nothing else
+            measured = pair.shared.identical_widths.get("")  # never measured where a row's bits depend on the row only
             if measured is not None and length >= max(measured.drafts):
                 with pytest.raises(CapabilityError, match=r"--draft-max \d+ at most"):
                     answer(pair, sampling, drafter=source.name, draft_max=length)

@@ -1,4 +1,4 @@
-"""Opening: damaged files, foreign graphs, absent providers and engines are one clear line."""
+"""Opening ONNX packs: damaged files, unexpected graphs, missing providers and engines give a one-line error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entry(opener: Opener) -> ModelEntry:
 
 
 def refused(entry: ModelEntry, root: Path) -> str:
-    """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
+    """Open the entry, expect a ManifestError of one line, and check that no lease remains."""
     budget = Budget()
     with pytest.raises(ManifestError) as caught:
         open_entry(entry, root, budget=budget)
@@ -41,13 +41,13 @@ def refused(entry: ModelEntry, root: Path) -> str:
     return str(caught.value)
 
 
-def test_weights_may_lie_elsewhere(pack: Path, entry: ModelEntry, tmp_path: Path) -> None:
-    beside = open_entry(entry, pack, budget=Budget())
+def test_open_with_weights_in_another_folder(pack: Path, entry: ModelEntry, tmp_path: Path) -> None:
+    together = open_entry(entry, pack, budget=Budget())
     elsewhere = tmp_path / "elsewhere" / WEIGHTS
     elsewhere.parent.mkdir()
     (pack / WEIGHTS).rename(elsewhere)
     apart = open_entry(replace(entry, weights=str(elsewhere)), pack, budget=Budget())
-    found = [model.forward([1, 2, 3], model.new_state(8), rows="all").logits for model in (beside, apart)]
+    found = [model.forward([1, 2, 3], model.new_state(8), rows="all").logits for model in (together, apart)]
     assert np.array_equal(*found)
     elsewhere.unlink()
     assert str(elsewhere) in refused(replace(entry, weights=str(elsewhere)), pack)
@@ -55,23 +55,23 @@ def test_weights_may_lie_elsewhere(pack: Path, entry: ModelEntry, tmp_path: Path
 
 @pytest.mark.parametrize("name", [GRAPH, WEIGHTS])
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_damaged_files(pack: Path, entry: ModelEntry, name: str, damage: str) -> None:
+def test_open_damaged_onnx_files(pack: Path, entry: ModelEntry, name: str, damage: str) -> None:
     path = pack / name
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
     elif damage == "noise" and name == WEIGHTS:
-        pytest.skip("other weights of the same size are a digest's matter")
+        pytest.skip("other weights of the same size are detected by the digest only")
     else:
         path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * len(content)}[damage])
     assert str(path.parent) in refused(entry, pack)
 
 
 @pytest.mark.parametrize("place", ["node", "file"])
-def test_the_engine_says_nothing_itself_of_a_graph_it_cannot_open(
+def test_open_of_an_unreadable_graph_prints_nothing_from_the_engine(
     pack: Path, entry: ModelEntry, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not of names that are no text, where its Python would try once more, and no name reaches a terminal raw."""
+    """Including names that are not UTF-8, which the engine's Python would retry; no raw name reaches the terminal."""
     model = onnx.load(pack / GRAPH, load_external_data=False)
     if place == "node":
         model.graph.node[0].op_type = "Unreadable"
@@ -85,10 +85,10 @@ def test_the_engine_says_nothing_itself_of_a_graph_it_cannot_open(
     assert refused(entry, pack).isprintable()
     out, err = capfd.readouterr()
     assert not out
-    assert all(line.startswith("edgedecode: ") for line in err.splitlines())  # a notice of ours at most
+    assert all(line.startswith("edgedecode: ") for line in err.splitlines())  # at most a notice of ours
 
 
-def test_a_graph_without_the_contract_s_inputs(pack: Path, entry: ModelEntry) -> None:
+def test_open_refuses_a_graph_without_the_contracts_inputs(pack: Path, entry: ModelEntry) -> None:
     model = onnx.load(pack / GRAPH, load_external_data=False)
     model.graph.output.pop()
     model.graph.node[-1].output[0] = "scores"
@@ -97,14 +97,14 @@ def test_a_graph_without_the_contract_s_inputs(pack: Path, entry: ModelEntry) ->
     assert "is not a base graph" in refused(entry, pack)
 
 
-def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
+def test_open_refuses_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
     assert "manifest says" in refused(replace(entry, rows=130), pack)
     assert "manifest says" in refused(replace(entry, kv_heads=4), pack)
     assert "present.2.key" in refused(replace(entry, layers=3), pack)
     assert "unknown input" in refused(replace(entry, layers=1), pack)
 
 
-def test_a_pack_without_graphs(pack: Path, entry: ModelEntry) -> None:
+def test_open_refuses_a_pack_without_graphs(pack: Path, entry: ModelEntry) -> None:
     with pytest.raises(CapabilityError, match=r"no ONNX graphs .*--formats onnx,gguf.*--runtime llama"):
         open_entry(replace(entry, graphs={}), pack, budget=Budget())
 
@@ -113,7 +113,7 @@ def test_a_pack_without_graphs(pack: Path, entry: ModelEntry) -> None:
     ("provider", "threads", "error", "words"),
     [("qnn", None, CapabilityError, "it has: cpu"), ("cpu", 0, InputError, "threads")],
 )
-def test_bad_choices(
+def test_open_refuses_bad_options(
     pack: Path, entry: ModelEntry, provider: str, threads: int | None, error: type[EdgeDecodeError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -124,13 +124,13 @@ def test_bad_choices(
         )
 
 
-def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeUnavailable, match=r"pip install 'edgedecode\[onnx\]'"):
         OnnxRuntime()
 
 
-def test_devices_and_card(opener: Opener, entry: ModelEntry) -> None:
+def test_devices_and_card_of_an_onnx_model(opener: Opener, entry: ModelEntry) -> None:
     (device,) = OnnxRuntime().devices()
     assert (device.runtime, device.provider, device.available) == ("onnx", "cpu", True)
     card = (

@@ -1,4 +1,4 @@
-"""Several graphs over one weights file: which is opened, and what each computes, against numpy."""
+"""Several graphs on one weights file: the one that is opened, and the results of each against numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(model: LanguageModel) -> FloatArray:
     return model.forward(TOKENS, model.new_state(60), rows="all").logits.copy()
 
 
-@pytest.fixture(params=[SHAPE, PACKED], ids=["apart", "packed"])
+@pytest.fixture(params=[SHAPE, PACKED], ids=["separate", "packed"])
 def shape(request: pytest.FixtureRequest) -> ToyShape:
     found: ToyShape = request.param
     return found
@@ -43,7 +43,7 @@ def shape(request: pytest.FixtureRequest) -> ToyShape:
     ],
     ids=str,
 )
-def test_the_smallest_graph_that_serves_is_opened(
+def test_open_takes_the_smallest_graph_that_meets_the_needs(
     opener: Opener, needs: tuple[str, ...], hidden: int, rank: int, kv_type: str
 ) -> None:
     model = opener(SHAPE, needs=needs)
@@ -65,7 +65,7 @@ def test_the_smallest_graph_that_serves_is_opened(
     ],
     ids=str,
 )
-def test_what_no_graph_offers_is_refused(
+def test_open_refuses_needs_that_no_graph_offers(
     opener: Opener, graphs: tuple[str, ...], needs: tuple[str, ...], words: str
 ) -> None:
     entry, budget = opener.entry(SHAPE), Budget()
@@ -75,7 +75,7 @@ def test_what_no_graph_offers_is_refused(
     assert budget.leases == ()
 
 
-def test_of_equal_graphs_the_smaller_file_is_opened(opener: Opener) -> None:
+def test_open_takes_the_smaller_file_of_equal_graphs(opener: Opener) -> None:
     entry, root = opener.entry(SHAPE), opener.root(SHAPE)
     big = root / "big.onnx"
     big.write_bytes((root / "base.onnx").read_bytes() + b"\0")  # would not open
@@ -93,7 +93,7 @@ def test_of_equal_graphs_the_smaller_file_is_opened(opener: Opener) -> None:
     ],
     ids=str,
 )
-def test_a_graph_that_is_not_what_the_manifest_says(
+def test_open_refuses_a_graph_that_differs_from_the_manifest(
     opener: Opener, name: str, change: dict[str, object], words: str
 ) -> None:
     entry = opener.entry(SHAPE)
@@ -103,7 +103,7 @@ def test_a_graph_that_is_not_what_the_manifest_says(
         open_entry(replace(entry, graphs={name: graph}), opener.root(SHAPE), budget=Budget(), needs=needs)
 
 
-def test_hidden_states_are_what_the_head_reads(opener: Opener) -> None:
+def test_hidden_states_are_the_heads_input(opener: Opener) -> None:
     model = opener(SHAPE, needs=("hidden",))
     expected = ToyNumpy(SHAPE).hidden(TOKENS)
     for rows, wanted in (("last", [59]), ("all", range(60)), ("none", []), ([5], [5]), ([40, 2, 9], [40, 2, 9])):
@@ -118,7 +118,7 @@ def test_hidden_states_are_what_the_head_reads(opener: Opener) -> None:
     model.close()
 
 
-def test_hidden_states_of_a_long_pass_keep_the_order_asked_for(opener: Opener) -> None:
+def test_hidden_states_of_a_long_pass_are_in_the_requested_order(opener: Opener) -> None:
     model = opener(SHAPE, needs=("hidden",))
     tokens, rows = TOKENS * 8, [479, 3, 260]
     output = model.forward(tokens, model.new_state(480), rows=rows)
@@ -128,7 +128,7 @@ def test_hidden_states_of_a_long_pass_keep_the_order_asked_for(opener: Opener) -
     model.close()
 
 
-def test_hidden_rows_are_leased(opener: Opener) -> None:
+def test_hidden_states_are_leased(opener: Opener) -> None:
     budget = Budget()
     model = opener(SHAPE, budget=budget, needs=("hidden",))
     model.forward([1, 2, 3], model.new_state(8), rows="all")
@@ -136,19 +136,19 @@ def test_hidden_rows_are_leased(opener: Opener) -> None:
     model.close()
 
 
-def test_an_int8_cache_rounds_by_channel(opener: Opener, shape: ToyShape) -> None:
+def test_int8_cache_rounds_per_channel(opener: Opener, shape: ToyShape) -> None:
     model = opener(shape, needs=("kv:int8",))
     found = read(model)
     expected = ToyNumpy(shape, int8_cache=True).logits(TOKENS)
     exact = ToyNumpy(shape).logits(TOKENS)
     rounding = np.abs(expected - exact).mean()
     assert rounding > 1e-3
-    assert np.abs(found - expected).mean() < rounding / 20  # a value on an edge may round the other way
+    assert np.abs(found - expected).mean() < rounding / 20  # a value near a boundary may round the other way
     model.close()
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_an_int8_state_is_planned_at_its_size(opener: Opener) -> None:
+def test_int8_state_is_planned_at_its_size(opener: Opener) -> None:
     nbytes = []
     for needs in ((), ("kv:int8",)):
         model = opener(SHAPE, needs=needs)
@@ -157,7 +157,7 @@ def test_an_int8_state_is_planned_at_its_size(opener: Opener) -> None:
     assert nbytes[0] - nbytes[1] == 100 * 2 * 2 * 2 * 16 * 3
 
 
-def test_an_int8_tree_in_two_passes_equals_its_chains(opener: Opener, shape: ToyShape) -> None:
+def test_int8_tree_in_two_passes_equals_its_chains(opener: Opener, shape: ToyShape) -> None:
     model, nodes = opener(shape, needs=("kv:int8",)), TOKENS[:10]
     state = settled(model, TOKENS[20:40], capacity=60)
     first = model.forward(nodes[:4], state, parents=PARENTS[:4], rows="all").logits.copy()

@@ -1,4 +1,4 @@
-"""Opening a graph of several heads: which is opened, and what does not fit is one clear line."""
+"""Opening a graph of several heads: the one that is opened, and one-line errors for files that do not fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pack(made: tuple[Path, ModelEntry], tmp_path: Path) -> Path:
 
 
 def refused(entry: ModelEntry, root: Path) -> str:
-    """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
+    """Open the entry, expect a ManifestError of one line, and check that no lease remains."""
     budget = Budget()
     with pytest.raises(ManifestError) as caught:
         open_entry(entry, root, budget=budget, needs=("trim",))
@@ -49,7 +49,7 @@ def refused(entry: ModelEntry, root: Path) -> str:
     return str(caught.value)
 
 
-def test_the_head_is_opened_where_it_is_needed(entry: ModelEntry, pack: Path) -> None:
+def test_open_takes_the_heads_graph_where_trim_is_needed(entry: ModelEntry, pack: Path) -> None:
     graph = entry.graphs["heads"]
     assert graph.file == "heads.onnx"
     assert graph.capabilities == ("tree", "rows", "trim")
@@ -65,8 +65,8 @@ def test_the_head_is_opened_where_it_is_needed(entry: ModelEntry, pack: Path) ->
     model.close()
 
 
-def test_a_third_head_of_an_older_pack_is_not_used(entry: ModelEntry, pack: Path) -> None:
-    """It is a part of the bundled pack's graph: a product with rows that come with a pass, of which there are none."""
+def test_open_ignores_a_third_head_of_an_older_pack(entry: ModelEntry, pack: Path) -> None:
+    """The bundled pack's graph has one: a product with rows that come with a pass, here none."""
     graph = onnx.load(pack / "heads.onnx", load_external_data=False)
     (split,) = [node for node in graph.graph.node if node.op_type == "Split"]
     split.output.append("/heads/hidden.P")
@@ -110,13 +110,15 @@ def test_a_third_head_of_an_older_pack_is_not_used(entry: ModelEntry, pack: Path
     ],
     ids=str,
 )
-def test_what_no_graph_offers_is_refused(entry: ModelEntry, pack: Path, needs: tuple[str, ...], words: str) -> None:
+def test_open_refuses_needs_that_no_graph_offers(
+    entry: ModelEntry, pack: Path, needs: tuple[str, ...], words: str
+) -> None:
     graphs = {name: graph for name, graph in entry.graphs.items() if name != "heads"}
     with pytest.raises(CapabilityError, match=words):
         open_entry(replace(entry, graphs=graphs), pack, budget=Budget(), needs=needs)
 
 
-def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
+def test_open_refuses_a_token_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
     assert "without a token map" in refused(replace(entry, trim=None), pack)
     more = replace(entry, trim=TrimEntry(size=len(KEPT) + 1, token_ids=MAP))
     assert f"maps {len(KEPT)} rows" in refused(more, pack)
@@ -128,18 +130,18 @@ def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
     assert "cannot be read" in refused(entry, pack)
 
 
-def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> None:
+def test_open_refuses_a_token_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> None:
     write_token_ids(pack / MAP, KEPT[:-1])
     other = replace(entry, trim=TrimEntry(size=len(KEPT) - 1, token_ids=MAP))
     assert f"a trimmed head of {len(KEPT)} rows, its map {len(KEPT) - 1}" in refused(other, pack)
 
 
-def test_a_graph_without_what_the_manifest_says(entry: ModelEntry, pack: Path) -> None:
+def test_open_refuses_a_graph_without_the_manifests_heads(entry: ModelEntry, pack: Path) -> None:
     shutil.copyfile(pack / "base.onnx", pack / "heads.onnx")
     assert "has no heads, trim_logits" in refused(entry, pack)
 
 
-def test_weights_may_lie_elsewhere(entry: ModelEntry, pack: Path, tmp_path: Path) -> None:
+def test_open_with_weights_in_another_folder(entry: ModelEntry, pack: Path, tmp_path: Path) -> None:
     beside = open_headed(entry, pack)
     found = []
     elsewhere = tmp_path / "elsewhere" / WEIGHTS
@@ -154,7 +156,7 @@ def test_weights_may_lie_elsewhere(entry: ModelEntry, pack: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("ids", [[], [3, 2], [3, 3], [-1, 2], [5, 128]], ids=str)
-def test_ids_that_are_no_part_of_the_vocabulary(entry: ModelEntry, pack: Path, ids: list[int]) -> None:
+def test_add_heads_refuses_ids_outside_the_vocabulary(entry: ModelEntry, pack: Path, ids: list[int]) -> None:
     (pack / "heads.onnx").unlink()
     with pytest.raises(InputError, match="must ascend, from 0 to below 128"):
         add_heads(entry, pack, ids=np.array(ids, np.int64))
@@ -168,7 +170,9 @@ def test_ids_that_are_no_part_of_the_vocabulary(entry: ModelEntry, pack: Path, i
         ("MatMulNBits", "block_size", "blocks of 24 weights of 8 bits in rows of 64"),
     ],
 )
-def test_heads_of_another_form(entry: ModelEntry, pack: Path, kind: str, attribute: str, words: str) -> None:
+def test_add_heads_refuses_heads_of_another_form(
+    entry: ModelEntry, pack: Path, kind: str, attribute: str, words: str
+) -> None:
     path = pack / "base.onnx"
     graph = onnx.load(path, load_external_data=False)
     head = graph.graph.node[-1]
@@ -180,13 +184,13 @@ def test_heads_of_another_form(entry: ModelEntry, pack: Path, kind: str, attribu
         add_heads(entry, pack)
 
 
-def test_a_graph_that_joins_past_and_present_itself(tmp_path: Path) -> None:
-    foreign = write_concat(tmp_path, positions=True)
+def test_add_heads_refuses_a_graph_that_concatenates_its_kv_cache(tmp_path: Path) -> None:
+    concat = write_concat(tmp_path, positions=True)
     with pytest.raises(ExportError, match="concatenates its KV cache itself"):
-        add_heads(foreign, tmp_path)
+        add_heads(concat, tmp_path)
 
 
-def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
+def test_add_heads_refuses_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
     graph = onnx.load(pack / "base.onnx", load_external_data=False)
     graph.graph.node[-1].op_type, graph.graph.node[-1].domain = "MatMulFloat", "com.example"
     onnx.save(graph, pack / "base.onnx")
@@ -200,8 +204,8 @@ def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["head.packed", "head.scales"])
-def test_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
-    """Of the second file nothing but the offset would be known."""
+def test_add_heads_refuses_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
+    """Only the offset in the second file would be known."""
     graph = onnx.load(pack / "base.onnx", load_external_data=False)
     (tensor,) = [each for each in graph.graph.initializer if each.name == part]
     (location,) = [each for each in tensor.external_data if each.key == "location"]
@@ -212,7 +216,7 @@ def test_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
         add_heads(entry, pack)
 
 
-def test_a_head_inside_the_graph_s_file(entry: ModelEntry, pack: Path) -> None:
+def test_add_heads_refuses_a_head_inside_the_graph_file(entry: ModelEntry, pack: Path) -> None:
     graph = onnx.load(pack / "base.onnx")
     onnx.save(graph, pack / "base.onnx")
     with pytest.raises(ExportError, match="is not stored in the model's weights file"):

@@ -1,4 +1,4 @@
-"""Heads as other exporters leave them: zero points, a bias inside the product, a bias and a soft cap behind it."""
+"""Heads of other exporters: zero points, a bias inside the product, a bias and a soft cap after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[onnx.GraphProto], None]
 
 
 def changed(folder: Path, shape: ToyShape, change: Change) -> ModelEntry:
-    """Write a toy with another head: everything of some size lies in the weights file again."""
+    """Write a toy with another head, all large tensors again in the weights file."""
     entry = write_toy(folder, shape)
     model = onnx.load(folder / "base.onnx")
     change(model.graph)
@@ -82,7 +82,7 @@ def capped(graph: onnx.GraphProto) -> None:
     ],
     ids=["zeros 4", "zeros 8", "flat zeros 8", "bias 8", "bias 4", "capped 8", "capped"],
 )
-def test_what_belongs_to_the_head_belongs_to_the_trimmed_one(tmp_path: Path, bits: int, change: Change) -> None:
+def test_trimmed_head_keeps_zero_points_bias_and_soft_cap(tmp_path: Path, bits: int, change: Change) -> None:
     entry = add_heads(changed(tmp_path, ToyShape(bits=bits), change), tmp_path)
     model = open_headed(entry, tmp_path)
     trimmed, state = model.trimmed, model.new_state(60)
@@ -92,7 +92,7 @@ def test_what_belongs_to_the_head_belongs_to_the_trimmed_one(tmp_path: Path, bit
     )
     whole = model.forward(TOKENS, state, rows="all").logits.copy()
     before = plain.forward(TOKENS, plain.new_state(60), rows="all").logits
-    assert np.abs(whole - before).max() > 1, "the change is one"
+    assert np.abs(whole - before).max() > 1, "the change must have an effect"
     state.crop(0)
     found = trimmed.forward(TOKENS, state, rows="all").logits.copy()
     np.testing.assert_allclose(found, whole[:, KEPT], rtol=0, atol=1e-4)
@@ -122,7 +122,7 @@ def mixed_up(graph: onnx.GraphProto) -> None:
         (mixed_up, "combines its logits with non-constant values"),
     ],
 )
-def test_a_head_that_cannot_be_cut_is_one_line(tmp_path: Path, change: Change, words: str) -> None:
+def test_add_heads_refuses_a_head_that_cannot_be_cut_in_one_line(tmp_path: Path, change: Change, words: str) -> None:
     entry = changed(tmp_path, ToyShape(bits=8), change)
     with pytest.raises(ExportError, match=words) as caught:
         add_heads(entry, tmp_path)

@@ -1,4 +1,4 @@
-"""The plan bounds what a graph of several heads takes in a child process."""
+"""The plan bounds the memory of a graph of several heads in a child process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_plan_bounds_what_is_measured(tmp_path: Path, bits: int) -> None:
+def test_plan_bounds_the_measured_memory_of_heads(tmp_path: Path, bits: int) -> None:
     shape = ToyShape(
         hidden=512, heads=8, kv_heads=4, head_size=64, mlp=2048, rows=8192, context=2048, bits=bits, block=32
     )

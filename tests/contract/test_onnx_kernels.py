@@ -1,4 +1,4 @@
-"""Our kernels: a row's bits depend on the row and its past alone, and they are the same on every instruction set."""
+"""Our kernels: a row's bits depend only on the row and its past, and are the same on every instruction set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
 SHAPES = list(product((4, 8), (32, 64, 128)))
 ALL = ("q", "k", "v", "o", "gate", "up", "down", "head")
 WIDE = {"8 bits": (), "16 bits": ALL, "gate and up differ": ("gate", "o", "head")}
-"""Which products have 16-bit activations; gate and up are one operator where they agree."""
+"""Products with 16-bit activations; gate and up are one operator where they agree."""
 LENGTH = 150
 
 
@@ -59,14 +59,14 @@ def read(model: LanguageModel, *, width: int, length: int = LENGTH, adapter: Ada
 
 
 def differing(model: LanguageModel, widths: Sequence[int], *, adapter: AdapterUse | None = None) -> list[int]:
-    """Return the widths of passes whose rows are not those of passes of one row."""
+    """Return the pass widths whose rows differ from those of one-row passes."""
     alone = read(model, width=1, adapter=adapter)
     return [width for width in widths if not np.array_equal(read(model, width=width, adapter=adapter), alone)]
 
 
 @pytest.mark.parametrize(("wide", "threads"), [*((wide, 2) for wide in WIDE), ("8 bits", 1)])
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_rows_of_every_width_are_bit_identical_from_one_on(
+def test_kernels_give_bit_identical_rows_at_every_width(
     opener: Opener, bits: int, block: int, threads: int, wide: str
 ) -> None:
     model = opener(shape(bits, block, wide), threads=threads)
@@ -79,7 +79,7 @@ def test_rows_of_every_width_are_bit_identical_from_one_on(
 
 
 @pytest.mark.parametrize("needs", ["kv:int8", "lora", "hidden"])
-def test_other_graphs_are_row_invariant_too(opener: Opener, needs: str) -> None:
+def test_kernels_are_row_invariant_on_other_graphs(opener: Opener, needs: str) -> None:
     model = opener(replace(shape(8, 32), graphs=("base", "lora", "kv8", "hidden")), needs=(needs,))
     adapter = None
     if needs == "lora":
@@ -96,11 +96,11 @@ def test_other_graphs_are_row_invariant_too(opener: Opener, needs: str) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 24])
-def test_a_row_of_a_tree_has_the_bits_of_the_chain_on_its_path(opener: Opener, window: int) -> None:
+def test_kernels_give_a_tree_row_the_bits_of_its_chain(opener: Opener, window: int) -> None:
     model = opener(replace(shape(4, 32), window=window, all_windows=True))
     prompt = tokens()[:40]
     branches = [[7, 8, 9], [7, 11, 12], [300, 301, 302]]
-    # The rows of a breadth-first tree: its slots are in another order than the positions of any branch but the first.
+    # Rows of a breadth-first tree: slots are in another order than the positions of any branch but the first.
     rows = [7, 300, 8, 11, 301, 9, 12, 302]
     parents = [-1, -1, 0, 0, 1, 2, 3, 4]
     paths = [[0, 2, 5], [0, 3, 6], [1, 4, 7]]
@@ -127,7 +127,7 @@ def test_a_row_of_a_tree_has_the_bits_of_the_chain_on_its_path(opener: Opener, w
 
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(
+def test_kernels_of_every_instruction_set_give_the_same_bits_for_a_model(
     opener: Opener, bits: int, block: int, wide: str
 ) -> None:
     assert LIBRARY is not None
@@ -143,7 +143,7 @@ def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(
     assert np.isfinite(first).all()
 
 
-def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_variable_with_an_impossible_value_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx1024")
     with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: use one of auto, avx512"):
         load_kernels()
@@ -155,7 +155,7 @@ def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyP
             load_kernels()
 
 
-def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_variable_may_name_a_lower_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SETS:
         monkeypatch.setenv(VARIABLE, name)
         library = load_kernels()
@@ -165,7 +165,7 @@ def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.Monk
     assert load_kernels() is None
 
 
-def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_refuses_kernels_with_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LIBRARY is not None
     trial.run_once(LIBRARY)
 
@@ -178,7 +178,7 @@ def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch:
 
 
 @pytest.mark.parametrize("wide", WIDE)
-def test_the_engines_kernels_serve_where_they_are_asked_for(
+def test_kernels_variable_may_request_the_engines_kernels(
     opener: Opener, monkeypatch: pytest.MonkeyPatch, wide: str
 ) -> None:
     ours = read(opener(shape(4, 32, wide)), width=5)
@@ -190,7 +190,7 @@ def test_the_engines_kernels_serve_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_float_models_have_our_attention_and_the_engines_products(
+def test_kernels_of_float_models_are_our_attention_and_the_engines_products(
     opener: Opener, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = opener(shape(32, 32), threads=threads)
@@ -209,14 +209,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def logits() -> FloatArray:
-    """Open the bundled pack's draft and read a little."""
+    """Open the bundled pack's draft and run a short text."""
     with edgedecode.load(runtime="onnx") as pair:
         assert pair.draft is not None
         assert pair.draft.card.kernels
         return read(pair.draft, width=5)
 
 
-def test_prepared_weights_are_made_once_and_mapped(cache: Path) -> None:
+def test_prepared_weights_are_built_once_and_mapped(cache: Path) -> None:
     first = logits()
     made = sorted(cache.glob("*.tiles"))[0]
     before = made.stat()
@@ -225,7 +225,9 @@ def test_prepared_weights_are_made_once_and_mapped(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "empty", "record", "no record"])
-def test_damaged_prepared_weights_are_made_again(cache: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepared_weights_that_are_damaged_are_rebuilt(
+    cache: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     first = logits()
     made = min(cache.glob("*.tiles"), key=lambda path: path.stat().st_size)  # the draft's
     record = made.with_suffix(".json")
@@ -245,7 +247,7 @@ def test_damaged_prepared_weights_are_made_again(cache: Path, damage: str, caplo
     assert ("will be rebuilt" in caplog.text) == (damage != "no record")
 
 
-def test_weights_that_cannot_be_kept_are_prepared_in_memory(
+def test_prepared_weights_that_cannot_be_stored_stay_in_memory(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = logits()
@@ -261,6 +263,6 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
     assert list(cache.glob("*.tiles")) == []
 
 
-def test_weights_of_no_pack_leave_nothing_in_the_cache(opener: Opener, cache: Path) -> None:
+def test_prepared_weights_outside_a_pack_are_not_cached(opener: Opener, cache: Path) -> None:
     assert opener(shape(4, 32)).card.kernels
     assert list(cache.glob("*")) == []

@@ -1,4 +1,4 @@
-"""Every byte holds a lease before it is allocated, and the plan bounds what a child process measures."""
+"""Every byte is leased before it is allocated, and the plan bounds the measured memory of a child process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sum_of(budget: Budget, prefix: str) -> int:
 
 
 class NoRoom:
-    """Numpy without memory for arrays."""
+    """Numpy that cannot allocate arrays."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -85,7 +85,7 @@ def no_room(*given: Any, **how: Any) -> Any:
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_part_that_cannot_be_made_leaves_no_lease(
+def test_open_that_runs_out_of_memory_leaves_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: object
 ) -> None:
     entry = write_headed(tmp_path, ToyShape())
@@ -96,7 +96,7 @@ def test_a_part_that_cannot_be_made_leaves_no_lease(
     assert budget.leases == ()
 
 
-def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
+def test_state_is_leased_completely_at_creation(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     held = model.new_state(1)
@@ -113,7 +113,7 @@ def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_trees_that_were_planned_take_nothing_in_mid_answer(opener: Opener) -> None:
+def test_state_for_trees_needs_no_memory_during_an_answer(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     chains = model.new_state(100)
@@ -128,7 +128,7 @@ def test_trees_that_were_planned_take_nothing_in_mid_answer(opener: Opener) -> N
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_buffers_shrink_to_what_the_open_states_need(opener: Opener) -> None:
+def test_buffers_shrink_to_the_need_of_the_open_states(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     first = model.new_state(100, rows=4)
@@ -165,17 +165,17 @@ def test_buffers_grow_under_their_leases(opener: Opener) -> None:
     model.close()
 
 
-def test_close_gives_everything_back(opener: Opener) -> None:
+def test_close_releases_all_memory(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     states = [model.new_state(50), model.new_state(60)]
     model.forward([1, 2, 3], states[0], parents=[-1, -1, 0])
     model.close()
     model.close()
-    assert [lease.name for lease in budget.leases] == ["engine code"], "the engine's pages stay with the process"
+    assert [lease.name for lease in budget.leases] == ["engine code"], "the engine's code pages stay with the process"
 
 
-def test_a_state_that_is_dropped_gives_its_lease_back(opener: Opener) -> None:
+def test_state_that_is_dropped_releases_its_lease(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     state = model.new_state(100)
@@ -186,9 +186,7 @@ def test_a_state_that_is_dropped_gives_its_lease_back(opener: Opener) -> None:
     model.close()
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_that_does_not_fit_is_refused_before_loading(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     import edgedecode.runtimes.onnx.onnx_runtime as runtime
 
     opened: list[Any] = []
@@ -200,14 +198,12 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     assert budget.leases == ()
 
 
-def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_that_does_not_fit_is_refused_before_allocation(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget()
     model = opener(ToyShape(context=100_000), budget=budget)
     budget.limit = Limit(budget.used_nbytes + 10 * MIB)
     leases = budget.leases
-    monkeypatch.setattr(np, "zeros", None)  # an allocation would fail otherwise than expected
+    monkeypatch.setattr(np, "zeros", None)  # an allocation would raise another error
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(100_000)
     assert budget.leases == leases
@@ -217,7 +213,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) -> None:
+def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
     state = model.new_state(300)
@@ -238,7 +234,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) ->
     ("bits", "block", "needs"),
     [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "hidden"), (8, 32, "lora"), (8, 32, "kv:int8")],
 )
-def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int, needs: str) -> None:
+def test_plan_bounds_measured_memory(opener: Opener, bits: int, block: int, needs: str) -> None:
     figures = measured(opener, replace(MEASURED, bits=bits, block=block), needs)
     print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert_planned(figures)
@@ -246,8 +242,8 @@ def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int,
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-def test_the_plan_holds_a_matrix_that_the_engine_writes_out(opener: Opener, engine_kernels: None) -> None:
-    """A head of 8 bits whose activations may not be rounded: all of it as floats, 16 MB here, in each pass."""
+def test_plan_includes_a_matrix_that_the_engine_unpacks(opener: Opener, engine_kernels: None) -> None:
+    """An 8-bit head with unrounded activations is unpacked to floats in each pass, 16 MB here."""
     figures = measured(opener, replace(MEASURED, bits=8, wide=("head",)), "")
     assert 0 < figures["used"] <= figures["planned"]
 
@@ -266,7 +262,7 @@ MEASURED = ToyShape(
 
 
 def measured(opener: Opener, shape: ToyShape, needs: str) -> dict[str, int]:
-    """Return what a child process used and planned."""
+    """Return the used and the planned bytes of a child process."""
     fields = json.dumps(asdict(opener.entry(shape)))
     command = [sys.executable, "-c", MEASURE, str(opener.root(shape)), fields, *([needs] if needs else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -277,7 +273,7 @@ def measured(opener: Opener, shape: ToyShape, needs: str) -> dict[str, int]:
 def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's allocator keeps a limit of the plan's; a model with room for it decodes on."""
+    """The engine's allocator has a limit from the plan; a model with room for it continues to decode."""
     shape = ToyShape(mlp=8192)
     fitting = opener(shape, budget=Budget(2**40))
     monkeypatch.setattr(Footprint, "arena_nbytes", lambda self, **sizes: 2 * MIB + self.packed_nbytes)
@@ -314,7 +310,7 @@ def turn():
     here.wait()
     here.wait()
 
-for count in (0, 24):  # threads that live on, each after a pass
+for count in (0, 24):  # threads that stay alive, each after a pass
     threads = [Thread(target=lambda: (one(), turn())) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -333,7 +329,7 @@ print(json.dumps({"kernels": model.card.kernels, "more": used[1] - used[0]}))
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 def test_passes_from_many_threads_take_no_more_than_from_one(opener: Opener) -> None:
-    """The operators' own memory is planned once, whoever calls; 128 rows of 8,192 values are 1.3 MB of it."""
+    """The operators' scratch memory is planned once for any number of threads; 128 rows of 8,192 values take 1.3 MB."""
     from dataclasses import asdict
 
     shape = ToyShape(bits=8, mlp=8192)
@@ -347,7 +343,7 @@ def test_passes_from_many_threads_take_no_more_than_from_one(opener: Opener) -> 
     assert found["more"] < 24 * 0.5e6
 
 
-def test_a_session_takes_no_more_than_its_limit_whatever_its_graph_asks_for(tmp_path: Path) -> None:
+def test_engine_session_stays_within_its_limit_for_any_graph(tmp_path: Path) -> None:
     onnx, helper = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
     values = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in (("size", 7), ("one", 1))]
     nodes = [

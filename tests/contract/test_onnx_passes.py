@@ -1,4 +1,4 @@
-"""What only ONNX Runtime's model does: splitting long passes, sharing the cache, surviving an interruption."""
+"""ONNX Runtime's model: split passes, the shared KV cache, interrupted passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 500
 
 
 class Spy:
-    """Stands before the engine's session; counts passes and fails at the one it is told to."""
+    """Wrap the engine's session: count passes and fail at a given one."""
 
     def __init__(self, session: Any, *, fail_at: int = 0, error: BaseException | None = None) -> None:
         self.session, self.fail_at, self.error, self.passes = session, fail_at, error, 0
@@ -44,7 +44,7 @@ def spy_on(model: Any, **options: Any) -> Spy:
 
 
 @pytest.mark.parametrize("rows", ["last", "none", "all", [3, 255, 256, 499], [499, 0, 300]], ids=str)
-def test_a_long_pass_is_split_and_equals_short_ones(
+def test_forward_splits_a_long_pass_and_equals_short_ones(
     opener: Opener, long_tokens: list[int], rows: str | list[int]
 ) -> None:
     model = opener()
@@ -61,7 +61,7 @@ def test_a_long_pass_is_split_and_equals_short_ones(
     model.close()
 
 
-def test_no_pass_of_a_split_is_one_row(opener: Opener, long_tokens: list[int]) -> None:
+def test_forward_splits_into_no_pass_of_one_row(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     widths: list[int] = []
     run = model._pass  # type: ignore[attr-defined]
@@ -72,23 +72,23 @@ def test_no_pass_of_a_split_is_one_row(opener: Opener, long_tokens: list[int]) -
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_a_long_tree_pass_is_split(opener: Opener, long_tokens: list[int]) -> None:
+def test_forward_splits_a_long_tree_pass(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     parents = [-1, -1, *range(LONG - 2)]  # two branches, interleaved
     state = model.new_state(LONG)
     spy = spy_on(model)
     found = model.forward(long_tokens, state, parents=parents, rows=[LONG - 1]).logits[0].copy()
-    assert spy.passes == 3  # the first row alone: a tree without a past
+    assert spy.passes == 3  # the first row alone: a tree without a prefix
     assert_close(found, logits_of(model, long_tokens[1::2])[-1])
     model.close()
 
 
 class SameLogits:
-    """Numpy as the buffers see it, with an allocator that puts the logits back to the same place."""
+    """Numpy for the buffers, with an allocator that returns the same address for the logits."""
 
     def __init__(self, rows: int) -> None:
         self._place = np.empty((1000, rows), np.float32)
-        self._kept: list[Any] = []  # so that nothing else comes back to its place
+        self._kept: list[Any] = []  # keeps other arrays from reusing the address
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -100,7 +100,7 @@ class SameLogits:
         return array
 
 
-def test_hidden_states_that_move_alone_are_followed(
+def test_hidden_states_that_move_alone_are_bound_again(
     opener: Opener, long_tokens: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgedecode.runtimes.onnx.buffers.np", SameLogits(128))
@@ -116,8 +116,8 @@ def test_hidden_states_that_move_alone_are_followed(
     model.close()
 
 
-def test_a_state_made_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
-    """More rows for it move the logits that the pass writes."""
+def test_new_state_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
+    """Its larger number of rows moves the logits buffer that the pass writes to."""
     model: Any = opener()
     state, session, made = settled(model, [1, 2, 3], capacity=20), model._session, []
 
@@ -139,7 +139,7 @@ def test_a_state_made_in_another_thread_waits_for_the_pass(opener: Opener) -> No
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_past_and_present_are_one_array(opener: Opener, long_tokens: list[int]) -> None:
+def test_state_keeps_past_and_present_in_one_array(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     state: Any = settled(model, long_tokens[:10], capacity=32)
     outputs = {value.data_ptr() for value in state.binding.get_outputs()}
@@ -150,7 +150,9 @@ def test_past_and_present_are_one_array(opener: Opener, long_tokens: list[int]) 
 
 
 @pytest.mark.parametrize("fail_at", [1, 2])
-def test_an_interrupted_pass_leaves_the_state_as_it_was(opener: Opener, long_tokens: list[int], fail_at: int) -> None:
+def test_forward_that_is_interrupted_leaves_the_state_unchanged(
+    opener: Opener, long_tokens: list[int], fail_at: int
+) -> None:
     model: Any = opener()
     state = settled(model, long_tokens[:20], capacity=LONG)
     model.forward(long_tokens[20:23], state, parents=[-1, -1, 0])
@@ -169,7 +171,7 @@ def test_an_interrupted_pass_leaves_the_state_as_it_was(opener: Opener, long_tok
     model.close()
 
 
-def test_a_failing_pass_is_one_line(opener: Opener, long_tokens: list[int]) -> None:
+def test_forward_that_fails_is_a_one_line_error(opener: Opener, long_tokens: list[int]) -> None:
     model: Any = opener()
     state = settled(model, long_tokens[:5], capacity=20)
     session = model._session
@@ -181,7 +183,7 @@ def test_a_failing_pass_is_one_line(opener: Opener, long_tokens: list[int]) -> N
     model.close()
 
 
-def test_states_belong_to_their_model(opener: Opener) -> None:
+def test_forward_refuses_a_state_of_another_model(opener: Opener) -> None:
     first, second = opener(), opener()
     state = first.new_state(8)
     with pytest.raises(InputError, match="new_state"):
@@ -194,14 +196,14 @@ def test_states_belong_to_their_model(opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("rows", [[2], [-1], [0, 0, 1]], ids=str)
-def test_rows_outside_the_pass_are_refused(opener: Opener, rows: list[int]) -> None:
+def test_forward_refuses_rows_outside_the_pass(opener: Opener, rows: list[int]) -> None:
     model = opener()
     with pytest.raises(InputError, match="rows"):
         model.forward([1, 2], model.new_state(8), rows=rows)
     model.close()
 
 
-def test_a_graph_without_tree_reads_chains(opener: Opener) -> None:
+def test_forward_on_a_graph_without_tree_runs_chains(opener: Opener) -> None:
     model: LanguageModel = opener(ToyShape(tree=False))
     state = model.new_state(8)
     model.forward([1, 2], state, parents=[-1, 0])

@@ -1,4 +1,4 @@
-"""Weights as tiles: what making them says, and what a second opening need not do again."""
+"""Weights prepared as tiles: the progress bar, and the work that a second opening skips."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_target() -> None:
 
 
 class Bars:
-    """Keeps what each bar was of, and what moved it."""
+    """Record each bar's title and its updates."""
 
     def __init__(self) -> None:
         self.titles: list[str] = []
@@ -60,7 +60,7 @@ def bars() -> Iterator[Bars]:
     show_work(None)
 
 
-def test_making_many_tiles_moves_a_bar_and_opening_made_ones_shows_none(
+def test_prepare_shows_a_bar_for_many_tiles_and_none_for_cached_ones(
     cache: Path, bars: Bars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepared, "_LONG_NBYTES", 0)
@@ -75,7 +75,7 @@ def test_making_many_tiles_moves_a_bar_and_opening_made_ones_shows_none(
     assert len(bars.titles) == 1
 
 
-def test_a_small_pack_is_prepared_without_a_bar(cache: Path, bars: Bars) -> None:
+def test_prepare_of_a_small_pack_shows_no_bar(cache: Path, bars: Bars) -> None:
     open_target()
     assert list(cache.glob("*.tiles"))
     assert bars.titles == []
@@ -83,7 +83,7 @@ def test_a_small_pack_is_prepared_without_a_bar(cache: Path, bars: Bars) -> None
 
 @pytest.fixture
 def inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes of weights were read by each inspection."""
+    """Return the list of the bytes of weights that each inspection reads."""
     found: list[int] = []
     inspect = KernelLibrary.inspect
 
@@ -95,7 +95,7 @@ def inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_second_opening_does_not_read_the_weights(cache: Path, inspected: list[int]) -> None:
+def test_open_again_does_not_read_the_weights(cache: Path, inspected: list[int]) -> None:
     open_target()
     assert sum(inspected) > 5e6
     inspected.clear()
@@ -104,7 +104,7 @@ def test_a_second_opening_does_not_read_the_weights(cache: Path, inspected: list
 
 
 @pytest.mark.parametrize("damage", ["cut off", "another file's", "no number", "too large", "gone"])
-def test_findings_that_are_not_sound_are_found_again(cache: Path, inspected: list[int], damage: str) -> None:
+def test_findings_that_are_damaged_are_computed_again(cache: Path, inspected: list[int], damage: str) -> None:
     open_target()
     (path,) = cache.glob("*.found*")
     kept = json.loads(path.read_text(encoding="utf-8"))
@@ -129,8 +129,8 @@ def test_findings_that_are_not_sound_are_found_again(cache: Path, inspected: lis
     assert json.loads(path.read_text(encoding="utf-8")) == kept
 
 
-def test_what_is_known_of_a_matrix_decides_how_its_tiles_are_read(tmp_path: Path) -> None:
-    """A finding is what the first reading said: a matrix that needs wide scales has them in the second opening too."""
+def test_findings_of_a_matrix_decide_how_its_tiles_are_used(tmp_path: Path) -> None:
+    """Findings come from the first opening: a matrix that needs wide scales has them in the second opening too."""
     assert LIBRARY is not None
     packed = np.full((16, 1, 32), 129, np.uint8)
     weights = tmp_path / "weights.bin"
@@ -153,7 +153,7 @@ def test_what_is_known_of_a_matrix_decides_how_its_tiles_are_read(tmp_path: Path
     assert second.findings == first.findings
 
 
-def test_files_of_another_layout_are_removed_when_new_ones_are_made(cache: Path) -> None:
+def test_prepare_removes_files_of_another_layout(cache: Path) -> None:
     cache.mkdir(parents=True)
     old = [cache / name for name in ("a.tiles", "a.json", "b.v1.tiles", "b.v1.json", "c.found1")]
     for path in old:

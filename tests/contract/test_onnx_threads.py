@@ -1,4 +1,4 @@
-"""How many threads a model uses: what the user said, what was measured here, or what a rule says where nothing fits."""
+"""The number of threads of a model: the user's, the measured one, or a rule where no measurement fits."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="edgedecode wa
         ({1: 1.0, 2: 0.6, 4: 0.4, 6: 0.5}, 4),
     ],
 )
-def test_the_fewest_threads_that_are_nearly_fastest_are_chosen(seconds: dict[int, float], threads: int) -> None:
+def test_fewest_fast_takes_the_fewest_threads_that_are_nearly_fastest(seconds: dict[int, float], threads: int) -> None:
     assert fewest_fast(seconds) == threads
 
 
 @pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
-def test_every_power_of_two_and_the_most_are_tried_as_often(most: int, counts: list[int]) -> None:
+def test_chosen_threads_tries_powers_of_two_and_the_maximum_equally_often(most: int, counts: list[int]) -> None:
     runs: Counter[int] = Counter()
     assert chosen_threads(lambda threads: runs.update([threads]), most=most, kept=None) in counts
     assert runs == dict.fromkeys(counts, WARM_UP + SAMPLES)
 
 
-def test_a_slow_model_is_measured_with_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_threads_measures_a_slow_model_with_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(thread_choice, "perf_counter", lambda: float(next(clock)))
     runs: Counter[int] = Counter()
@@ -44,7 +44,7 @@ def test_a_slow_model_is_measured_with_fewer_passes(monkeypatch: pytest.MonkeyPa
     assert runs == dict.fromkeys([1, 2], WARM_UP + LEAST_SAMPLES)
 
 
-def test_what_was_found_is_kept_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_threads_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_choice, "_busy_cores", lambda: 0.0)
     kept = tmp_path / "choice.json"
     threads = chosen_threads(lambda threads: None, most=1, kept=kept)
@@ -67,7 +67,7 @@ def test_what_was_found_is_kept_and_not_measured_again(tmp_path: Path, monkeypat
         "[" * 9000,
     ],
 )
-def test_a_damaged_choice_is_measured_again(tmp_path: Path, content: str) -> None:
+def test_chosen_threads_are_measured_again_for_a_damaged_cache(tmp_path: Path, content: str) -> None:
     kept = tmp_path / "choice.json"
     kept.write_text(content)
     runs: Counter[int] = Counter()
@@ -75,19 +75,21 @@ def test_a_damaged_choice_is_measured_again(tmp_path: Path, content: str) -> Non
     assert runs[2] == WARM_UP + SAMPLES
 
 
-def test_what_was_found_beside_other_work_holds_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_threads_measured_under_load_expire_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thread_choice, "_busy_cores", lambda: 64.0)
     monkeypatch.setattr(thread_choice, "cores", lambda: 2)
     kept = tmp_path / "choice.json"
     threads = chosen_threads(lambda threads: None, most=2, kept=kept)
     assert chosen_threads(_refuse, most=2, kept=kept) == threads
     monkeypatch.setattr(thread_choice, "time", lambda: json.loads(kept.read_text())["ends"] + 1)
-    with pytest.raises(AssertionError, match="nothing is to be measured"):
+    with pytest.raises(AssertionError, match="no measurement is expected"):
         chosen_threads(_refuse, most=2, kept=kept)
 
 
 @needs_kernels
-def test_a_pack_opens_with_what_is_measured_and_gives_the_same_text_with_any_number(
+def test_open_uses_the_chosen_threads_and_gives_the_same_text_with_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = []
@@ -103,11 +105,11 @@ def test_a_pack_opens_with_what_is_measured_and_gives_the_same_text_with_any_num
 
 
 @needs_kernels
-def test_the_number_that_the_user_gives_is_used_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_uses_the_users_threads_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_model.chosen_threads", _refuse)
     with load(runtime="onnx", threads=2) as pair:
         assert pair.target.card.threads == 2
 
 
 def _refuse(*arguments: object, **named: object) -> int:
-    raise AssertionError("nothing is to be measured")
+    raise AssertionError("no measurement is expected")

@@ -1,4 +1,4 @@
-"""Layers with a sliding window, against numpy: it counts positions, in chains, pieces, trees and after a crop."""
+"""Layers with a sliding window against numpy: windows count positions in chains, pieces, trees and after a crop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model(
     made.close()
 
 
-def test_the_window_matters() -> None:
+def test_window_limits_attention() -> None:
     whole = ToyNumpy(ToyShape()).logits(TOKENS)
     found = ToyNumpy(SHAPES["some layers"]).logits(TOKENS)
     np.testing.assert_array_equal(found[:WINDOW], whole[:WINDOW])
@@ -54,7 +54,7 @@ def test_the_window_matters() -> None:
 
 @pytest.mark.parametrize("pieces", [[LENGTH], [1], [2], [5, 1, 17]], ids=str)
 @pytest.mark.parametrize("keep", [False, True], ids=["pending", "settled"])
-def test_chains(model: LanguageModel, shape: ToyShape, pieces: list[int], keep: bool) -> None:
+def test_window_on_chains(model: LanguageModel, shape: ToyShape, pieces: list[int], keep: bool) -> None:
     state, found, start = model.new_state(LENGTH), [], 0
     while start < LENGTH:
         piece = TOKENS[start : start + pieces[len(found) % len(pieces)]]
@@ -67,7 +67,7 @@ def test_chains(model: LanguageModel, shape: ToyShape, pieces: list[int], keep: 
 
 @pytest.mark.parametrize("prompt", [4, 20, 40])
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4, 5]], ids=str)
-def test_trees(model: LanguageModel, shape: ToyShape, prompt: int, cuts: list[int]) -> None:
+def test_window_on_trees(model: LanguageModel, shape: ToyShape, prompt: int, cuts: list[int]) -> None:
     state, found, start = settled(model, TOKENS[:prompt], capacity=LENGTH), [], 0
     for stop in [*cuts, len(NODES)]:
         output = model.forward(NODES[start:stop], state, parents=PARENTS[start:stop], rows="all")
@@ -82,14 +82,14 @@ def test_trees(model: LanguageModel, shape: ToyShape, prompt: int, cuts: list[in
     assert_close(after, ToyNumpy(shape).logits(path)[-2:])
 
 
-def test_a_long_tree_without_a_prompt_counts_positions(model: LanguageModel, shape: ToyShape) -> None:
+def test_window_counts_positions_in_a_long_tree_without_a_prompt(model: LanguageModel, shape: ToyShape) -> None:
     parents = [-1, -1, *range(LENGTH - 2)]  # two branches, interleaved: twice as many slots as positions
     found = model.forward(TOKENS, model.new_state(LENGTH), parents=parents, rows="all").logits.copy()
     assert_close(found, ToyNumpy(shape).logits(TOKENS, parents=parents))
 
 
 @pytest.mark.parametrize("length", [0, 7, WINDOW, 33])
-def test_crop_goes_back_anywhere(model: LanguageModel, shape: ToyShape, length: int) -> None:
+def test_window_crop_to_any_length(model: LanguageModel, shape: ToyShape, length: int) -> None:
     state = settled(model, TOKENS[:50], capacity=LENGTH)
     assert state.oldest_crop == 0
     state.crop(length)
@@ -97,7 +97,7 @@ def test_crop_goes_back_anywhere(model: LanguageModel, shape: ToyShape, length: 
     assert_close(found, ToyNumpy(shape).logits([*TOKENS[:length], *TOKENS[50:]])[length:])
 
 
-def test_an_int8_cache_keeps_windows(opener: Opener) -> None:
+def test_window_with_an_int8_cache(opener: Opener) -> None:
     shape = ToyShape(window=WINDOW, graphs=("base", "kv8"))
     model = opener(shape, needs=("kv:int8",))
     found = model.forward(TOKENS, model.new_state(LENGTH), rows="all").logits.copy()
@@ -106,7 +106,7 @@ def test_an_int8_cache_keeps_windows(opener: Opener) -> None:
     model.close()
 
 
-def test_a_long_prompt_is_split(opener: Opener) -> None:
+def test_window_over_a_long_prompt_in_several_passes(opener: Opener) -> None:
     shape = ToyShape(window=40, context=1024)
     tokens = [int(token) for token in np.random.default_rng(3).integers(0, 128, 700)]
     model = opener(shape)
@@ -116,7 +116,7 @@ def test_a_long_prompt_is_split(opener: Opener) -> None:
 
 
 @pytest.mark.usefixtures("engine_kernels")
-def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opener: Opener) -> None:
+def test_window_bias_is_leased_with_the_first_state_longer_than_the_window(opener: Opener) -> None:
     budget = Budget()
     model = opener(SHAPES["some layers"], budget=budget)
 
@@ -139,7 +139,7 @@ def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opene
 
 
 @pytest.mark.parametrize("kernels", ["auto", "engine"])
-def test_the_graph_must_have_the_window_that_the_manifest_names(
+def test_open_requires_the_manifests_window_in_the_graph(
     opener: Opener, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_KERNELS", kernels)
@@ -159,7 +159,7 @@ def bare(opener: Opener, shape: ToyShape, *, capacity: int) -> BareLoop:
     return BareLoop(entry, Path(opener.root(shape)), threads=1, capacity=capacity)
 
 
-def test_the_bare_loop_decodes_within_the_window_and_refuses_more(opener: Opener) -> None:
+def test_bare_loop_decodes_within_the_window_and_refuses_more(opener: Opener) -> None:
     shape = ToyShape(window=24)
     loop = bare(opener, shape, capacity=24)
     token = loop.read(TOKENS[:12])

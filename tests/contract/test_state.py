@@ -13,7 +13,7 @@ from tests.contract.reference import assert_close, logits_of, settled
 
 
 @pytest.mark.parametrize("length", [0, 1, 13, 29, 30])
-def test_crop_then_forward_equals_fresh(model: LanguageModel, tokens: list[int], length: int) -> None:
+def test_crop_then_forward_equals_a_fresh_state(model: LanguageModel, tokens: list[int], length: int) -> None:
     state = settled(model, tokens[:30], capacity=64)
     model.forward(tokens[40:43], state, parents=[-1, -1, 0] if model.card.tree else None)
     state.crop(length)
@@ -23,7 +23,7 @@ def test_crop_then_forward_equals_fresh(model: LanguageModel, tokens: list[int],
     assert_close(found, logits_of(model, [*tokens[:length], *tail])[length:])
 
 
-def test_crop_reaches_back_anywhere_but_not_forward(model: LanguageModel, tokens: list[int]) -> None:
+def test_crop_accepts_any_shorter_length_and_no_longer_one(model: LanguageModel, tokens: list[int]) -> None:
     state = settled(model, tokens[:10], capacity=20)
     assert state.oldest_crop == 0
     for length in (11, -1):
@@ -32,7 +32,7 @@ def test_crop_reaches_back_anywhere_but_not_forward(model: LanguageModel, tokens
     assert state.length == 10
 
 
-def test_keeping_a_prefix_drops_the_rest(model: LanguageModel, tokens: list[int]) -> None:
+def test_keep_of_a_prefix_drops_the_rest(model: LanguageModel, tokens: list[int]) -> None:
     state = settled(model, tokens[:10], capacity=30)
     model.forward(tokens[20:26], state)
     state.keep(range(2))
@@ -42,7 +42,7 @@ def test_keeping_a_prefix_drops_the_rest(model: LanguageModel, tokens: list[int]
 
 
 @pytest.mark.parametrize("path", [[1], [0, 2], [0, 1, 2, 3], [-1]], ids=str)
-def test_a_path_that_is_none_is_refused(model: LanguageModel, tokens: list[int], path: list[int]) -> None:
+def test_keep_refuses_an_invalid_path(model: LanguageModel, tokens: list[int], path: list[int]) -> None:
     state = settled(model, tokens[:10], capacity=30)
     model.forward(tokens[20:23], state)
     with pytest.raises(ValueError, match=r"row|path"):
@@ -50,17 +50,15 @@ def test_a_path_that_is_none_is_refused(model: LanguageModel, tokens: list[int],
     assert state.length == 10
 
 
-def test_closing_twice_is_harmless(model: LanguageModel) -> None:
+def test_close_twice_is_harmless(model: LanguageModel) -> None:
     state = model.new_state(16)
     assert state.nbytes > 0
     state.close()
     state.close()
 
 
-def test_a_state_may_be_closed_while_another_thread_runs_passes_over_it(
-    model: LanguageModel, tokens: list[int]
-) -> None:
-    """The engine must not be in memory that is given back: it would take the process down, or write to others'."""
+def test_close_of_a_state_while_another_thread_runs_passes_on_it(model: LanguageModel, tokens: list[int]) -> None:
+    """The engine must not use memory that was released: it would crash, or overwrite the memory of others."""
     for _ in range(20):
         state, begun, over = model.new_state(64), Event(), Event()
 

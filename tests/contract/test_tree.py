@@ -1,4 +1,4 @@
-"""Trees: every branch equals the branch run alone, however many passes the tree grew over."""
+"""Trees: every branch equals the branch run alone, in any number of passes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def needs_trees(model: LanguageModel) -> None:
 
 
 def alone(model: LanguageModel, tokens: list[int], branch: list[int]) -> np.ndarray:
-    """The branch's rows, read as one chain behind the prompt."""
+    """Return the branch's rows, computed as one chain after the prompt."""
     return logits_of(model, [*tokens[:PROMPT], *branch])[PROMPT:]
 
 
-def test_branches_equal_the_branches_alone(model: LanguageModel, tokens: list[int]) -> None:
+def test_tree_branches_equal_the_branches_alone(model: LanguageModel, tokens: list[int]) -> None:
     state, nodes = settled(model, tokens[:PROMPT], capacity=64), tokens[30:40]
     found = model.forward(nodes, state, parents=PARENTS, rows="all").logits.copy()
     for leaf in (6, 7, 8, 9):
@@ -34,7 +34,7 @@ def test_branches_equal_the_branches_alone(model: LanguageModel, tokens: list[in
 
 
 @pytest.mark.parametrize("cuts", [[1], [3], [1, 4, 5]], ids=str)
-def test_several_passes_equal_one(model: LanguageModel, tokens: list[int], cuts: list[int]) -> None:
+def test_tree_in_several_passes_equals_one(model: LanguageModel, tokens: list[int], cuts: list[int]) -> None:
     nodes = tokens[30:40]
     whole = model.forward(
         nodes, settled(model, tokens[:PROMPT], capacity=64), parents=PARENTS, rows="all"
@@ -47,14 +47,14 @@ def test_several_passes_equal_one(model: LanguageModel, tokens: list[int], cuts:
     assert_close(np.concatenate(found), whole)
 
 
-def test_a_tree_may_start_without_a_prompt(model: LanguageModel, tokens: list[int]) -> None:
-    parents = [-1, -1, *range(10)]  # two branches, their rows in turns: slots are not positions
+def test_tree_may_start_without_a_prompt(model: LanguageModel, tokens: list[int]) -> None:
+    parents = [-1, -1, *range(10)]  # two branches, rows interleaved: slots are not positions
     found = model.forward(tokens[:12], model.new_state(12), parents=parents, rows="all").logits.copy()
     assert_close(found[0::2], logits_of(model, tokens[0:12:2]))
     assert_close(found[1::2], logits_of(model, tokens[1:12:2]))
 
 
-def test_a_tree_may_hang_from_a_pending_chain(model: LanguageModel, tokens: list[int]) -> None:
+def test_tree_may_follow_a_pending_chain(model: LanguageModel, tokens: list[int]) -> None:
     state = model.new_state(64)
     model.forward(tokens[:PROMPT], state, rows="none")
     last = PROMPT - 1
@@ -63,7 +63,7 @@ def test_a_tree_may_hang_from_a_pending_chain(model: LanguageModel, tokens: list
     assert_close(found[1], alone(model, tokens, [tokens[31]])[0])
 
 
-def test_no_parents_continue_the_newest_row(model: LanguageModel, tokens: list[int]) -> None:
+def test_forward_without_parents_continues_the_last_row(model: LanguageModel, tokens: list[int]) -> None:
     state = settled(model, tokens[:PROMPT], capacity=64)
     model.forward(tokens[30:32], state, parents=[-1, -1])
     found = model.forward(tokens[32:35], state, rows="all").logits.copy()
@@ -71,7 +71,7 @@ def test_no_parents_continue_the_newest_row(model: LanguageModel, tokens: list[i
 
 
 @pytest.mark.parametrize("path", [[0, 1, 3, 8], [0, 2, 4, 9], [5, 6], [0], []], ids=str)
-def test_keep_settles_one_path_with_holes(model: LanguageModel, tokens: list[int], path: list[int]) -> None:
+def test_keep_of_a_tree_settles_one_path_with_holes(model: LanguageModel, tokens: list[int], path: list[int]) -> None:
     state, nodes = settled(model, tokens[:PROMPT], capacity=64), tokens[30:40]
     model.forward(nodes, state, parents=PARENTS)
     state.keep(path)
@@ -81,7 +81,7 @@ def test_keep_settles_one_path_with_holes(model: LanguageModel, tokens: list[int
     assert_close(found, alone(model, tokens, [*kept, *tokens[50:53]])[len(path) :])
 
 
-def test_many_branches_for_twenty_passes(model: LanguageModel, tokens: list[int]) -> None:
+def test_tree_with_many_branches_over_twenty_passes(model: LanguageModel, tokens: list[int]) -> None:
     branches, passes = 5, 20
     state = settled(model, tokens[:PROMPT], capacity=PROMPT + branches * passes + 1)
     draw = np.random.default_rng(0).integers(0, 61, (passes, branches))
@@ -99,7 +99,7 @@ def test_many_branches_for_twenty_passes(model: LanguageModel, tokens: list[int]
 @pytest.mark.parametrize(
     ("parents", "path"), [([-1, 1], None), ([-1, 2], None), ([-2, 0], None), ([-1], None), ([-1, -1], [0, 1])], ids=str
 )
-def test_what_is_no_tree_is_refused(
+def test_tree_refuses_invalid_parents_and_paths(
     model: LanguageModel, tokens: list[int], parents: list[int], path: list[int] | None
 ) -> None:
     state = settled(model, tokens[:PROMPT], capacity=64)

@@ -1,6 +1,6 @@
-"""The toy graph's model as a GGUF file, so that two engines can be compared; and toys with windows or recurrent layers.
+"""The toy graph's model as a GGUF file, to compare two engines, and toys with sliding windows or recurrent layers.
 
-Needs gguf beside what the toy graph needs.
+Needs gguf in addition to the toy graph's dependencies.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def write_toy_gguf(
 ) -> ModelEntry:
     """Write the float toy of this shape as ONNX and GGUF into `folder` and return its entry.
 
-    architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, gemma3 in all but
-    every sixth; these, gemma and qwen3 have one matrix as embedding and output; granite multiplies its embedding; mamba
-    is recurrent and takes only hidden size, layers and rows from the shape; lfm2 has convolutions in even layers,
-    attention in odd ones; phi3 stacks matrices, smollm3 rotates nothing in every fourth layer. quantization: Q4_0 or
-    Q8_0 for the GGUF's matrices. tokenizer: the vocabulary; else none.
+    architecture: llama and qwen2 are exactly the graph's model; gemma2 has windows in even layers, gemma3 in all but
+    every sixth; these, gemma and qwen3 tie embedding and output; granite scales its embedding; mamba is recurrent and
+    uses only hidden size, layers and rows of the shape; lfm2 has convolutions in even layers and attention in odd ones;
+    phi3 stacks matrices; smollm3 has no rotation in every fourth layer. quantization: Q4_0 or Q8_0 for the matrices.
+    tokenizer: the vocabulary, if any.
     """
     shape = shape or ToyShape()
     assert shape.bits == 32
@@ -157,7 +157,7 @@ def _convolution(shape: ToyShape, layer: int) -> dict[str, Floats]:
 
 
 def _interleaved(matrix: Floats, heads: int) -> Floats:
-    """Order the rows as Llama's rotation wants them: halves of a head side by side become pairs."""
+    """Order the rows for Llama's rotation: the two halves of a head become pairs."""
     outer, inner = matrix.shape
     return matrix.reshape(heads, 2, outer // heads // 2, inner).swapaxes(1, 2).reshape(outer, inner)
 

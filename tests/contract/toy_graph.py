@@ -1,7 +1,7 @@
-"""A small random Llama-shaped model written as a pack's graphs; needs onnx and numpy, no torch and no export.
+"""Write a small random Llama-shaped model as a pack's graphs, with onnx and numpy only.
 
-The graph follows the contract that `export` follows, so a runtime cannot tell it from a real one. Weights are drawn
-from a fixed seed; `bits` 4 or 8 quantizes the projections in blocks, as MatMulNBits wants them.
+The graph follows the contract of `export`, so that a runtime cannot distinguish it from a real one. Weights come from a
+fixed seed; `bits` 4 or 8 quantizes the projections in blocks, in the layout of MatMulNBits.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class ToyShape:
     tree: bool = True
     """Whether the entry declares tree attention; the graph has its inputs either way."""
     window: int = 0
-    """Positions the even layers see; 0: all."""
+    """Sliding window of the even layers in positions; 0: none."""
     all_windows: bool = False
-    """Odd layers have the window too."""
+    """Whether odd layers have the window too."""
 
     graphs: tuple[str, ...] = ("base",)
-    """Of base, hidden, lora and kv8, over the same weights."""
+    """Graphs to write, of base, hidden, lora and kv8, on the same weights."""
     packed: bool = False
-    """Query, key and value are one product."""
+    """Whether query, key and value are one product."""
 
     wide: tuple[str, ...] = ()
-    """Modules whose products ask for 16-bit activations, by their last names, such as gate and head."""
+    """Modules whose products request 16-bit activations, by their last names, such as gate and head."""
 
     def level_of(self, name: str) -> int:
         """Return the accuracy level of a quantized product."""
@@ -67,13 +67,13 @@ LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "gate_up_pr
 
 
 def cache_scales(shape: ToyShape, layer: int) -> npt.NDArray[np.float32]:
-    """Return the 8-bit cache's scales, [key and value, KV heads, head size], each channel's its own."""
+    """Return the 8-bit cache's scales per channel, [key and value, KV heads, head size]."""
     draw = np.random.default_rng(layer)
     return (draw.uniform(5.0, 8.0, (2, shape.kv_heads, shape.head_size)) / 127).astype(np.float32)
 
 
 class ToyGraph:
-    """Collects nodes, initializers and the contract's inputs and outputs of the graph `variant`."""
+    """Collect nodes, initializers and the contract's inputs and outputs of the graph `variant`."""
 
     def __init__(self, shape: ToyShape, variant: str = "base") -> None:
         self.shape, self.variant = shape, variant
@@ -83,7 +83,7 @@ class ToyGraph:
         self._weights: list[onnx.TensorProto] = []
 
     def build(self) -> onnx.ModelProto:
-        """Build the whole graph, weights inside."""
+        """Build the full graph with its weights inside."""
         shape = self.shape
         hidden = self._node("Gather", [self._normal("embedding", shape.rows, shape.hidden), "input_ids"], "embedded")
         for layer in range(shape.layers):
@@ -260,7 +260,7 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
 
 
 def _write_graph(folder: Path, shape: ToyShape, name: str) -> Graph:
-    """Write one graph, and the weights again: they are the same bytes for each."""
+    """Write one graph, and the weights again, which are the same bytes for every graph."""
     model = ToyGraph(shape, name).build()
     more = {"base": (), "hidden": ("hidden",), "lora": ("lora",), "kv8": ()}[name]
     graph = Graph(
@@ -277,7 +277,7 @@ def _write_graph(folder: Path, shape: ToyShape, name: str) -> Graph:
     weights.unlink(missing_ok=True)
     convert_model_to_external_data(model, location=WEIGHTS, size_threshold=256)
     for tensor in model.graph.initializer:
-        if tensor.name.startswith(SCALES):  # of this graph alone
+        if tensor.name.startswith(SCALES):  # in this graph only
             del tensor.external_data[:]
             tensor.data_location = TensorProto.DEFAULT
     onnx.save(model, folder / graph.file)

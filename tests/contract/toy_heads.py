@@ -1,4 +1,4 @@
-"""Toys with a graph of two heads. The graph is drawn as `edgedecode trim` draws it, over the toy's base graph."""
+"""Toys with a graph of two heads, built from the toy's base graph as by `edgedecode trim`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEPT: IntArray = np.sort(np.random.default_rng(11).permutation(128)[:37]).astype
 
 
 def add_heads(entry: ModelEntry, folder: Path, *, ids: IntArray = KEPT) -> ModelEntry:
-    """Add the graph "heads" to a toy that is written, and return the entry with it."""
-    pytest.importorskip("onnx_ir", reason="onnx_ir, which draws the graph, is not installed")
+    """Add the graph "heads" to an existing toy and return the entry with it."""
+    pytest.importorskip("onnx_ir", reason="onnx_ir, which builds the graph, is not installed")
     from edgedecode.export.trim.heads_graph import write_heads
 
     graph = write_heads(entry.graphs["base"], entry, folder, out=folder / "heads.onnx", ids=ids)

@@ -1,4 +1,4 @@
-"""The toy graph in plain numpy: one float64 pass over a whole text, with what each row sees given by its ancestors."""
+"""The toy graph in plain numpy: one float64 pass over a full text, where each row attends to its ancestors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class ToyNumpy:
-    """Computes what the float toy of this shape ought to.
+    """Compute the expected output of the float toy of this shape.
 
-    deltas are added to projections by name, as `layer0.q`; int8_cache rounds keys and values as the graph kv8 does.
+    deltas are added to projections by name, as `layer0.q`; int8_cache rounds keys and values like the graph kv8.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ToyNumpy:
         return self.hidden(tokens, parents=parents) @ self._weights["head.weight"]
 
     def hidden(self, tokens: Sequence[int], *, parents: Sequence[int] | None = None) -> Floats:
-        """Return what the head reads, [tokens, hidden]."""
+        """Return the head's input, [tokens, hidden]."""
         parents = range(-1, len(tokens) - 1) if parents is None else parents
         visible, depths = np.zeros((len(tokens),) * 2, bool), np.zeros(len(tokens), int)
         for row, parent in enumerate(parents):

@@ -1,7 +1,7 @@
-"""GGUF files of any size whose weights are holes: the engine plans and reserves for them, and nothing is ever computed.
+"""GGUF files of any size whose weights are file holes: the engine plans and allocates, but nothing is computed.
 
-The file is as long as it claims and takes no room on a disk that knows holes. Of the types in blocks of 32, its
-matrices have Q4_1: it is small, and the engine makes no copy of it for its kernels.
+The file has its full length but takes no room on a file system with sparse files. The matrices are Q4_1: a small type
+with blocks of 32 that the engine does not repack for its kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from edgedecode.gguf.fields import FLOAT32, TEXT, UINT32
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["HollowShape", "write_hollow"]
+__all__ = ["SparseShape", "write_sparse"]
 
 F32, Q4_1 = 0, 3
 BLOCK, BLOCK_NBYTES = 32, 20
 ALIGNMENT = 32
 CONTEXT = 4096
-FILE = "hollow.gguf"
+FILE = "sparse.gguf"
 
 
 @dataclass(frozen=True, slots=True)
-class HollowShape:
-    """A Qwen2's sizes, embedding and head in one."""
+class SparseShape:
+    """Sizes of a Qwen2 with a tied embedding."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class HollowShape:
         return self.hidden // self.heads
 
 
-def write_hollow(folder: Path, shape: HollowShape) -> ModelEntry:
+def write_sparse(folder: Path, shape: SparseShape) -> ModelEntry:
     """Write the header into `folder`, the rest as a hole, and return an entry for it."""
     infos, nbytes = b"", 0
     tensors = list(_tensors(shape))
@@ -75,7 +75,7 @@ def write_hollow(folder: Path, shape: HollowShape) -> ModelEntry:
     )
 
 
-def _tensors(shape: HollowShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensors(shape: SparseShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, kv = shape.hidden, shape.kv_heads * shape.head_size
     yield "token_embd.weight", (hidden, shape.rows)
     yield "output_norm.weight", (hidden,)
@@ -91,7 +91,7 @@ def _tensors(shape: HollowShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"blk.{layer}.ffn_down.weight", (shape.mlp, hidden)
 
 
-def _fields(shape: HollowShape) -> Iterator[bytes]:
+def _fields(shape: SparseShape) -> Iterator[bytes]:
     yield _text("general.architecture") + struct.pack("<I", TEXT) + _text("qwen2")
     yield _text("tokenizer.ggml.model") + struct.pack("<I", TEXT) + _text("none")
     yield _text("qwen2.attention.layer_norm_rms_epsilon") + struct.pack("<If", FLOAT32, 1e-6)
