@@ -1,6 +1,6 @@
-"""Runs a command, then again and again with a kill at one event, and looks what is left each time.
+"""Run a command, then repeatedly with a kill at one event, and check what remains each time.
 
-A process of its own: everything is imported once, no thread was ever started, and each run is a fork of it.
+It is a separate process that imports everything once and never starts a thread; each run is a fork of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.shim import Shim
 
 _SECONDS = 120
-"""A child that takes longer hangs."""
+"""A child that takes longer is considered hanging."""
 
 
 def main(name: str, root: str, most: str) -> None:
-    """Print a report of at most so many kills, `all`: at every event, before and after it."""
+    """Print a report of at most `most` kills; `all` means at every event, before and after it."""
     report = crashed(SCENARIOS[name](), Path(root), most=None if most == "all" else int(most))
     print(json.dumps(report))
 
@@ -53,7 +53,7 @@ def crashed(scenario: Scenario, root: Path, *, most: int | None) -> dict[str, ob
         _placed(before, work)
         where = f"{'after' if after else 'before'} event {at + 1} of {len(events)} ({events[at]})"
         if _forked(lambda at=at, after=after: (Shim(at, after).install(), scenario.run(work)), root) != -signal.SIGKILL:  # type: ignore[misc]
-            failures.append(f"{where}: it was not killed: {_said(root)}")
+            failures.append(f"{where}: it was not killed: {_stderr(root)}")
             continue
         try:
             if (found := _state(scenario, work, root)) not in (old, new):
@@ -63,7 +63,7 @@ def crashed(scenario: Scenario, root: Path, *, most: int | None) -> dict[str, ob
             if (found := _state(scenario, work, root)) != new:
                 failures.append(f"{where}: the next run made {found} instead of {new}")
             if left := scenario.content(work) ^ whole:
-                failures.append(f"{where}: after the next run {sorted(left)} lie there, or do not")
+                failures.append(f"{where}: after the next run {sorted(left)} are unexpected or missing")
         except AssertionError as error:
             failures.append(f"{where}: {error}")
     return {"events": Counter(events), "kills": len(points), "failures": failures}
@@ -76,25 +76,25 @@ def _placed(before: Path, work: Path) -> None:
 
 
 def _age(work: Path) -> None:
-    """Unfinished files of the cache, which have no lock, count as left behind when they are old."""
+    """Make unfinished cache files old: they have no lock and count as leftovers by age."""
     for path in work.rglob("*.making"):
         with suppress(OSError):
             os.utime(path, (time.time() - 7200,) * 2)
 
 
 def _state(scenario: Scenario, work: Path, root: Path) -> str:
-    """Open everything as a user would, in a process of its own, and return what it is."""
+    """Open everything as a user would, in a separate process, and return its description."""
     _must(lambda: (root / "state").write_text(scenario.state(work)), root)
     return (root / "state").read_text()
 
 
 def _must(work: Callable[[], object], root: Path) -> None:
     code = _forked(work, root)
-    assert code == 0, f"ended with {code}: {_said(root)}"
+    assert code == 0, f"ended with {code}: {_stderr(root)}"
 
 
 def _forked(work: Callable[[], object], root: Path) -> int:
-    """Run in a child; return its exit code, negative: the signal that ended it."""
+    """Run in a child; return its exit code, or the negative number of the signal that ended it."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -114,7 +114,7 @@ def _forked(work: Callable[[], object], root: Path) -> int:
         os._exit(code)
 
 
-def _said(root: Path) -> str:
+def _stderr(root: Path) -> str:
     return (root / "output").read_text(errors="replace")[-1500:]
 
 

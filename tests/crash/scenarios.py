@@ -1,4 +1,4 @@
-"""What is killed: how it begins, the command, and what a user finds afterwards. Each is loaded in a child process."""
+"""The killed commands: set-up, command, and the state a user finds afterwards. Each runs in a child process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Work = Callable[[Path], object]
 
 @dataclass
 class Scenario:
-    """A command on a folder, whose `cache` is the user's cache."""
+    """A command on a folder; the folder's `cache` is the user's cache."""
 
     set_up: Work
     run: Work
     state: Callable[[Path], str]
-    """Opens everything as it is used, and says what it is; raises where something cannot be opened."""
+    """Opens everything in use and returns a description; raises where something cannot be opened."""
     leaves: tuple[str, ...] = ("cache/*",)
-    """Patterns of what stays there for good, whatever its content; a `*` is within one folder."""
+    """Patterns of files that stay, with any content; a `*` is within one folder."""
 
     def content(self, work: Path) -> set[str]:
-        """Return the names of all files and folders, to see what is left behind; a trim's two names are one."""
+        """Return the names of all files and folders, to find leftovers; a trim's two names count as one."""
         names = {path.relative_to(work).as_posix().replace("-2.", ".") for path in work.rglob("*")}
         return {name for name in names if not any(_matches(name, pattern) for pattern in self.leaves)}
 
@@ -42,7 +42,7 @@ def digest(*files: Path) -> str:
 
 
 def toy_state(work: Path) -> str:
-    """What the pack's check finds sound."""
+    """Return a description of the pack after its check."""
     from edgedecode.pack.gate import check_listing
     from edgedecode.pack.integrity import check_files
     from edgedecode.pack.manifest import Manifest
@@ -101,7 +101,7 @@ def removed(work: Path) -> None:
 
 
 def timed(work: Path) -> None:
-    """As `trim --report` ends."""
+    """Write the result of `trim --report`."""
     from edgedecode.export.trim.pack_change import save_entry
     from edgedecode.pack.manifest import Manifest
 
@@ -111,7 +111,7 @@ def timed(work: Path) -> None:
 
 
 def compared(work: Path) -> None:
-    """As `eval --equality` ends."""
+    """Write the result of `eval --equality`."""
     from edgedecode.apps.eval.evaluation import Found, save_found
     from edgedecode.pack.engine_equality import Equality
 
@@ -143,7 +143,7 @@ def bundled(work: Path) -> None:
 
 
 def real_state(work: Path) -> str:
-    """What `show --verify` and a few tokens say, drafted with the trimmed head where there is one."""
+    """Return the result of `show --verify` and a few tokens, drafted with the trimmed head where there is one."""
     import edgedecode
     from edgedecode.cli import main
 
@@ -152,12 +152,12 @@ def real_state(work: Path) -> str:
     with edgedecode.load(pack, runtime="onnx", threads=1) as pair:
         trim = pair.manifest.models["draft"].trim
         drafters = ("none", "model", *(("trim",) if trim else ()))
-        texts = {_said(pair, drafter) for drafter in drafters}
+        texts = {_answer(pair, drafter) for drafter in drafters}
     assert len(texts) == 1, texts
     return f"trim {trim and trim.size}: {texts.pop()!r}"
 
 
-def _said(pair: Any, drafter: str) -> str:
+def _answer(pair: Any, drafter: str) -> str:
     from edgedecode import SessionOptions
 
     with pair.session(SessionOptions(drafter=drafter, draft_max=0 if drafter == "none" else 2)) as session:
@@ -165,7 +165,7 @@ def _said(pair: Any, drafter: str) -> str:
 
 
 def used(work: Path) -> None:
-    """Open a pack with a cache of its own, say something and close: all that is kept by the way is written."""
+    """Open a pack with a separate cache, generate and close, so that everything that is cached is written."""
     import edgedecode
 
     with edgedecode.load(work / "pack", runtime="onnx", threads=None) as pair, pair.session() as session:
@@ -176,11 +176,11 @@ def used_state(work: Path) -> str:
     import edgedecode
 
     with edgedecode.load(work / "pack", runtime="onnx", threads=None) as pair:
-        return _said(pair, "none")
+        return _answer(pair, "none")
 
 
 def remembers(*numbers: int, limit_nbytes: int = 1 << 20) -> Work:
-    """`--remember`: append an output of each of these ids to a file, which is cut to its newest half at the limit."""
+    """`--remember`: append outputs of these ids to a file, which is cut to its most recent half at the limit."""
 
     def append(work: Path) -> None:
         from edgedecode.drafters.remembered import OutputFile
@@ -194,7 +194,7 @@ def remembers(*numbers: int, limit_nbytes: int = 1 << 20) -> Work:
 
 
 def remembered_state(work: Path) -> str:
-    """Which outputs are loaded, each of them complete; a command that runs again appends its output again."""
+    """Return the loaded outputs, which are complete; a command that runs again appends its output again."""
     from edgedecode.drafters.remembered import OutputFile
 
     found = OutputFile(work / "cache" / "store" / "some.outputs").load(1000, vocabulary_size=100)
@@ -203,7 +203,7 @@ def remembered_state(work: Path) -> str:
 
 
 def learnt(work: Path) -> None:
-    """The experience of a pack, and what else is kept as JSON."""
+    """Save a pack's experience and the other data kept as JSON."""
     from edgedecode.cache import cache_folder
     from edgedecode.decoding.policy import RoundCost
     from edgedecode.schedule.experience import Experience
@@ -231,7 +231,7 @@ def learnt_state(work: Path) -> str:
     from edgedecode.sessions.experience_file import load_experience
 
     path = work / "cache" / "costs" / "some.json"
-    json.loads(path.read_text())  # a damaged one would be begun afresh: less than before
+    json.loads(path.read_text())  # a damaged file would be started again, with less than before
     return str(load_experience(path).costs.step_seconds(1))
 
 
@@ -249,15 +249,15 @@ def saved_state(work: Path) -> str:
 
 
 class Hub:
-    """The hub with two commits of a pack: its client writes into files, and deletes none."""
+    """The hub with two commits of a pack; its client writes files and deletes none."""
 
-    def __init__(self, newest: str) -> None:
-        self.newest = newest
+    def __init__(self, latest: str) -> None:
+        self.latest = latest
 
     def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
-        if self.newest == "away":
+        if self.latest == "away":
             raise ConnectionError("no route to the hub")
-        return SimpleNamespace(sha=self.newest * 40)
+        return SimpleNamespace(sha=self.latest * 40)
 
     def snapshot_download(self, name: str, *, revision: str, allow_patterns: list[str], local_dir: Path) -> str:
         source = local_dir.parents[2] / "hub" / revision[0]
@@ -271,15 +271,15 @@ class Hub:
         return str(local_dir)
 
 
-def hub(newest: str) -> None:
+def hub(latest: str) -> None:
     import sys
 
     from edgedecode.pack import gate as pack_gate
 
-    stands_in = Hub(newest)
+    stands_in = Hub(latest)
     client: Any = SimpleNamespace(snapshot_download=stands_in.snapshot_download, HfApi=lambda: stands_in)
     sys.modules["huggingface_hub"] = client
-    setattr(pack_gate, "_check_models", lambda *_: None)  # noqa: B010 (these packs' graphs are a few letters)
+    setattr(pack_gate, "_check_models", lambda *_: None)  # noqa: B010 (the graphs of these packs are a few letters)
 
 
 def published(work: Path) -> None:
@@ -302,7 +302,7 @@ def downloaded(commit: str) -> Work:
 
 
 def downloaded_state(work: Path) -> str:
-    """Without the hub."""
+    """Return the state of the pack without the hub."""
     from edgedecode.pack.hub import find_pack
     from edgedecode.pack.integrity import check_files
     from edgedecode.pack.manifest import Manifest
@@ -326,7 +326,7 @@ def exported(work: Path) -> None:
     from edgedecode.export.stages import Stages
 
     if (work / "out").exists():
-        return  # a user who finds the pack there does not export it again
+        return  # a user who finds the pack does not export it again
     recipe = Recipe(Scheme(8, 32), Scheme(8, 32))
     source = str(work / "source")
     export_pair(PairRequest(source, None, work / "out", recipe, noise_positions=0, activations="8"), Stages())
@@ -340,7 +340,7 @@ def exported_state(work: Path) -> str:
         return "nothing"
     check_pack(work / "out", full=True)
     with edgedecode.load(work / "out", runtime="onnx", threads=1) as pair:
-        return repr(_said(pair, "none"))
+        return repr(_answer(pair, "none"))
 
 
 def first_file(work: Path) -> None:
@@ -357,7 +357,7 @@ def imported(work: Path) -> None:
     from edgedecode.export.stages import Stages
 
     if not (work / "out").exists():
-        pair.engine_fault = lambda: "it is not asked"  # type: ignore[assignment]
+        pair.engine_fault = lambda: "not probed"  # type: ignore[assignment]
         request = ImportRequest(work / "files" / "model.gguf", None, work / "out", copy=True)
         pair.import_gguf_pair(request, Stages())
 
@@ -383,7 +383,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "trim of the bundled pack": lambda: Scenario(bundled, trimmed(2048), real_state, ("cache/costs/*", "cache/*")),
     "a first use": lambda: Scenario(bundled, used, used_state, ("cache/*/*",)),
     "--remember": lambda: Scenario(remembers(0, 1, 2), remembers(3), remembered_state, ()),
-    "--remember, cut to its newest half": lambda: Scenario(
+    "--remember, cut to its most recent half": lambda: Scenario(
         remembers(0, 1, 2, 3), remembers(3, limit_nbytes=200), remembered_state, ()
     ),
     "experience": lambda: Scenario(learnt_before, learnt, learnt_state, ()),

@@ -1,7 +1,7 @@
-"""Counts what changes files, and kills the process before or after one of these events. Patches the standard library
-of a child process only: the package knows nothing of it.
+"""Count changes of files, and kill the process before or after one of these events. Only a child process's standard
+library is patched.
 
-Written bytes are no events: a kill loses what is still in Python's buffers, as it would be torn anywhere.
+Written bytes are not events: a kill loses the content of Python's buffers in any case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRITING = set("wax+")
 
 @dataclass
 class Shim:
-    """Counts events; at number `at` the process is killed, before the event or right after it. None: never."""
+    """Count events and kill the process before or right after number `at`; None: never."""
 
     at: int | None = None
     after: bool = False
@@ -31,7 +31,7 @@ class Shim:
             if hasattr(os, name):
                 setattr(os, name, self._counted(name, getattr(os, name), lambda *_, **__: True))
         opened = self._counted("open", io.open, _opens_for_writing)
-        io.open = builtins.open = opened  # pathlib takes the one, everybody else the other
+        io.open = builtins.open = opened  # pathlib uses the first, everything else the second
         os.open = self._counted("open", os.open, lambda path, flags, *_, **__: bool(flags & os.O_CREAT))
 
     def _counted(self, name: str, real: Callable[..., Any], counts: Callable[..., bool]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ class Shim:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 return real(*arguments, **options)
-            finally:  # an event that failed, such as a folder that was there, is one too
+            finally:  # an event that failed, such as an existing folder, counts too
                 if number == self.at:
                     os.kill(os.getpid(), signal.SIGKILL)
 

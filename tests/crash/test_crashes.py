@@ -1,7 +1,7 @@
-"""Killed at any change of a file, a command leaves what was there before or what is there now, never less.
+"""A command killed at any change of a file leaves the old or the new state, never less.
 
-Each command is killed before or after some of its events, drawn by a fixed seed; the variable EDGEDECODE_CRASH_KILLS is
-the number for each of them, or `all`.
+Each command is killed before or after some of its events, chosen with a fixed seed; EDGEDECODE_CRASH_KILLS is the
+number of kills per command, or `all`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEEDS = {"export": ("torch", "transformers", "onnx_ir"), "import": ("gguf",), "t
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
+def test_command_killed_at_any_event_leaves_the_old_or_the_new_state(name: str, tmp_path: Path) -> None:
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     most = os.environ.get("EDGEDECODE_CRASH_KILLS") or str(KILLS.get(name, FEW))

@@ -1,4 +1,4 @@
-"""One server of forks for all fuzzing. Where processes cannot fork there is none."""
+"""One fork server for all fuzzing, skipped where processes cannot fork."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from .running import Fuzz
 
 if not hasattr(os, "fork"):
-    pytest.skip("fuzzing forks its inputs", allow_module_level=True)
+    pytest.skip("fuzzing runs its inputs in forks", allow_module_level=True)
 
 
 @pytest.fixture(scope="session")

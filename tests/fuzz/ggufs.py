@@ -1,4 +1,4 @@
-"""GGUF files from plain values: a small Llama with a vocabulary, whose every number and name can be said wrong."""
+"""GGUF files from plain values: a small Llama with a vocabulary, in which any number and name can be changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD_SIZE = HIDDEN // HEADS
 
 @dataclass(frozen=True)
 class Value:
-    """A field's type and value; of an array, its elements' type, and how many it claims to have (None: all)."""
+    """A field's type and value; for an array also the elements' type and the claimed count (None: the true one)."""
 
     kind: int
     value: Any
@@ -38,7 +38,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Tensor:
-    """As the file lists it; offset None: behind the one before."""
+    """A tensor's entry; offset None: after the previous tensor."""
 
     shape: tuple[int, ...]
     kind: int = F32
@@ -47,7 +47,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class File:
-    """A whole file; counts None: the true ones. keep: thousandths of its bytes that are there."""
+    """A complete file; counts None: the true ones. keep: the thousandths of its bytes that are written."""
 
     fields: Mapping[str, Value]
     tensors: Mapping[str, Tensor]
@@ -154,7 +154,7 @@ def _true_nbytes(name: str) -> int:
 
 
 def _scalar(kind: int, value: Any) -> bytes:
-    """Encode as the type says; a value that is no such thing, or an unknown type, as a text."""
+    """Encode by the type; a value of another kind, or an unknown type, is encoded as text."""
     form = FORMATS.get(kind)
     if form is None or isinstance(value, str):
         return _text(str(value))

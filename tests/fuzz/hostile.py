@@ -1,4 +1,4 @@
-"""Values that break parsers, and edits of a JSON file by path: small to print, applied when an input is made."""
+"""Values that break parsers, and edits of a JSON file by path: short to print, applied when an input is built."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Repeated:
-    """A text that is short to print."""
+    """A repeated text that is short to print."""
 
     piece: str
     times: int
@@ -67,7 +67,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Edit:
-    """The value at a path becomes another, or is taken out."""
+    """Replace or remove the value at a path."""
 
     path: Path
     value: Any
@@ -75,7 +75,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Splice:
-    """A part of the file's text, by thousandths of its length, becomes another text, so many times."""
+    """Replace a part of the file's text, in thousandths of its length, by repetitions of another text."""
 
     start: int
     length: int
@@ -84,7 +84,7 @@ class Splice:
 
 
 def paths(value: Any, at: Path = ()) -> Iterator[Path]:
-    """Yield the place of every value; of long lists the first two."""
+    """Yield the path of every value; in long lists only of the first two."""
     if at:
         yield at
     if isinstance(value, dict):
@@ -96,7 +96,7 @@ def paths(value: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def edits(base: Any, *, most: int = 3) -> st.SearchStrategy[tuple[Edit | Splice, ...]]:
-    """Draw a few edits of a parsed file, most of them of the value's own type, or one of its text."""
+    """Generate a few edits of a parsed file, mostly of the value's own type, or one of its text."""
     places = list(paths(base))
     numbers = [place for place in places if isinstance(_get(base, place), (int, float))]
     texts = [place for place in places if isinstance(_get(base, place), str)]
@@ -110,7 +110,7 @@ def edits(base: Any, *, most: int = 3) -> st.SearchStrategy[tuple[Edit | Splice,
 
 
 def _near(base: Any, place: Path) -> st.SearchStrategy[Edit]:
-    """A number that a check of ranges lets through more easily."""
+    """Generate a number that passes range checks more easily."""
     value = _get(base, place)
     near = [value + 1, value - 1, value * 2, value * 1000, value // 2 if isinstance(value, int) else value / 2]
     return st.builds(Edit, st.just(place), st.sampled_from(near))
@@ -123,7 +123,7 @@ def _get(base: Any, place: Path) -> Any:
 
 
 def edited(base: Any, changes: Sequence[Edit | Splice]) -> bytes:
-    """Return the file with the edits; of those whose place an earlier one took away nothing is left."""
+    """Return the file with the edits; edits whose path an earlier one removed are ignored."""
     value = copy.deepcopy(base)
     for change in changes:
         if isinstance(change, Edit):

@@ -1,4 +1,4 @@
-"""A small sound pack, made of the bundled one's draft model, and copies of it with some files changed and signed."""
+"""A small valid pack from the bundled draft model, and copies with changed files and matching digests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def content_of(name: str) -> bytes:
 def write_pack(
     folder: Path, *, manifest: Any = None, raw: bytes | None = None, changed: Mapping[str, bytes] | None = None
 ) -> Path:
-    """Write the pack; `changed` files are listed with their own sizes and digests. raw: the manifest's very bytes."""
+    """Write the pack; `changed` files are listed with their true sizes and digests. raw: the manifest's exact bytes."""
     changed = changed or {}
     manifest = copy.deepcopy(manifest or base_manifest())
     for name in {*FILES, *changed}:

@@ -1,4 +1,4 @@
-"""Runs one hostile input and says what is wrong with how it ended: the invariant of everything in this folder."""
+"""Run one hostile input and check how it ended: the invariant of all tests in this folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 
 BUDGET_NBYTES = 160_000_000
-"""What `--memory` says wherever a model is opened."""
+"""`--memory` of every command that opens a model."""
 UNBUDGETED_NBYTES = 300_000_000
-"""For what opens no model."""
+"""Limit for commands that open no model."""
 GROWTH = int(os.environ.get("EDGEDECODE_FUZZ", "1"))
 INPUTS = {
     "manifests": 190,
@@ -29,17 +29,17 @@ INPUTS = {
     "transcripts": 30,
     "command lines": 90,
 }
-"""How many of each kind the ordinary suite tries; EDGEDECODE_FUZZ=10 tries ten times as many."""
+"""Inputs of each kind in the ordinary suite; EDGEDECODE_FUZZ=10 tries ten times as many."""
 _CODES = (0, 1, 2, 130)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAGE = re.compile(r"check|digests|(target|draft): [a-z. ]+")
 _NO_ADDRESSES = re.compile(r"bad_alloc|MemoryError|[Ff]ailed to allocate|[Cc]annot allocate")
-"""What the limit of the server's forks looks like: without it the machine would have been asked for the memory."""
+"""Messages of the forks' address limit: without it the command would have allocated the memory."""
 _TABLE = re.compile(r"  \S.* MB$")
 
 
 def fuzzed(kind: str) -> Callable[[Any], Any]:
-    """Try as many inputs as INPUTS says, the same on every run; a failure prints its input, unshrunk."""
+    """Try INPUTS[kind] inputs, the same on every run; a failure prints its input unshrunk."""
     return settings(
         max_examples=INPUTS[kind] * GROWTH,
         derandomize=True,
@@ -52,7 +52,7 @@ def fuzzed(kind: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command line ended."""
+    """The outcome of a command line."""
 
     words: Sequence[str]
     code: int
@@ -62,7 +62,7 @@ class Outcome:
     err: str
 
     def complaints(self, *, limit: int, plain: bool) -> list[str]:
-        """Say what is wrong. plain: nothing printed may be a control character, as in text a model did not write."""
+        """Return the violations. plain: no control characters may be printed, as for text that no model generated."""
         found = []
         if self.code not in _CODES:
             found.append(f"exit code {self.code}")
@@ -71,29 +71,29 @@ class Outcome:
         if self.code == 1 and not _plainly_refused(self.err, talks=self.words[0] == "chat"):
             found.append("no plain refusal")
         if "EP Error" in self.out:
-            found.append("the engine speaks")
+            found.append("output of the engine")
         if self.code == 2 and "usage: " not in self.err:
             found.append("no usage")
-        if self.code != 2 and _CONTROLS.search(self.err + (self.out if plain else "")):  # usage repeats its words
+        if self.code != 2 and _CONTROLS.search(self.err + (self.out if plain else "")):  # usage errors repeat the words
             found.append("control characters")
         if _NO_ADDRESSES.search(self.err):
-            found.append("it ran into the limit of the address space")
+            found.append("it reached the limit of the address space")
         if self.peak > limit:
             found.append(f"a peak of {self.peak / 1e6:.0f} MB over {limit / 1e6:.0f} MB")
         return found
 
 
 def _plainly_refused(err: str, *, talks: bool) -> bool:
-    """Notices and the refusal, a line each, a budget's with its table; of an import also the stages before it.
+    """Return whether there are only notices and a refusal, a line each, with a budget's table or an import's stages.
 
-    talks: remarks on a conversation may stand before it.
+    talks: messages about a conversation may come first.
     """
     lines = [line for line in err.splitlines() if not _TABLE.fullmatch(line) and not _STAGE.fullmatch(line)]
     return bool(lines) and all(line.startswith("edgedecode: ") for line in (lines[-1:] if talks else lines))
 
 
 class Fuzz:
-    """A server of forks, and a folder for the input of the moment."""
+    """A fork server, and a folder for the current input."""
 
     def __init__(self, root: Path) -> None:
         self.place = root / "place"
@@ -119,7 +119,7 @@ class Fuzz:
         self._server.communicate(timeout=60)
 
     def fresh(self) -> Path:
-        """Return the folder, empty."""
+        """Empty the folder and return it."""
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir(parents=True)
         return self.place
@@ -135,8 +135,8 @@ class Fuzz:
     ) -> Outcome:
         """Run the words and raise AssertionError where the invariant does not hold.
 
-        makes: what the command makes in the folder where it ends with 0. tries: `import` lets llama.cpp try a file, in
-        processes of its own.
+        makes: the name that the command creates in the folder when it succeeds. tries: `import` lets llama.cpp try a
+        file in separate processes.
         """
         before = self._listing()
         outcome = self._run(words, stdin=stdin, tries=tries)

@@ -1,6 +1,6 @@
-"""Runs command lines, each in a fork of this process: native code that dies takes nobody along. One JSON line each.
+"""Run command lines, each in a fork of this process to contain native crashes, with one JSON line each.
 
-Started once by `running.Fuzz`; what is slow to import is imported here, before the forks.
+Started once by `running.Fuzz`; slow imports happen here, before the forks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from edgedecode.engines import registry
 
 CPU_SECONDS, WALL_SECONDS = 20, 90
-"""What one input may take; the wall's are for inputs that wait, on a machine that has other work too."""
+"""Limits of one input; the wall time is for inputs that wait, on a machine with other load."""
 ADDRESS_NBYTES = 3 << 30
-"""Ends what runs away before the machine has no memory left; a refusal that comes from it is a failure."""
+"""Stops a runaway input before the machine runs out of memory; a refusal caused by it is a failure."""
 ESCAPED = 70
 """The exit code of an exception that reached the caller of `main`."""
 IMPORTED = (
@@ -57,11 +57,11 @@ def _forked(request: dict[str, Any]) -> dict[str, float]:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Do in this fork what the command line asks for, and end it."""
+    """Run the command line in this fork and exit."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(request[name], flags, 0o600), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's own has read ahead)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's stream has read ahead)
     os.chdir(request["folder"])
     if not request["tries"]:
         import_module("edgedecode.export.imports.gguf_import").engine_fault = lambda: "left out"

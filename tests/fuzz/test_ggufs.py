@@ -1,4 +1,4 @@
-"""GGUF files with hostile headers: imported, and where llama.cpp is there also run."""
+"""GGUF files with hostile headers: imported, and run where llama.cpp is installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARRAYS = st.builds(
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is said otherwise: a field, a tensor, or something of the whole file."""
+    """One change: of a field, a tensor, or the file as a whole."""
 
     what: str
     name: str = ""
@@ -54,7 +54,7 @@ class Change:
 
 
 def _fitting(kept: Value, value: Any) -> Any:
-    """Return `value` as something of the field's own type, which gets further than another type does."""
+    """Return `value` in the field's own type, which passes more checks than another type."""
     if kept.kind == ARRAY:
         return [*kept.value[: len(kept.value) // 2], value if isinstance(value, str) or kept.inner != TEXT else "x"]
     return value if isinstance(value, str) == (kept.kind == TEXT) else kept.value
@@ -100,7 +100,7 @@ CHANGES = st.one_of(
 )
 
 
-def test_the_sound_file_imports(fuzz: Fuzz) -> None:
+def test_import_of_the_valid_gguf_file_succeeds(fuzz: Fuzz) -> None:
     (fuzz.fresh() / "model.gguf").write_bytes(sound().encoded)
     outcome = fuzz.check(*IMPORT, makes="pack", tries=False)
     assert outcome.code == 0, outcome.err
@@ -114,7 +114,9 @@ ANSWER = ("generate", "-m", "pack", "--runtime", "llama", "-p", "hello", "-n", "
 
 @fuzzed("gguf")
 @given(changes=st.lists(CHANGES, min_size=1, max_size=2))
-def test_a_gguf_file_ends_in_one_line_or_an_answer(fuzz: Fuzz, changes: Sequence[Callable[[File], File]]) -> None:
+def test_import_of_a_hostile_gguf_ends_in_one_line_or_an_answer(
+    fuzz: Fuzz, changes: Sequence[Callable[[File], File]]
+) -> None:
     file = reduce(lambda file, change: change(file), changes, sound())
     (fuzz.fresh() / "model.gguf").write_bytes(file.encoded)
     imported = fuzz.check(*IMPORT, makes="pack", tries=False)

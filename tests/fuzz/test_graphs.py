@@ -1,4 +1,4 @@
-"""Graph files with hostile tensors, nodes and bytes, signed as sound: what the engine would open natively."""
+"""Graph files with hostile tensors, nodes and bytes but valid digests, which the engine would open natively."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ LOCATIONS = st.one_of(
             "/proc/self/mem",
         ]
     ),
-    TEXTS.map(lambda text: text.replace("\ud800", "\ufffd")),  # protobuf's texts have none
+    TEXTS.map(lambda text: text.replace("\ud800", "\ufffd")),  # protobuf strings cannot contain it
 )
 
 
 @dataclass(frozen=True)
 class External:
-    """Where one tensor's bytes lie is said otherwise; the tensor by its number among those outside."""
+    """Change the location of one tensor's bytes; the tensor is given by its index among the external ones."""
 
     index: int
     location: str | None = None
@@ -54,7 +54,7 @@ class External:
 
 @dataclass(frozen=True)
 class Claim:
-    """One tensor's sizes or type are said otherwise."""
+    """Change one tensor's claimed sizes or type."""
 
     index: int
     dims: tuple[int, ...] | None = None
@@ -63,7 +63,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Operator:
-    """One node is another operator, with one attribute changed, or reads another value."""
+    """Change one node's operator, an attribute or an input."""
 
     index: int
     name: str | None = None
@@ -74,7 +74,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Bomb:
-    """An operator that makes so many numbers, whose largest is added to the logits; none: a tensor claims them."""
+    """Add an operator with a huge output, whose largest number is added to the logits; none: a tensor claims them."""
 
     kind: str
     size: int
@@ -82,7 +82,7 @@ class Bomb:
 
 @dataclass(frozen=True)
 class Shared:
-    """So many more tensors over the bytes of one, each converted and its largest number added to the logits."""
+    """Add tensors that share the bytes of one, each converted and its largest number added to the logits."""
 
     index: int
     count: int
@@ -90,7 +90,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Garbled:
-    """Bytes at a thousandth of the file become others; end: nothing follows them."""
+    """Replace bytes at a thousandth of the file; end: the file ends after them."""
 
     start: int
     content: bytes
@@ -116,7 +116,7 @@ CHANGES = st.one_of(
 
 
 def graph(changes: Sequence[Change]) -> bytes:
-    """Return the sound pack's graph with the changes made."""
+    """Return the valid pack's graph with the changes."""
     file = GraphFile.parse(content_of(GRAPH))
     for change in changes:
         if not isinstance(change, Garbled):
@@ -196,7 +196,7 @@ def _share(file: GraphFile, shared: Shared) -> None:
 
 
 def _reopened(file: GraphFile) -> tuple[str, str]:
-    """Return names of the logits as they are computed now, and of what may be added to them."""
+    """Return the names of the original logits and of a value to add to them."""
     name = f"logits/{len(file.nodes)}"
     for node in file.nodes:
         node.outputs[:] = [name if output == "logits" else output for output in node.outputs]
@@ -210,7 +210,7 @@ def _add_largest(file: GraphFile, name: str, result: str) -> None:
 
 @fuzzed("graphs")
 @given(changes=st.lists(CHANGES, min_size=1, max_size=2))
-def test_a_graph_ends_in_one_line_or_an_answer(fuzz: Fuzz, changes: Sequence[Change]) -> None:
+def test_generate_with_a_hostile_graph_ends_in_one_line_or_an_answer(fuzz: Fuzz, changes: Sequence[Change]) -> None:
     pack = write_pack(fuzz.fresh() / "pack", changed={GRAPH: graph(changes)})
     (fuzz.place / "outside.bin").write_bytes(bytes(4096))
     fuzz.check(*answer_words(pack), limit=BUDGET_NBYTES)

@@ -1,4 +1,4 @@
-"""Tokenizer files and chat templates, signed as sound: both are little programs."""
+"""Hostile tokenizer files and chat templates with valid digests; both are small programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNTYPED: list[Json] = [
     {"type": "Other", "pattern": {"String": "l"}, "content": "l" * 16},
     {"normalizers": [{"pattern": {"String": "l"}, "content": "l" * 16}] * 5},
 ]
-"""Steps whose type the library guesses from the other fields."""
+"""Steps whose type the library infers from the other fields."""
 NORMALIZERS = st.one_of(
     st.none(),
     st.sampled_from(
@@ -151,7 +151,7 @@ ADDED = st.lists(
 
 @dataclass(frozen=True)
 class TokenizerCase:
-    """The small byte-level tokenizer with other parts (a part that is absent stays), or edited at random."""
+    """The small byte-level tokenizer with some parts replaced, or edited at random."""
 
     parts: Json = field(default_factory=dict)
     changes: tuple[Edit | Splice, ...] = ()
@@ -182,7 +182,7 @@ TOKENIZERS = st.one_of(
 
 
 def _size(tokenizer: Any) -> int:
-    """Return how many ids it has, as far as the file says so in the usual places: the manifest says the same."""
+    """Return the number of ids from the usual places of the file, for the manifest."""
     try:
         vocabulary = tokenizer["model"]["vocab"]
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
@@ -194,7 +194,7 @@ def _size(tokenizer: Any) -> int:
 
 @fuzzed("tokenizers")
 @given(case=TOKENIZERS)
-def test_a_tokenizer_ends_in_one_line_or_an_answer(fuzz: Fuzz, case: TokenizerCase) -> None:
+def test_generate_with_a_hostile_tokenizer_ends_in_one_line_or_an_answer(fuzz: Fuzz, case: TokenizerCase) -> None:
     tokenizer = {**base_tokenizer(), **case.parts}
     data = edited(tokenizer, case.changes)
     manifest = base_manifest() | {"vocabulary_size": _size(tokenizer)}
@@ -280,7 +280,7 @@ _DOUBLING = "{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ 
 
 @fuzzed("templates")
 @given(pieces=st.lists(PIECES, min_size=1, max_size=3))
-def test_a_template_ends_in_one_line_or_an_answer(fuzz: Fuzz, pieces: Sequence[str]) -> None:
+def test_generate_with_a_hostile_template_ends_in_one_line_or_an_answer(fuzz: Fuzz, pieces: Sequence[str]) -> None:
     text = "".join(pieces).encode("utf-8", "surrogatepass")
     pack = write_pack(fuzz.fresh() / "pack", changed={"chat_template.jinja": text})
     fuzz.check(*answer_words(pack), limit=BUDGET_NBYTES)

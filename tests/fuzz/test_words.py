@@ -33,7 +33,7 @@ def _bytes(line: bytes | Repeated) -> bytes:
 
 @fuzzed("transcripts")
 @given(changes=edits(CONVERSATION), lines=st.lists(LINES, max_size=3))
-def test_a_saved_conversation_ends_in_one_line_or_an_answer(
+def test_chat_with_a_hostile_conversation_ends_in_one_line_or_an_answer(
     fuzz: Fuzz, changes: Sequence[Edit | Splice], lines: Sequence[bytes | Repeated]
 ) -> None:
     pack = write_pack(fuzz.fresh() / "pack")
@@ -100,16 +100,16 @@ def command_lines(draw: st.DrawFn) -> list[str]:
             words += [draw(st.sampled_from(FLAGS.get(verb, ("--help",))))]
         else:
             words += [draw(st.sampled_from(OPTIONS.get(verb, ("--json",)))), draw(WORDS)]
-    if verb in ("bench", "eval", "trim", "export"):  # minutes of work where nothing is wrong
+    if verb in ("bench", "eval", "trim", "export"):  # these take minutes where nothing is wrong
         words += ["--no-such-option"]
     return [verb, *words]
 
 
 @fuzzed("command lines")
 @given(words=command_lines())
-def test_a_command_line_ends_in_one_line_or_an_answer(fuzz: Fuzz, words: Sequence[str]) -> None:
+def test_command_line_of_random_words_ends_in_one_line_or_an_answer(fuzz: Fuzz, words: Sequence[str]) -> None:
     write_pack(fuzz.fresh() / "pack")
     (fuzz.place / "saved.json").write_bytes(edited(CONVERSATION, ()))
-    safe = [word.replace("\0", "") for word in words]  # the system passes none
+    safe = [word.replace("\0", "") for word in words]  # the system cannot pass null characters
     limit = BUDGET_NBYTES if words[-2:] == ["--memory", "160MB"] else UNBUDGETED_NBYTES
     fuzz.check(*safe, stdin=b"hello\n", limit=limit, makes="made")

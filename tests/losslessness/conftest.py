@@ -1,4 +1,4 @@
-"""Packs for the losslessness suites: the bundled one, and the demo pair exported at 32 and 4 bits where it can be."""
+"""Packs for the losslessness tests: the bundled one, and the demo pair exported at 32 and 4 bits where possible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROMPTS = Path(__file__).parents[2] / "apps" / "prompts.jsonl"
 
 @pytest.fixture(scope="session")
 def export_demo(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Export the demo pair at these bits and trim its draft, once a run, with the project's own commands.
+    """Export the demo pair at these bits and trim its draft, once per run, with the project's own commands.
 
-    What no test of these packs reads is not measured: kernel noise, and activations at 16 bits, which the pair does not
-    need (test_activations.py).
+    Kernel noise and 16-bit activations are not measured: no test needs the first, nor the pair the second
+    (test_activations.py).
     """
 
     def make(bits: int, pack: Path) -> None:
@@ -60,7 +60,7 @@ def bundled_pair() -> Iterator[edgedecode.Pair]:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """The held-out prompts, families interleaved so that a prefix holds some of each."""
+    """Return the held-out prompts, families interleaved so that a prefix contains some of each."""
     rows = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
     families: dict[str, list[str]] = {}
     for row in rows:

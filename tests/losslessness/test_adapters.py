@@ -1,4 +1,4 @@
-"""Answers under adapters: drafts change no token, a swap changes none either, and re-reads only what it must."""
+"""Answers under adapters: drafts and swaps change no token, and a swap recomputes only what it must."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def options(adapter: str | None, *, drafter: str | None = "none", sampling: Samp
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_drafts_under_an_adapter_change_no_token(pair: Pair, adapter: str, sampling: SamplingOptions) -> None:
-    """Bit for bit where rows do not depend on a pass's width; elsewhere by widths whose rows round alike."""
+def test_adapter_with_drafts_changes_no_token(pair: Pair, adapter: str, sampling: SamplingOptions) -> None:
+    """Bit for bit where rows do not depend on a pass's width; elsewhere with widths whose rows round alike."""
     given = [options(adapter, drafter=drafter, sampling=sampling) for drafter in ("none", "model", "suffix", None)]
-    given.append(replace(given[1], draft_max=4))  # always drafts, whatever the scheduler has learnt
+    given.append(replace(given[1], draft_max=4))  # always drafts, independent of the scheduler
     if not pair.target.card.row_invariant:
         if why_refused(pair, 3) is not None or adapter != "ordinary":
             pytest.skip("the engine's rows depend on a pass's width")
@@ -73,7 +73,7 @@ def test_drafts_under_an_adapter_change_no_token(pair: Pair, adapter: str, sampl
     assert proposed > 0
 
 
-def test_session_learns_acceptance_for_each_adapter(pair: Pair) -> None:
+def test_acceptance_is_learned_per_adapter(pair: Pair) -> None:
     with pair.session(options("ordinary", drafter=None)) as session:
         session.generate(PROMPTS[0], max_tokens=24)
         known = {*pair.experience.history.adapters}
@@ -83,7 +83,7 @@ def test_session_learns_acceptance_for_each_adapter(pair: Pair) -> None:
     assert "another" in pair.experience.history.adapters
 
 
-def test_every_adapter_changes_the_answer(pair: Pair) -> None:
+def test_adapter_changes_the_answer(pair: Pair) -> None:
     said = set()
     for adapter in (None, *ADAPTERS):
         with pair.session(options(adapter)) as session:
@@ -91,7 +91,7 @@ def test_every_adapter_changes_the_answer(pair: Pair) -> None:
     assert len(said) == 1 + len(ADAPTERS)
 
 
-def test_scale_of_zero_is_no_adapter_and_two_is_more(pair: Pair) -> None:
+def test_adapter_scale_of_zero_has_no_effect_and_two_has_more(pair: Pair) -> None:
     with pair.session(options(None)) as session:
         said = []
         for name, scale in ((None, 1.0), ("ordinary", 0.0), ("ordinary", 1.0), ("ordinary", 2.0)):
@@ -105,8 +105,8 @@ def test_scale_of_zero_is_no_adapter_and_two_is_more(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "order", [(None, "activated", "another", "activated"), ("ordinary", None, "activated", "ordinary")]
 )
-def test_answers_after_swaps_are_those_of_lone_sessions(pair: Pair, order: tuple[str | None, ...]) -> None:
-    """Each answer is what a new session says that has read the conversation so far with that adapter alone."""
+def test_use_adapter_gives_the_answers_of_separate_sessions(pair: Pair, order: tuple[str | None, ...]) -> None:
+    """Each answer equals that of a new session that has computed the conversation so far with that adapter only."""
     with pair.session(options(None), messages=[Message("system", "You are brief.")]) as session:
         for adapter, prompt in zip(order, PROMPTS, strict=True):
             before = session.messages
@@ -123,7 +123,7 @@ def test_answers_after_swaps_are_those_of_lone_sessions(pair: Pair, order: tuple
                 assert done.tokens[:1] == alone.tokens[:1]
 
 
-def test_a_swap_of_activated_adapters_reads_the_newest_answer_again_and_no_prompt(pair: Pair) -> None:
+def test_use_adapter_of_activated_adapters_recomputes_the_last_answer_only(pair: Pair) -> None:
     with pair.session(options("activated")) as session:
         session.generate(PROMPTS[0], max_tokens=24)
         for adapter in ("another", "activated", "activated"):
@@ -136,7 +136,7 @@ def test_a_swap_of_activated_adapters_reads_the_newest_answer_again_and_no_promp
             assert done.stats.cached_tokens == min(alike, start) > 0
 
 
-def test_a_swap_of_ordinary_adapters_reads_everything_again(pair: Pair) -> None:
+def test_use_adapter_of_ordinary_adapters_recomputes_everything(pair: Pair) -> None:
     with pair.session(options(None)) as session:
         session.generate(PROMPTS[0], max_tokens=8)
         session.use_adapter("ordinary")
@@ -146,7 +146,7 @@ def test_a_swap_of_ordinary_adapters_reads_everything_again(pair: Pair) -> None:
     assert same.stats.cached_tokens > swapped.stats.prompt_tokens
 
 
-def test_a_swap_in_the_middle_of_an_answer_waits_for_the_next(pair: Pair) -> None:
+def test_use_adapter_in_the_middle_of_an_answer_waits_for_the_next(pair: Pair) -> None:
     with pair.session(options("activated")) as lone:
         wanted = lone.generate(PROMPTS[0], max_tokens=24).tokens
     with pair.session(options("activated")) as session:
@@ -161,7 +161,7 @@ def test_a_swap_in_the_middle_of_an_answer_waits_for_the_next(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize("ask", [Session.stream, Session.complete], ids=["stream", "complete"])
-def test_a_swap_before_the_first_chunk_waits_for_the_next_answer(pair: Pair, ask: Callable[..., Answer]) -> None:
+def test_use_adapter_before_the_first_chunk_waits_for_the_next_answer(pair: Pair, ask: Callable[..., Answer]) -> None:
     with pair.session(options("ordinary")) as lone:
         wanted = lone.collect(ask(lone, PROMPTS[0], max_tokens=12)).tokens
     with pair.session(options("ordinary")) as session:
@@ -173,9 +173,7 @@ def test_a_swap_before_the_first_chunk_waits_for_the_next_answer(pair: Pair, ask
 
 
 @pytest.mark.parametrize("ask", [Session.stream, Session.complete], ids=["stream", "complete"])
-def test_an_adapter_that_was_swapped_for_another_is_evictable_after_the_answer(
-    pair: Pair, ask: Callable[..., Answer]
-) -> None:
+def test_adapter_that_was_replaced_is_evictable_after_the_answer(pair: Pair, ask: Callable[..., Answer]) -> None:
     pair.turn.run(pair.budget.give_back)
     with pair.session(options("ordinary")) as session:
         answer = ask(session, PROMPTS[0], max_tokens=8)
@@ -188,8 +186,8 @@ def test_an_adapter_that_was_swapped_for_another_is_evictable_after_the_answer(
         assert set(adapters_of(pair)) == {"another"}
 
 
-def test_the_adapter_of_a_session_that_is_not_closed_is_evictable(pair: Pair) -> None:
-    """The session is collected in whichever thread, also while another one has the models."""
+def test_adapter_of_a_session_that_was_never_closed_is_evictable(pair: Pair) -> None:
+    """The session is collected in any thread, even while another one holds the models."""
     pair.turn.run(pair.budget.give_back)
     with pair.session(options("ordinary")) as other:
         dropped = [pair.session(options(name)) for name in ("ordinary", "another")]
@@ -212,8 +210,8 @@ def test_the_adapter_of_a_session_that_is_not_closed_is_evictable(pair: Pair) ->
     assert not adapters_of(pair)
 
 
-def test_unused_adapters_are_evicted_for_the_encoding_of_a_long_prompt(pair: Pair) -> None:
-    """The second message drops no turn either."""
+def test_adapter_without_a_session_is_evicted_for_the_encoding_of_a_long_prompt(pair: Pair) -> None:
+    """The second message must not drop a turn either."""
     with pair.session(options("ordinary")) as session:
         session.generate(PROMPTS[0], max_tokens=2)
     with pair.session(replace(options(None), context=256)) as session:
@@ -229,7 +227,7 @@ def test_unused_adapters_are_evicted_for_the_encoding_of_a_long_prompt(pair: Pai
 
 @pytest.mark.parametrize("scale", [float("nan"), float("-inf"), 1e39])
 @pytest.mark.filterwarnings("error")
-def test_a_scale_that_is_no_number_changes_nothing(pair: Pair, scale: float) -> None:
+def test_use_adapter_with_a_scale_that_is_not_finite_changes_nothing(pair: Pair, scale: float) -> None:
     with pair.session(options("ordinary")) as session:
         first = session.generate(PROMPTS[0], max_tokens=8)
         with pytest.raises(InputError, match="an adapter's scale must be a finite number"):
@@ -240,8 +238,8 @@ def test_a_scale_that_is_no_number_changes_nothing(pair: Pair, scale: float) -> 
             pair.session(replace(options("ordinary"), adapter_scale=scale))
 
 
-def test_a_scale_that_does_not_fit_is_refused_when_it_is_chosen(pair: Pair) -> None:
-    """ONNX Runtime's graph takes scaled matrices; llama.cpp takes the scale itself."""
+def test_use_adapter_refuses_a_scale_that_does_not_fit_the_budget(pair: Pair) -> None:
+    """ONNX Runtime's graph needs scaled matrices; llama.cpp takes the scale itself."""
     pair.turn.run(pair.budget.give_back)
     with pair.session(options("ordinary")) as session:
         first = session.generate(PROMPTS[0], max_tokens=8)
@@ -259,8 +257,8 @@ def test_a_scale_that_does_not_fit_is_refused_when_it_is_chosen(pair: Pair) -> N
             pair.budget.limit = None
 
 
-def test_sessions_with_several_scales_answer_as_alone_and_release_them(pair: Pair) -> None:
-    """Their rounds alternate. What a scale needs is gone when no session has chosen it, also before the next answer."""
+def test_adapter_with_several_scales_answers_as_alone_and_releases_them(pair: Pair) -> None:
+    """Their rounds alternate. A scale's memory is released once no session has chosen it, even before an answer."""
 
     def leased() -> int:
         return sum(lease.nbytes for lease in pair.budget.leases if lease.name.startswith("adapter:ordinary"))
@@ -288,7 +286,7 @@ def test_sessions_with_several_scales_answer_as_alone_and_release_them(pair: Pai
     assert len({tuple(tokens) for tokens in said}) == 3
 
 
-def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
+def test_adapter_needs_a_target_opened_for_adapters(pack: Path) -> None:
     pytest.importorskip("onnxruntime")
     with (
         edgedecode.load(pack, runtime="onnx") as plain,
@@ -297,15 +295,15 @@ def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
         plain.session(options("ordinary"))
 
 
-def test_an_adapter_is_loaded_once_and_leased(pair: Pair) -> None:
+def test_adapter_is_loaded_once_and_leased(pair: Pair) -> None:
     with pair.session(options("ordinary")) as first, pair.session(options("ordinary")) as second:
         assert first.generate(PROMPTS[0], max_tokens=8).tokens == second.generate(PROMPTS[0], max_tokens=8).tokens
     held = [lease.name for lease in pair.budget.leases if lease.name.startswith("adapter:")]
     assert len(held) == len(set(held)) <= len(ADAPTERS)
 
 
-def test_prepare_leaves_only_the_new_message_to_read(pair: Pair) -> None:
-    """Whichever adapter comes next. A second call does nothing, nor does one before any answer."""
+def test_prepare_leaves_only_the_new_message_to_compute(pair: Pair) -> None:
+    """With any next adapter. A second call, or one before any answer, does nothing."""
     compared = 0
     with pair.session(options("activated")) as session:
         session.prepare()
@@ -347,13 +345,13 @@ def test_prepare_is_stopped_by_the_next_call(pair: Pair) -> None:
 
 
 def adapters_of(pair: Pair) -> dict[str, int]:
-    """Return the bytes of each adapter that the target has."""
+    """Return the bytes of each adapter that the target holds."""
     leases = [lease for lease in pair.budget.leases if lease.name.startswith("adapter:")]
     return {lease.name.partition(":")[2]: lease.nbytes for lease in leases}
 
 
 def swap(pair: Pair, session: Session, name: str | None) -> None:
-    """Change the adapter where there is room for two of the three, which are of one size."""
+    """Change the adapter with room for two of the three, which have the same size."""
     sizes = adapters_of(pair)
     try:
         if sizes:
@@ -363,7 +361,7 @@ def swap(pair: Pair, session: Session, name: str | None) -> None:
         pair.budget.limit = None
 
 
-def test_the_least_recently_used_adapter_is_evicted_for_another(pair: Pair) -> None:
+def test_eviction_takes_the_least_recently_used_adapter(pair: Pair) -> None:
     pair.turn.run(pair.budget.give_back)
     assert not adapters_of(pair)
     with pair.session(options("ordinary")) as session:
@@ -378,7 +376,7 @@ def test_the_least_recently_used_adapter_is_evicted_for_another(pair: Pair) -> N
             assert set(adapters_of(pair)) == expected
 
 
-def test_two_names_of_one_adapter_are_evicted_apart(pack: Path, tmp_path: Path) -> None:
+def test_eviction_treats_two_names_of_one_adapter_separately(pack: Path, tmp_path: Path) -> None:
     shutil.copytree(pack, tmp_path / "pack")
     list_adapter(tmp_path / "pack", "twin", pack.parent / "ordinary")
     with (
@@ -396,8 +394,8 @@ def test_two_names_of_one_adapter_are_evicted_apart(pack: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: Path, tmp_path: Path) -> None:
-    """Its digest is that of the manifest when the pack was opened, and so is that of the KV caches."""
+def test_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: Path, tmp_path: Path) -> None:
+    """The adapter and its KV caches have the digest of the manifest at the time the pack was opened."""
     pytest.importorskip(ENGINES[engine])
     own = tmp_path / "pack"
     shutil.copytree(pack, own)
@@ -417,14 +415,14 @@ def test_an_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: P
         assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
 
 
-def test_an_adapter_that_does_not_fit_leaves_the_one_before(pair: Pair) -> None:
+def test_use_adapter_that_does_not_fit_keeps_the_previous_one(pair: Pair) -> None:
     with pair.session(options("ordinary")) as session:
         first = session.generate(PROMPTS[0], max_tokens=8)
         pair.turn.run(pair.budget.give_back)
         try:
             pair.budget.limit = Limit(pair.budget.used_nbytes - max(adapters_of(pair).values()) // 2)
             with pytest.raises(BudgetExceeded):
-                session.use_adapter("another")  # the one before made way, and did not fit either
+                session.use_adapter("another")  # the previous one was evicted, and that was not enough
         finally:
             pair.budget.limit = None
         session.reset()
@@ -432,7 +430,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_one_before(pair: Pair) -> None:
         assert set(adapters_of(pair)) == {"ordinary"}
 
 
-def test_an_adapter_that_a_session_has_chosen_is_never_evicted(pair: Pair) -> None:
+def test_eviction_never_takes_an_adapter_that_a_session_has_chosen(pair: Pair) -> None:
     pair.turn.run(pair.budget.give_back)
     assert not adapters_of(pair)
     with pair.session(options("ordinary")) as session:
@@ -449,8 +447,8 @@ def test_an_adapter_that_a_session_has_chosen_is_never_evicted(pair: Pair) -> No
         assert set(adapters_of(pair)) == {"activated", "another"}
 
 
-def test_answers_after_random_swaps_evictions_and_interruptions_are_those_of_lone_sessions(pair: Pair) -> None:
-    """Of engines whose rows depend on a pass's width the first token is compared."""
+def test_use_adapter_with_random_evictions_and_interruptions_equals_separate_sessions(pair: Pair) -> None:
+    """On engines whose rows depend on a pass's width only the first token is compared."""
     draw = Random(7)
     evicted = 0
     pair.turn.run(pair.budget.give_back)

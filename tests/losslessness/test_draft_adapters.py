@@ -1,4 +1,4 @@
-"""Adapters of the draft model: drafts are accepted more often, change no token, and are never read under another."""
+"""Adapters of the draft model: drafts are accepted more often, change no token, and never use another's KV state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWAPS = (None, "ordinary", "activated", "alone", None, "activated")
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The draft model is the target again, with the same adapters but for `alone`, which only the target has."""
+    """Return a pack whose draft model is a copy of the target, with its adapters except `alone`."""
     made = tmp_path_factory.mktemp("adapters") / "pack"
     shutil.copytree(BUNDLED_PACK, made)
     manifest = Manifest.load(made)
@@ -66,7 +66,7 @@ def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
 
 
 def options(adapter: str | None = None, *, draft_max: int = 4, sampling: SamplingOptions = GREEDY) -> SessionOptions:
-    """Return options to draft always with the draft model, or never."""
+    """Return options that always draft with the draft model, or never."""
     drafter = "model" if draft_max else "none"
     return SessionOptions(
         adapter=adapter,
@@ -85,9 +85,9 @@ def draft_adapters(pair: Pair) -> set[str]:
 
 
 def alike(pair: Pair, *answers: Stats) -> bool:
-    """Return whether the drafts were the target's text; there is nothing in between.
+    """Return whether the drafts were the target's text; fail on anything in between.
 
-    They all are where rows do not depend on a pass's width, elsewhere but for near ties.
+    All are accepted where rows do not depend on a pass's width, elsewhere all except near ties.
     """
     accepted, proposed = sum(each.accepted for each in answers), sum(each.proposed for each in answers)
     assert proposed > 0
@@ -100,10 +100,8 @@ def alike(pair: Pair, *answers: Stats) -> bool:
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("adapter", ["ordinary", "activated", "alone"])
-def test_the_draft_model_drafts_with_its_own_adapter(
-    pair: Pair, adapter: str, sampling: SamplingOptions, scale: float
-) -> None:
-    """A copy of the target drafts the target's text with the same adapter at the same scale, and only then."""
+def test_draft_adapter_is_used_for_drafts(pair: Pair, adapter: str, sampling: SamplingOptions, scale: float) -> None:
+    """A copy of the target drafts the target's text only with the same adapter at the same scale."""
     with pair.session(replace(options(adapter, sampling=sampling), adapter_scale=scale)) as session:
         done = [session.generate(prompt, max_tokens=30).stats for prompt in PROMPTS[:2]]
     assert alike(pair, *done) == (adapter != "alone")
@@ -111,10 +109,10 @@ def test_the_draft_model_drafts_with_its_own_adapter(
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["model", "tree", None])
-def test_texts_over_swaps_are_those_of_plain_decoding(
+def test_draft_adapter_over_swaps_gives_plain_decodings_text(
     pair: Pair, sampling: SamplingOptions, drafter: str | None
 ) -> None:
-    """Bit for bit where rows do not depend on a pass's width, elsewhere by widths whose rows round alike."""
+    """Bit for bit where rows do not depend on a pass's width; elsewhere with widths whose rows round alike."""
     plain, drafted = options(draft_max=0, sampling=sampling), replace(options(sampling=sampling), drafter=drafter)
     drafted = replace(drafted, draft_max=None) if drafter is None else drafted
     if not pair.target.card.row_invariant:
@@ -132,7 +130,7 @@ def test_texts_over_swaps_are_those_of_plain_decoding(
     assert proposed > 0
 
 
-def test_reproducible_text_under_a_draft_adapter_is_that_of_plain_decoding(pair: Pair) -> None:
+def test_draft_adapter_with_reproducible_gives_plain_decodings_text(pair: Pair) -> None:
     if why_refused(pair, 3) is not None:
         pytest.skip("no widths round alike here")
     said = []
@@ -142,15 +140,15 @@ def test_reproducible_text_under_a_draft_adapter_is_that_of_plain_decoding(pair:
     assert said[0] == said[1]
 
 
-def test_the_ratio_rule_accepts_everything_of_a_copy_with_the_same_adapter(pair: Pair) -> None:
-    """The draft's probabilities are those that it drew from: equal distributions reject nothing."""
+def test_draft_adapter_of_a_copy_is_always_accepted_by_the_ratio_rule(pair: Pair) -> None:
+    """The draft reports the probabilities it sampled from: equal distributions reject nothing."""
     for adapter in ("ordinary", "activated", "alone"):
         with pair.session(replace(options(adapter, sampling=WARM), rule=Rule.RATIO)) as session:
             assert alike(pair, session.generate(PROMPTS[0], max_tokens=40).stats) == (adapter != "alone")
 
 
-def test_a_swap_reads_again_what_another_adapter_read(pair: Pair) -> None:
-    """The draft model's state keeps the positions before the first that differs, in its token or its adapter."""
+def test_draft_adapter_swap_recomputes_the_positions_of_another_adapter(pair: Pair) -> None:
+    """The draft model's state keeps the positions before the first whose token or adapter differs."""
     compared = set()
     with pair.session(options()) as session:
         (state,) = session._drafts._setting.states.used
@@ -158,7 +156,7 @@ def test_a_swap_reads_again_what_another_adapter_read(pair: Pair) -> None:
             read, span = [*state._read], state._span
             session.use_adapter(adapter)
             answer = session.stream(prompt, max_tokens=12)
-            next(answer)  # the target's: the draft model has read nothing for it yet
+            next(answer)  # the target's token: the draft model has computed nothing for it yet
             tokens, kept = session._transcript.tokens, len(state._read)
             shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(read, tokens, strict=False)))
             alike = state._span.shared_with(span)
@@ -173,7 +171,7 @@ def test_a_swap_reads_again_what_another_adapter_read(pair: Pair) -> None:
     assert {(False, None), (False, 0)} < compared
 
 
-def test_trees_are_drafted_with_the_adapter(pair: Pair) -> None:
+def test_draft_adapter_is_used_for_trees(pair: Pair) -> None:
     accepted = {}
     for adapter in ("ordinary", "alone"):
         with pair.session(replace(options(adapter), drafter="tree")) as session:
@@ -181,9 +179,9 @@ def test_trees_are_drafted_with_the_adapter(pair: Pair) -> None:
     assert accepted["ordinary"] > accepted["alone"]
 
 
-def test_an_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pair) -> None:
+def test_draft_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pair) -> None:
     with pair.session(options("ordinary")) as session:
-        assert "ordinary" in draft_adapters(pair)  # loaded before the first answer waits for it
+        assert "ordinary" in draft_adapters(pair)  # loaded before the first answer needs it
         answer = session.stream(PROMPTS[0], max_tokens=16)
         next(answer)
         pair.turn.run(pair.budget.give_back)
@@ -196,7 +194,7 @@ def test_an_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pair) 
         assert alike(pair, said, again)
 
 
-def test_two_sessions_hold_one_copy_at_two_scales(pair: Pair) -> None:
+def test_draft_adapter_at_two_scales_is_held_once(pair: Pair) -> None:
     halved = replace(options("ordinary"), adapter_scale=0.5)
     with pair.session(options("ordinary")) as first, pair.session(halved) as second:
         for session in (first, second, first):
@@ -204,8 +202,8 @@ def test_two_sessions_hold_one_copy_at_two_scales(pair: Pair) -> None:
         assert draft_adapters(pair) == {"ordinary"}
 
 
-def test_too_small_a_budget_drafts_without_the_adapter(pair: Pair, notices: pytest.LogCaptureFixture) -> None:
-    """With one notice, until there is memory again."""
+def test_draft_adapter_is_left_out_in_too_small_a_budget(pair: Pair, notices: pytest.LogCaptureFixture) -> None:
+    """With one notice, until memory is available again."""
     with pair.session(options(draft_max=0)) as session:
         session.use_adapter("ordinary")
         wanted = [session.generate(prompt, max_tokens=16).tokens for prompt in PROMPTS[:2]]
@@ -227,8 +225,8 @@ def test_too_small_a_budget_drafts_without_the_adapter(pair: Pair, notices: pyte
         assert alike(pair, session.generate(PROMPTS[2], max_tokens=16).stats)
 
 
-def test_a_scale_that_does_not_fit_drafts_without_the_adapter(pack: Path, notices: pytest.LogCaptureFixture) -> None:
-    """ONNX Runtime holds a second copy of matrices for another scale than 1, made for each answer with it."""
+def test_draft_adapter_is_left_out_when_its_scale_does_not_fit(pack: Path, notices: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime needs a second copy of the matrices for a scale other than 1, made for each answer with it."""
     with (
         edgedecode.load(pack, runtime="onnx", adapters=True) as pair,
         pair.session(replace(options("ordinary"), adapter_scale=0.5)) as session,
@@ -241,7 +239,7 @@ def test_a_scale_that_does_not_fit_drafts_without_the_adapter(pack: Path, notice
         assert not alike(pair, stats)
 
 
-def test_a_damaged_file_of_the_drafts_adapter_is_an_error(pack: Path, tmp_path: Path) -> None:
+def test_draft_adapter_with_a_damaged_file_is_an_error(pack: Path, tmp_path: Path) -> None:
     made = tmp_path / "pack"
     shutil.copytree(pack, made)
     with edgedecode.load(made, runtime="onnx", adapters=True) as pair:
@@ -259,7 +257,7 @@ def test_a_damaged_file_of_the_drafts_adapter_is_an_error(pack: Path, tmp_path: 
             session.generate(PROMPTS[0], max_tokens=8)
 
 
-def test_a_draft_model_whose_graph_takes_no_adapters_drafts_plainly(
+def test_draft_adapter_is_left_out_where_the_graph_takes_none(
     pack: Path, tmp_path: Path, notices: pytest.LogCaptureFixture
 ) -> None:
     made = tmp_path / "pack"
@@ -279,10 +277,10 @@ def test_a_draft_model_whose_graph_takes_no_adapters_drafts_plainly(
         assert not isinstance(pair.draft, AdapterModel) or not pair.draft.card.lora_rank
 
 
-def test_the_bundled_draft_takes_its_adapter_in_place_of_its_trimmed_head(
+def test_draft_adapter_replaces_the_trimmed_head_of_the_bundled_draft(
     tmp_path: Path, notices: pytest.LogCaptureFixture
 ) -> None:
-    """No graph has both. Asked for by name, the trimmed head drafts without the adapter."""
+    """No graph has both. Requested by name, the trimmed head drafts without the adapter."""
     made = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, made)
     list_adapter(made, "odd", write_peft(tmp_path / "odd", seed=1))

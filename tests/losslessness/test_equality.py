@@ -1,4 +1,4 @@
-"""One pack on both engines: they say the same within kernel noise, and one damaged matrix is found."""
+"""One pack on both engines: equal text within kernel noise, and a damaged matrix is detected."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LIMITS = ["--limit", str(PROMPTS), "-n", "48", "--noise-positions", "300"]
 
 @pytest.fixture(scope="module")
 def both(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair's target at 4 bits, for both engines."""
+    """Return a pack with the demo pair's target at 4 bits for both engines."""
     for package in ("torch", "llama_cpp", "gguf"):
         pytest.importorskip(package, reason="the export or llama extras are not installed")
     pack = tmp_path_factory.mktemp("packs") / "both"
     words = ["export", "--target", str(demo_pair / "target"), "--bits", "4", "--formats", "onnx,gguf"]
-    words += ["--activations", "8"]  # which is what the pair gets where they are measured
+    words += ["--activations", "8"]  # the result of the measurement for this pair
     assert main([*words, "--noise-positions", "1000", "--out", str(pack)]) == 0
     return pack
 
 
 @pytest.mark.slow
-def test_both_engines_say_the_same(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_equality_finds_both_engines_equal(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--equality", "-m", str(both), *LIMITS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["target"]
     assert found["prompts"] == PROMPTS
@@ -44,7 +44,9 @@ def test_both_engines_say_the_same(both: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_one_damaged_matrix_is_found(both: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_equality_detects_one_damaged_matrix(
+    both: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import gguf
 
     pack = Path(shutil.copytree(both, tmp_path / "pack"))

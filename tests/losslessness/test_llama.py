@@ -1,4 +1,4 @@
-"""Losslessness on llama.cpp: the loop's text is plain decoding's, token for token, in float, with chains and trees."""
+"""Losslessness on llama.cpp in float: with chains and trees the text equals plain decoding token for token."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def target(gguf_toys: GgufOpener) -> Iterator[LanguageModel]:
     model.close()
 
 
-def say(
+def decode_text(
     model: LanguageModel, sampling: SamplingOptions, *, drafter: Drafter | None = None, draft_max: int = 0
 ) -> tuple[list[int], Stats]:
-    """Decode after the prompt, on a state whose every settled row is checked by the text itself."""
+    """Decode after the prompt; wrong rows of the KV state would show in the text."""
     state = model.new_state(len(PROMPT) + NEW + 1, rows=draft_max + 1)
     tokens, stats = list(PROMPT), Stats()
     setting = DecodeSetting(
@@ -68,9 +68,9 @@ def say(
 
 
 @cache
-def plainly(model: LanguageModel, sampling: SamplingOptions) -> list[int]:
-    """Decode without drafts, once for all that must say the same."""
-    return say(model, sampling)[0]
+def plain_text(model: LanguageModel, sampling: SamplingOptions) -> list[int]:
+    """Decode without drafts, cached for all tests that compare with it."""
+    return decode_text(model, sampling)[0]
 
 
 def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSetting:
@@ -87,13 +87,13 @@ def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSett
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("quality", DRAFTS)
 @pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
-def test_chains_of_a_draft_model(
+def test_decode_with_chains_of_a_draft_model(
     target: LanguageModel, gguf_toys: GgufOpener, quality: str, length: int, sampling: SamplingOptions
 ) -> None:
-    plain = plainly(target, sampling)
+    plain = plain_text(target, sampling)
     draft = gguf_toys(DRAFTS[quality])
     drafter = ModelSource().open(setting(draft, sampling))
-    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
+    found, stats = decode_text(target, sampling, drafter=drafter, draft_max=length)
     assert found == plain
     assert stats.proposed > 0
     assert stats.accepted > 0 or quality != "equal"
@@ -105,24 +105,24 @@ def test_chains_of_a_draft_model(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("source", [SuffixSource, RecycleSource])
-def test_chains_that_are_looked_up(
+def test_decode_with_chains_of_lookups(
     target: LanguageModel, source: type[DrafterSource], length: int, sampling: SamplingOptions
 ) -> None:
-    plain = plainly(target, sampling)
+    plain = plain_text(target, sampling)
     drafter = source().open(setting(None, sampling))
-    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
+    found, stats = decode_text(target, sampling, drafter=drafter, draft_max=length)
     assert found == plain
     assert stats.proposed > 0 or sampling is WARM
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [2, 4, 8, 16])
-def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: SamplingOptions) -> None:
-    plain = plainly(target, sampling)
+def test_decode_with_random_trees(target: LanguageModel, length: int, sampling: SamplingOptions) -> None:
+    plain = plain_text(target, sampling)
     truth, rng = [*PROMPT, *plain], np.random.default_rng(length)
 
-    def bush(context: Sequence[int], limit: int, _: UniformSource) -> Draft:
-        """A random tree whose tokens are right at half of its nodes, so that paths are short, long and branch."""
+    def random_tree(context: Sequence[int], limit: int, _: UniformSource) -> Draft:
+        """Return a random tree with correct tokens at half of its nodes: paths have various lengths and branch."""
         parents, depths, tokens = [], [], []
         for node in range(limit):
             parent = int(rng.integers(max(-1, node - 3), node))
@@ -131,10 +131,10 @@ def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: 
             place = len(context) + depths[node]
             right = truth[place] if place < len(truth) else 0
             tokens.append(right if rng.random() < 0.6 else (right + node + 1) % 128)
-        return Draft(tuple(tokens), parents=tuple(parents), source="bush")
+        return Draft(tuple(tokens), parents=tuple(parents), source="random")
 
-    drafter = CallDrafter(bush)
-    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
+    drafter = CallDrafter(random_tree)
+    found, stats = decode_text(target, sampling, drafter=drafter, draft_max=length)
     assert found == plain
     assert stats.accepted > 0
     assert stats.corrections > 0
@@ -143,11 +143,11 @@ def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("nodes", [4, 8, 16])
 @pytest.mark.parametrize("quality", ["differs", "hostile", "recycled"])
-def test_grown_trees(
+def test_decode_with_the_tree_drafter(
     target: LanguageModel, gguf_toys: GgufOpener, quality: str, nodes: int, sampling: SamplingOptions
 ) -> None:
-    """Both models hold their trees as sequences; what was accepted of a tree stays in the draft's state too."""
-    plain = plainly(target, sampling)
+    """Both models store trees as sequences; accepted nodes stay in the draft's state too."""
+    plain = plain_text(target, sampling)
     draft = None if quality == "recycled" else gguf_toys(DRAFTS[quality])
     source = RecycleSource() if draft is None else TreeSource()
     drafter = source.open(replace(setting(draft, sampling), tree=True))
@@ -172,7 +172,7 @@ def test_grown_trees(
         draft.close()
 
 
-def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: GgufOpener) -> None:
+def test_session_on_a_gguf_pack_equals_plain_decoding(tmp_path: Path, gguf_toys: GgufOpener) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     import edgedecode
     from tests.contract.gguf_pack import write_pack

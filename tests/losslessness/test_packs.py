@@ -1,4 +1,4 @@
-"""Losslessness on the real engine, as the README states it: float, bitwise, re-scored; no ties without a bound."""
+"""Losslessness on the real engine as stated in the README: float, bitwise, and re-scored with a bound on ties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WARM = SamplingOptions(temperature=0.8, top_p=0.95)
 DRAFTERS = ("model", "suffix", "recycle", "trim")
 LENGTHS = (1, 2, 4, 8, 16)
 FLOAT_GAP = 1e-3
-"""Float kernels of different widths sum in another order; logits of this pair have a deviation of about 3."""
+"""Float kernels of different widths sum in another order; logits of this pair have a standard deviation of about 3."""
 
 
 def answer(pair: Pair, prompt: str, *, max_tokens: int = 40, **options: object) -> Completion:
@@ -41,7 +41,7 @@ def answer(pair: Pair, prompt: str, *, max_tokens: int = 40, **options: object) 
 
 @cache
 def plain_answer(pair: Pair, prompt: str, sampling: SamplingOptions, *, reproducible: bool = False) -> tuple[int, ...]:
-    """Answer without drafts, once for all the ways to draft that must say the same."""
+    """Answer without drafts, cached for all tests that compare with it."""
     return answer(pair, prompt, sampling=sampling, drafter="none", reproducible=reproducible).tokens
 
 
@@ -51,7 +51,7 @@ def tokens_of(session: Session, prompt: str, *, max_tokens: int = 40) -> tuple[i
 
 
 class TreeDrafter(ScriptedDrafter):
-    """Hangs a wrong sibling beside every token of a known continuation: a tree whose right path is scattered."""
+    """Add a wrong sibling to every token of a known continuation: a tree whose correct path is not contiguous."""
 
     name = "tree"
 
@@ -74,7 +74,7 @@ class TreeDrafter(ScriptedDrafter):
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_float_speculation_says_what_plain_decoding_says(
+def test_float_pair_with_drafts_is_plain_decoding_within_rounding(
     float_pair: Pair, prompts: list[str], drafter: str, length: int
 ) -> None:
     accepted = rejected = 0
@@ -91,7 +91,7 @@ def test_float_speculation_says_what_plain_decoding_says(
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_float_texts_are_equal_token_for_token(
+def test_float_pair_with_drafts_equals_plain_decoding_token_for_token(
     float_pair: Pair, prompts: list[str], drafter: str, sampling: SamplingOptions
 ) -> None:
     for prompt in prompts[:12]:
@@ -141,7 +141,7 @@ def test_reproducible_text_on_llama_is_the_same_with_any_chain_or_refused(
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "llama"])
-def test_widths_that_round_alike_after_a_short_text_do_after_a_long_one(
+def test_identical_widths_after_a_short_text_are_identical_after_a_long_one(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if runtime == "llama":
@@ -152,7 +152,7 @@ def test_widths_that_round_alike_after_a_short_text_do_after_a_long_one(
         assert set(short.all) <= set(measure_widths(pair.target).all)
 
 
-def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
+def test_bundled_pair_on_200_prompts_is_plain_decoding_within_kernel_noise(
     bundled_pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = bundled_pair.target.card.kernel_noise
@@ -183,7 +183,9 @@ def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
 
 
 @pytest.mark.parametrize("pack", ["float_pair", "bundled_pair"])
-def test_trees_say_what_plain_decoding_says(request: pytest.FixtureRequest, prompts: list[str], pack: str) -> None:
+def test_scripted_trees_are_plain_decoding_within_kernel_noise(
+    request: pytest.FixtureRequest, prompts: list[str], pack: str
+) -> None:
     pair: Pair = request.getfixturevalue(pack)
     bound = FLOAT_GAP if pack == "float_pair" else pair.target.card.kernel_noise
     assert bound is not None
@@ -215,13 +217,13 @@ def decode_with_trees(
     return tokens, stats
 
 
-def test_the_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
+def test_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
     with pytest.raises(CapabilityError, match="ratio"):
         bundled_pair.session(SessionOptions(drafter="suffix", rule=Rule.RATIO))
 
 
 class Siblings:
-    """Counts accepted nodes that are not their parent's first child, round by round of a real session."""
+    """Count accepted nodes of a real session that are not their parent's first child."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.accepted = self.trees = 0
@@ -240,7 +242,7 @@ TREES = ({"drafter": "tree"}, {"drafter": "recycle", "tree": True})
 
 
 @pytest.mark.parametrize("options", TREES, ids=str)
-def test_grown_trees_say_what_plain_decoding_says_within_kernel_noise(
+def test_tree_option_is_plain_decoding_within_kernel_noise(
     bundled_pair: Pair, prompts: list[str], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise = bundled_pair.target.card.kernel_noise
@@ -248,8 +250,8 @@ def test_grown_trees_say_what_plain_decoding_says_within_kernel_noise(
     siblings = Siblings(monkeypatch)
     positions = hits = 0
     for index, prompt in enumerate(prompts[:48]):
-        whole = SessionOptions(sampling=GREEDY, draft_max=(4, 8, 16)[index % 3], **options)  # type: ignore[arg-type]
-        with bundled_pair.session(whole) as session:
+        full = SessionOptions(sampling=GREEDY, draft_max=(4, 8, 16)[index % 3], **options)  # type: ignore[arg-type]
+        with bundled_pair.session(full) as session:
             prompt_tokens, _ = tokens_of(session, prompt, max_tokens=48)
             score = rescore(bundled_pair.target, session.tokens, prompt_tokens=prompt_tokens)
             assert score.largest_gap <= noise
@@ -262,7 +264,7 @@ def test_grown_trees_say_what_plain_decoding_says_within_kernel_noise(
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("options", TREES, ids=str)
-def test_float_trees_are_equal_token_for_token(
+def test_float_pair_with_trees_equals_plain_decoding_token_for_token(
     float_pair: Pair,
     prompts: list[str],
     options: dict[str, object],

@@ -1,4 +1,4 @@
-"""Entropy switching on real models: every token is the choice of the model that is named as its source."""
+"""Entropy switching on real models: every token is the choice of the model named as its source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = (
 UP = 0.3
 GREEDY = SamplingOptions()
 NEAR_TIE = 4.0
-"""Largest gap of a near tie, in multiples of the kernels' noise: as in `eval --equality`."""
+"""Largest logit gap of a near tie, in multiples of the kernel noise, as in `eval --equality`."""
 
 
 @pytest.fixture(scope="module", params=["onnx", "llama"])
@@ -32,7 +32,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def one_row_logits(model: LanguageModel, tokens: Sequence[int], start: int) -> list[FloatArray]:
-    """Return the logits after tokens[: start], tokens[: start + 1] and so on, one row a pass."""
+    """Return the logits after tokens[: start], tokens[: start + 1] and so on, one row per pass."""
     state, rows = model.new_state(len(tokens) + 1), []
     model.forward(tokens[: start - 1], state, rows="none")
     state.keep(range(start - 1))
@@ -85,7 +85,7 @@ def test_switching_draws_the_same_text_for_the_same_seed(pair: Pair) -> None:
     assert texts[0] == texts[1]
 
 
-def test_switching_reads_no_prompt_with_the_target_while_the_draft_model_is_sure(pair: Pair) -> None:
+def test_switching_prefills_no_prompt_with_the_target_while_the_draft_model_is_sure(pair: Pair) -> None:
     with pair.session(SessionOptions(switch=SwitchOptions(threshold=1e9))) as session:
         session.generate(PROMPTS[0], max_tokens=16)
         assert session.stats.rounds == 0

@@ -1,6 +1,6 @@
-"""Eight threads on one pair of a real engine: every answer is that of a lone run, bit for bit; every lease comes back.
+"""Eight threads on one pair of a real engine: every answer equals a single run's, and every lease is released.
 
-EDGEDECODE_THREAD_ANSWERS is how many answers each thread asks for: 3, or 200 for the long run (minutes).
+EDGEDECODE_THREAD_ANSWERS is the number of answers per thread: 3, or 200 for the long run (minutes).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def ways(pair: Pair) -> list[SessionOptions]:
-    """How the threads decode: in any way where rows round alike, else only where drafts cannot turn a near tie."""
+    """Return the threads' options: any where rows round alike, else only those where drafts cannot flip a near tie."""
     given = [SessionOptions(sampling=GREEDY, drafter="none")]
     if pair.target.card.row_invariant:
         given += [SessionOptions(sampling=GREEDY)]
@@ -46,10 +46,10 @@ def ways(pair: Pair) -> list[SessionOptions]:
     return given
 
 
-def test_eight_threads_say_what_lone_runs_say_and_give_everything_back(
+def test_eight_threads_get_the_answers_of_single_runs_and_release_all_leases(
     pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A third of the answers is cancelled in the middle, half of these by another thread: they are prefixes."""
+    """A third of the answers is cancelled midway, half of these by another thread: these must be prefixes."""
     given, asked = ways(pair), [*prompts[:5], LONG]
     lone = dict[tuple[int, str], tuple[int, ...]]()
     for way, options in enumerate(given):
@@ -96,5 +96,5 @@ def test_eight_threads_say_what_lone_runs_say_and_give_everything_back(
 
 
 def leases(pair: Pair) -> list[tuple[str, int]]:
-    """Return who holds how much, past answers apart: they grow with what is said."""
+    """Return the leases, without past answers, which grow with the text."""
     return sorted((lease.name, lease.nbytes) for lease in pair.budget.leases if lease.name != "past outputs")

@@ -1,7 +1,7 @@
-"""A long conversation under a fence of the system's own, set to what was planned: it neither fails nor says other text.
+"""A long conversation under an operating-system memory limit set to the plan: it neither fails nor changes its text.
 
-Of one process the fence is RLIMIT_DATA, over private memory that can be written, whether it is touched or not; where a
-control group can be made (version 2), its memory.max over all memory, file pages included.
+For one process the limit is RLIMIT_DATA, which counts writable private memory whether it is touched or not; where a
+control group (version 2) can be made, it is memory.max, which counts all memory including file pages.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-resource = pytest.importorskip("resource", reason="fences of POSIX systems")
+resource = pytest.importorskip("resource", reason="memory limits of POSIX systems")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.memory,
-    pytest.mark.skipif(sys.platform != "linux", reason="fences and /proc of Linux"),
+    pytest.mark.skipif(sys.platform != "linux", reason="memory limits and /proc of Linux"),
 ]
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
 MIB = 2**20
 STACK_NBYTES = MIB
-"""Of a thread, reserved whole; usually 8 MiB."""
+"""Stack of a thread, counted completely; usually 8 MiB."""
 UNTOUCHED_NBYTES = {"onnx": 4 * STACK_NBYTES, "llama": 4 * STACK_NBYTES + 44 * MIB}
-"""What is reserved and hardly touched: threads' stacks; by llama.cpp the largest graph it could be asked for, 43 MB."""
+"""Memory reserved and hardly touched: threads' stacks; on llama.cpp also the largest possible graph, 43 MB."""
 
 CHAT = """
 import json, resource, sys
@@ -82,7 +82,7 @@ def _have_small_stacks() -> None:
 
 
 def chat(engine: str, *, fence: int = 0, before: str = "") -> dict[str, Any]:
-    """Let a child chat; return what was said and what it took."""
+    """Run the chat in a child process; return its texts and its memory."""
     child = run(engine, fence=fence, before=before)
     assert child.returncode == 0, child.stderr[-2000:]
     figures: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
@@ -91,30 +91,30 @@ def chat(engine: str, *, fence: int = 0, before: str = "") -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def free(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """An engine, and the chat without a fence."""
+    """Return an engine and its chat without a limit."""
     pytest.importorskip(ENGINES[request.param])
     return request.param, chat(request.param)
 
 
 def test_long_chat_with_drafts_keeps_its_plan(free: tuple[str, dict[str, Any]]) -> None:
-    engine, told = free
-    assert told["accepted"] > 100
-    assert told["resident"] <= told["planned"]
-    fenced = chat(engine, fence=told["anonymous"] + UNTOUCHED_NBYTES[engine])
-    assert fenced["texts"] == told["texts"]
+    engine, measured = free
+    assert measured["accepted"] > 100
+    assert measured["resident"] <= measured["planned"]
+    fenced = chat(engine, fence=measured["anonymous"] + UNTOUCHED_NBYTES[engine])
+    assert fenced["texts"] == measured["texts"]
 
 
-def test_fence_is_one(free: tuple[str, dict[str, Any]]) -> None:
-    """Far below what is planned nothing is said: the fence above would have been noticed."""
-    engine, told = free
-    child = run(engine, fence=told["anonymous"] // 4)
+def test_chat_fails_under_a_limit_below_its_plan(free: tuple[str, dict[str, Any]]) -> None:
+    """Checks that the limit works: far below the plan the chat prints nothing."""
+    engine, measured = free
+    child = run(engine, fence=measured["anonymous"] // 4)
     assert child.returncode != 0
     assert not child.stdout
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of its own below that of this process."""
+    """Yield a new control group below this process's."""
     lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), None)
     if own is None or not Path("/sys/fs/cgroup/cgroup.controllers").exists():
@@ -133,9 +133,9 @@ def group() -> Iterator[Path]:
 
 
 def test_long_chat_fits_a_container_of_its_plan(free: tuple[str, dict[str, Any]], group: Path) -> None:
-    engine, told = free
-    (group / "memory.max").write_text(str(told["planned"]))
+    engine, measured = free
+    (group / "memory.max").write_text(str(measured["planned"]))
     if (group / "memory.swap.max").exists():
         (group / "memory.swap.max").write_text("0")
     fenced = chat(engine, before=f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n")
-    assert fenced["texts"] == told["texts"]
+    assert fenced["texts"] == measured["texts"]

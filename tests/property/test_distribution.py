@@ -1,6 +1,6 @@
-"""What is emitted is distributed exactly as plain sampling: every sequence of a tiny vocabulary, enumerated.
+"""Emitted tokens are distributed exactly as in plain sampling: all sequences of a tiny vocabulary, enumerated.
 
-The expected probabilities come from `reference_row`, the slow and obvious way, and never from the code under test.
+The expected probabilities come from `reference_row`, a slow direct computation, and never from the code under test.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tests.toys import CallDrafter, draft_setting, headed_model, near_model, pad
 
 VOCABULARY = 4
 LENGTH = 4
-"""The first token comes from the prompt's pass, which carries no draft; three more are drafted for."""
+"""The first token comes from the prefill pass, which carries no draft; drafts are made for the other three."""
 PROMPT = (1, 2)
 DRAWS = int(os.environ.get("EDGEDECODE_DRAWS", "1500"))
-"""Generations for each distribution; more of them find smaller faults."""
+"""Generations for each distribution; more of them find smaller errors."""
 SCALE = 0.6
 SEED = 3
 SHARED = Noise(0)
-"""What drafters that share the target's noise are opened with: each answer begins it with its own seed."""
+"""The noise of drafters that share the target's: each answer restarts it with its own seed."""
 
 PLAIN = SamplingOptions(temperature=0.9)
 PENALTY = SamplingOptions(temperature=0.9, repetition_penalty=1.8)
@@ -53,13 +53,13 @@ Sequences = Counter[tuple[int, ...]]
 
 
 def target() -> TableModel:
-    """Its logits are mostly positive, so that a penalty weighs."""
+    """Return a model with mostly positive logits, so that a penalty has an effect."""
     first, second, third = toy_tables(VOCABULARY, seed=SEED, scale=SCALE)
     return TableModel(padded((first + np.float32(2.0), second, third)))
 
 
 def exact(options: SamplingOptions) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence of LENGTH tokens after the prompt."""
+    """Return the probability of every sequence of LENGTH tokens after the prompt."""
     model = target()
     found: dict[tuple[int, ...], float] = {}
     for sequence in itertools.product(range(VOCABULARY), repeat=LENGTH):
@@ -94,7 +94,7 @@ def draw(
 ) -> Drawn:
     """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens.
 
-    share: draw with the noise that the drafter was opened with, `SHARED`.
+    share: sample with the drafter's noise, `SHARED`.
     """
     model, proposer, drawing_rows = target(), drafter(), quick_draw()
     sequences: Sequences = Counter()
@@ -124,7 +124,7 @@ def draw(
 def chi_square(found: Sequences, expected: dict[tuple[int, ...], float]) -> tuple[float, float]:
     """Return the statistic and the value it exceeds once in ten thousand (Wilson and Hilferty's approximation).
 
-    Cells of fewer than five expected draws are put together.
+    Cells of fewer than five expected draws are merged.
     """
     draws = sum(found.values())
     assert all(expected[sequence] > 0 for sequence in found), "an impossible sequence was emitted"
@@ -152,35 +152,35 @@ def assert_exact(drawn: Drawn, expected: dict[tuple[int, ...], float]) -> None:
     assert statistic < limit
 
 
-# -- drafters: what they propose never depends on what the target will draw ------------------------------------------
+# -- drafters: proposals never depend on the target's draws ----------------------------------------------------------
 
 
 def likely_chain() -> Drafter:
-    """The arg-max chain of a model that differs from the target."""
+    """Return a drafter of arg-max chains of a model that differs from the target."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
     return ModelDrafter(model, draft_setting(VOCABULARY, model=model))
 
 
 def sharing_model(options: SamplingOptions) -> Drafter:
-    """A model that differs from the target and draws with the target's noise: `draw` tells it which."""
+    """Return a model drafter that differs from the target and samples with the target's noise, set by `draw`."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
     return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, noise=SHARED))
 
 
 def lookup(source: DrafterSource) -> Callable[[], Drafter]:
-    """A drafter that learns from generation to generation what the target is likely to say."""
+    """Return a factory of drafters that learn likely tokens from generation to generation."""
     return lambda: source.open(draft_setting(VOCABULARY))
 
 
 def grown_tree(options: SamplingOptions) -> Drafter:
-    """Trees of a model that differs from the target; it learns which of its guesses are right."""
+    """Return a tree drafter of a model that differs from the target; it learns which guesses are right."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
     setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=None if options.greedy else SHARED)
     return TreeSource().open(replace(setting, tree=True))
 
 
 def random_tree() -> Drafter:
-    """Six nodes of random shape and tokens, drawn from the drafters' stream; equal siblings happen."""
+    """Return a drafter of six nodes with random shape and tokens from the drafters' stream; siblings may be equal."""
 
     def propose(context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
         parents = tuple(int(rng.random() * (index + 1)) - 1 for index in range(limit))
@@ -190,7 +190,7 @@ def random_tree() -> Drafter:
 
 
 def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
-    """A model that differs from the target and draws from its own processed rows, as the ratio rule needs."""
+    """Return a factory of model drafters that sample from their own processed rows, as the ratio rule requires."""
 
     def make() -> Drafter:
         model = near_model(VOCABULARY, seed=SEED, noise=0.4, scale=SCALE)
@@ -200,7 +200,7 @@ def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
 
 
 def smaller_head(options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
-    """A head that lacks token 3, which the target says often enough."""
+    """Return a factory of drafters whose head lacks token 3, which the target emits often enough."""
 
     def make() -> Drafter:
         model = headed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
@@ -211,7 +211,7 @@ def smaller_head(options: SamplingOptions, *, sampled: bool = False) -> Callable
 
 
 def narrow_sampler() -> Drafter:
-    """Draws from a distribution that leaves out a token, as a trimmed vocabulary does."""
+    """Return a drafter that samples from a distribution without one token, like a trimmed vocabulary."""
     q = Probs.dense(np.array([0.5, 0.2, 0.0, 0.3]))
 
     def propose(context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
@@ -226,7 +226,7 @@ def narrow_sampler() -> Drafter:
 
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
 def test_shared_noise_is_exact(options: SamplingOptions) -> None:
-    """Many more tokens are accepted than by arg-max, and what is emitted is distributed as ever."""
+    """Many more tokens are accepted than with arg-max, and the distribution of the text is unchanged."""
     drawn = draw(lambda: sharing_model(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert drawn.accepted > 1.3 * 4 * draw(likely_chain, options=options, draws=DRAWS // 4).accepted
@@ -234,8 +234,8 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_a_smaller_head_is_exact_with_shared_noise(options: SamplingOptions) -> None:
-    """What the head cannot say is emitted as often as ever."""
+def test_shared_noise_with_a_smaller_head_is_exact(options: SamplingOptions) -> None:
+    """Tokens that the head lacks are emitted at their usual rate."""
     drawn = draw(smaller_head(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert any(3 in sequence[1:] for sequence in drawn.sequences)
@@ -243,17 +243,17 @@ def test_a_smaller_head_is_exact_with_shared_noise(options: SamplingOptions) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_a_smaller_head_is_exact_under_the_ratio_rule(options: SamplingOptions) -> None:
-    """It draws from the distribution of what it can say, and tells it."""
+def test_ratio_with_a_smaller_head_is_exact(options: SamplingOptions) -> None:
+    """The drafter samples from the distribution of its ids and reports it."""
     drawn = draw(smaller_head(options, sampled=True), options=options, rule=Rule.RATIO)
     assert_exact(drawn, exact(options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-@pytest.mark.parametrize("share", [True, False], ids=["target's noise", "likeliest"])
-def test_grown_trees_are_exact(options: SamplingOptions, share: bool) -> None:
-    """By the target's own noise, and by probability alone; more is accepted of four nodes than of a chain of two."""
+@pytest.mark.parametrize("share", [True, False], ids=["target's noise", "most likely"])
+def test_tree_drafter_is_exact(options: SamplingOptions, share: bool) -> None:
+    """With the target's noise and by probability only; four nodes have more accepted tokens than a chain of two."""
     ranked = options if share else replace(options, temperature=0.0)
     drawn = draw(lambda: grown_tree(ranked), options=options, draft_max=4, share=share)
     assert_exact(drawn, exact(options))
@@ -266,7 +266,7 @@ def test_grown_trees_are_exact(options: SamplingOptions, share: bool) -> None:
     [lookup(SuffixSource()), lookup(RecycleSource())],
     ids=["suffix", "recycle"],
 )
-def test_what_learns_from_the_text_is_exact(make: Callable[[], Drafter]) -> None:
+def test_lookup_drafters_are_exact(make: Callable[[], Drafter]) -> None:
     drawn = draw(make, options=PENALTY)
     statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
     assert statistic < limit
@@ -293,18 +293,18 @@ def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:
 
 
 def test_plain_decoding_is_exact() -> None:
-    """The yardstick itself."""
+    """Check the baseline itself."""
     drawn = draw(lambda: CallDrafter(lambda context, limit, rng: Draft()), options=PENALTY)
     statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
     assert statistic < limit
     assert drawn.accepted == 0
 
 
-# -- the test can fail -------------------------------------------------------------------------------------------------
+# -- wrong verifiers must fail -----------------------------------------------------------------------------------------
 
 
-def kind_verifier(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
-    """Wrong: keeps a drafted token whenever the target finds it likely enough (typical acceptance)."""
+def lenient_verifier(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
+    """Wrong: accept a drafted token whenever the target finds it likely enough (typical acceptance)."""
     tokens: list[int] = []
     for index, token in enumerate(draft.tokens):
         if target.at(index - 1, tokens).of(token) < 0.3:
@@ -317,7 +317,7 @@ def kind_verifier(draft: Draft, target: TargetRows, rng: UniformSource, **rest: 
 
 
 def second_chance(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
-    """Wrong: draws once more where the first draw was not the drafted token."""
+    """Wrong: sample once more where the first sample was not the drafted token."""
     tokens: list[int] = []
     for index, token in enumerate(draft.tokens):
         p = target.at(index - 1, tokens)
@@ -333,7 +333,7 @@ def second_chance(draft: Draft, target: TargetRows, rng: UniformSource, **rest: 
 def ratio_like(
     draft: Draft, target: TargetRows, rng: UniformSource, correct: Callable[[Probs, Probs, float, float], int]
 ) -> Verdict:
-    """The ratio rule with a correction of one's own."""
+    """Apply the ratio rule with a custom correction."""
     tokens: list[int] = []
     for index, (token, q) in enumerate(zip(draft.tokens, draft.probs or (), strict=True)):
         p = target.at(index - 1, tokens)
@@ -347,12 +347,12 @@ def ratio_like(
 
 
 def no_residual(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
-    """Wrong: corrects from p instead of norm(max(p - q, 0))."""
+    """Wrong: correct from p instead of norm(max(p - q, 0))."""
     return ratio_like(draft, target, rng, lambda p, q, uniform, accept: p.draw((uniform - accept) / (1 - accept)))
 
 
 def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
-    """Wrong: draws the correction with the uniform that rejected, not rescaled: it is never small."""
+    """Wrong: sample the correction with the uniform that rejected, not rescaled: it is never small."""
     return ratio_like(draft, target, rng, lambda p, q, uniform, accept: (p.minus(q) or p).draw(uniform))
 
 
@@ -360,14 +360,14 @@ def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: o
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        (kind_verifier, Rule.MATCH),
+        (lenient_verifier, Rule.MATCH),
         (second_chance, Rule.MATCH),
         (no_residual, Rule.RATIO),
         (same_uniform, Rule.RATIO),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_wrong_verifier_is_found_out(
+def test_chi_square_detects_a_wrong_verifier(
     wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["edgedecode.decoding.loop"], "verify", wrong)
@@ -379,8 +379,8 @@ def test_a_wrong_verifier_is_found_out(
 
 
 @pytest.mark.slow
-def test_wrong_by_a_stale_penalty_is_found_out() -> None:
-    """The right verifier over rows whose penalty forgot the drafted path."""
+def test_chi_square_detects_a_stale_penalty() -> None:
+    """The correct verifier on rows whose penalty ignores the drafted path."""
 
     class Forgetful(Sampler):
         def probs(self, row, path=()):  # type: ignore[no-untyped-def, override]
@@ -406,8 +406,8 @@ def test_wrong_by_a_stale_penalty_is_found_out() -> None:
     assert statistic > 1.3 * limit
 
 
-def test_one_position_of_the_noise_a_token_is_used() -> None:
-    """What makes the same seed give the same text: the noise advances with the tokens, never with the drafts."""
+def test_noise_advances_one_position_per_token() -> None:
+    """The noise advances with the tokens and never with the drafts, so that a seed gives the same text."""
     row = np.zeros((4, VOCABULARY), dtype=np.float32)
     for drafted in ((), (1,), (0, 1, 2), (3, 3, 3)):
         noise = Noise(5)

@@ -1,7 +1,7 @@
-"""A reply may be abandoned anywhere: the session goes on as if it had been made from the transcript that is left.
+"""A reply may be abandoned anywhere: the session continues like a new session with the remaining transcript.
 
 Interrupts are raised before and after the real work of every call to the target, the drafter, the verifier and the
-detokenizer, one run for each. The pair says printable ASCII only, so ids and text say the same.
+detokenizer, one run for each. The pair generates printable ASCII only, so that ids and text correspond.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OPENED: list[Session] = []
 
 @pytest.fixture(autouse=True)
 def all_are_closed() -> Iterator[None]:
-    """Sessions that were left open would hold ever more leases of the pair that tests share."""
+    """Close all sessions: open ones would hold ever more leases of the pair that tests share."""
     yield
     while OPENED:
         OPENED.pop().close()
@@ -73,7 +73,7 @@ def open_session(
 ) -> Session:
     options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=seed)
     pair = shared_pair(tokenizer, ending)
-    if drafter in ("suffix", "recycle"):  # these would draft from what other sessions of a pair said
+    if drafter in ("suffix", "recycle"):  # these would draft from the outputs of other sessions of the pair
         pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
     session = pair.session(options, messages=messages)
     OPENED.append(session)
@@ -82,19 +82,19 @@ def open_session(
 
 @functools.cache
 def shared_pair(tokenizer: Tokenizer | None, ending: float) -> Pair:
-    """One pair for many sessions: what a session caches is its own."""
+    """Return one pair for many sessions, which cache nothing in it."""
     return ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
 
 
 def check_state(session: Session) -> None:
-    """What the target has read is a prefix of what the session says it sees."""
+    """Check that the target's KV state is a prefix of the session's tokens."""
     state: Any = session._state
     assert state.tokens == list(session.tokens[: state.length])
 
 
 @dataclass(frozen=True)
 class NextTurn:
-    """What a session says next, and what it has seen and said then."""
+    """A session's next reply, and its tokens and messages after it."""
 
     tokens: Sequence[int]
     text: str
@@ -103,21 +103,21 @@ class NextTurn:
 
 
 @functools.cache
-def next_turn_of_a_fresh_one(
+def next_turn_of_a_fresh_session(
     messages: Sequence[Message], seed: int, *, drafter: str, sampling: SamplingOptions | None
 ) -> NextTurn:
-    """Computed once for each transcript: many interrupts leave the same one."""
+    """Return the next turn of a fresh session, cached per transcript: many interrupts leave the same one."""
     fresh = open_session(drafter, sampling, messages=messages, seed=seed)
     done = fresh.generate(NEXT, max_tokens=MAX_TOKENS)
     return NextTurn(done.tokens, done.text, fresh.tokens, fresh.messages)
 
 
-def goes_on_like_a_fresh_one(session: Session, drafter: str, sampling: SamplingOptions | None) -> None:
-    """The next turn equals that of a session made from the same transcript and its seed, token for token."""
+def check_continues_like_a_fresh_session(session: Session, drafter: str, sampling: SamplingOptions | None) -> None:
+    """Check that the next turn equals that of a new session with the same transcript and seed, token for token."""
     messages = session.messages
     assert [message.role for message in messages] == ["user", "assistant"] * (len(messages) // 2)
     done = session.generate(NEXT, max_tokens=MAX_TOKENS)
-    expected = next_turn_of_a_fresh_one(messages, session.seed, drafter=drafter, sampling=sampling)
+    expected = next_turn_of_a_fresh_session(messages, session.seed, drafter=drafter, sampling=sampling)
     assert done.tokens == expected.tokens
     assert done.text == expected.text
     assert session.tokens == expected.context
@@ -129,7 +129,7 @@ def goes_on_like_a_fresh_one(session: Session, drafter: str, sampling: SamplingO
 
 
 @EVERY_WAY
-def test_a_stream_may_be_closed_after_every_chunk(drafter: str, sampling: SamplingOptions | None) -> None:
+def test_stream_may_be_closed_after_every_chunk(drafter: str, sampling: SamplingOptions | None) -> None:
     whole = list(open_session(drafter, sampling).stream(FIRST, max_tokens=MAX_TOKENS))
     text = "".join(chunk.text for chunk in whole)
     reused = 0
@@ -144,12 +144,12 @@ def test_a_stream_may_be_closed_after_every_chunk(drafter: str, sampling: Sampli
         assert session.messages[1].content.startswith("".join(chunk.text for chunk in seen))
         check_state(session)
         assert list(stream) == []
-        goes_on_like_a_fresh_one(session, drafter, sampling)
+        check_continues_like_a_fresh_session(session, drafter, sampling)
         reused += session.stats.cached_tokens
     assert reused > 0
 
 
-def test_text_held_back_for_a_stop_string_is_part_of_what_was_said() -> None:
+def test_stop_string_text_held_back_is_part_of_the_transcript() -> None:
     whole = open_session().generate(FIRST, max_tokens=MAX_TOKENS).text
     session = open_session()
     stream = session.stream(FIRST, max_tokens=MAX_TOKENS, stop=[whole[2:12] + "never"])
@@ -161,7 +161,7 @@ def test_text_held_back_for_a_stop_string_is_part_of_what_was_said() -> None:
     assert content == whole[: len(content)]
     assert len(content) >= 6
     before = session.tokens
-    goes_on_like_a_fresh_one(session, "model", None)
+    check_continues_like_a_fresh_session(session, "model", None)
     assert session.tokens[: len(before)] == before
 
 
@@ -169,17 +169,17 @@ def close(stream: Iterator[Chunk]) -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
-def test_a_stream_that_was_never_started_says_nothing() -> None:
+def test_stream_that_was_never_started_adds_nothing() -> None:
     session = open_session()
     stream = session.stream(FIRST)
     close(stream)
     assert session.messages == ()
     assert session.tokens == ()
-    goes_on_like_a_fresh_one(session, "model", None)
+    check_continues_like_a_fresh_session(session, "model", None)
 
 
 @pytest.mark.parametrize("started", [0, 1, 3])
-def test_starting_another_stream_closes_the_one_before(started: int) -> None:
+def test_stream_start_closes_the_previous_stream(started: int) -> None:
     session = open_session()
     first = session.stream(FIRST, max_tokens=MAX_TOKENS)
     seen = [next(first) for _ in range(started)]
@@ -196,7 +196,7 @@ def test_starting_another_stream_closes_the_one_before(started: int) -> None:
     assert session.tokens == fresh.tokens
 
 
-def test_a_stream_dropped_without_closing_is_closed_by_the_next() -> None:
+def test_stream_dropped_without_closing_is_closed_by_the_next() -> None:
     session = open_session()
     next(session.stream(FIRST, max_tokens=MAX_TOKENS))
     done = session.generate(NEXT, max_tokens=MAX_TOKENS)
@@ -206,7 +206,7 @@ def test_a_stream_dropped_without_closing_is_closed_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("other", ["complete", "reset", "refused"])
-def test_other_calls_close_a_running_stream_too(other: str) -> None:
+def test_stream_is_closed_by_other_calls(other: str) -> None:
     session = open_session()
     stream = session.stream(FIRST, max_tokens=MAX_TOKENS)
     next(stream)
@@ -219,15 +219,15 @@ def test_other_calls_close_a_running_stream_too(other: str) -> None:
         with pytest.raises(ValueError, match="the context holds"):
             session.stream("x" * 1000)
     assert list(stream) == []
-    goes_on_like_a_fresh_one(session, "model", None)
+    check_continues_like_a_fresh_session(session, "model", None)
 
 
 # -- interrupts at every call ------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Bomb:
-    """Counts calls, and raises KeyboardInterrupt in the one numbered `at`: before its work, or after it."""
+class Interrupter:
+    """Count calls, and raise KeyboardInterrupt in the one numbered `at`, before or after its work."""
 
     at: int = -1
     after: bool = False
@@ -275,20 +275,20 @@ CALLED = [
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("place", "drafter", "sampling"), CALLED)
-def test_an_interrupt_at_any_call_leaves_a_usable_session(
+def test_interrupt_at_any_call_leaves_a_usable_session(
     place: str, drafter: str, sampling: SamplingOptions | None, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name = PLACES[place]
     original = getattr(owner, name)
     whole = open_session(drafter, sampling).generate(FIRST, max_tokens=MAX_TOKENS)
-    bomb = Bomb()
-    monkeypatch.setattr(owner, name, bomb.wrap(original))
+    counter = Interrupter()
+    monkeypatch.setattr(owner, name, counter.wrap(original))
     open_session(drafter, sampling).generate(FIRST, max_tokens=MAX_TOKENS)
-    calls = bomb.calls
+    calls = counter.calls
     assert calls >= (1 if place == "begin" else 4)
     kept = 0
     for at in range(calls):
-        monkeypatch.setattr(owner, name, Bomb(at, after).wrap(original))
+        monkeypatch.setattr(owner, name, Interrupter(at, after).wrap(original))
         session = open_session(drafter, sampling)
         with pytest.raises(KeyboardInterrupt):
             session.generate(FIRST, max_tokens=MAX_TOKENS)
@@ -298,16 +298,16 @@ def test_an_interrupt_at_any_call_leaves_a_usable_session(
         assert whole.text.startswith(said)
         assert bool(said) == bool(session.messages)
         kept += len(said)
-        goes_on_like_a_fresh_one(session, drafter, sampling)
+        check_continues_like_a_fresh_session(session, drafter, sampling)
     assert kept > 0 or place == "begin"
 
 
 @pytest.mark.parametrize("place", ["forward", "verify", "detokenizer"])
-def test_an_interrupt_in_a_bare_completion(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_in_complete_leaves_a_usable_session(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = PLACES[place]
     original = getattr(owner, name)
     for at in range(6):
-        monkeypatch.setattr(owner, name, Bomb(at).wrap(original))
+        monkeypatch.setattr(owner, name, Interrupter(at).wrap(original))
         session = open_session()
         with pytest.raises(KeyboardInterrupt):
             session.collect(session.complete("once upon a time", max_tokens=MAX_TOKENS))
@@ -317,26 +317,26 @@ def test_an_interrupt_in_a_bare_completion(place: str, monkeypatch: pytest.Monke
         done = session.collect(session.complete("once upon a time", max_tokens=MAX_TOKENS))
         fresh = open_session()
         assert done.tokens == fresh.collect(fresh.complete("once upon a time", max_tokens=MAX_TOKENS)).tokens
-        goes_on_like_a_fresh_one(session, "model", None)
+        check_continues_like_a_fresh_session(session, "model", None)
 
 
-def test_an_interrupt_between_keeping_and_counting_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is then ahead of the tokens; the next turn cuts it back."""
+def test_interrupt_between_keep_and_count_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is then ahead of the tokens; the next turn rolls it back."""
     from edgedecode.testing import TableState
 
     original = TableState.keep
     for at in range(6):
-        monkeypatch.setattr(TableState, "keep", Bomb(at, after=True).wrap(original))
+        monkeypatch.setattr(TableState, "keep", Interrupter(at, after=True).wrap(original))
         session = open_session()
         with pytest.raises(KeyboardInterrupt):
             session.generate(FIRST, max_tokens=MAX_TOKENS)
         monkeypatch.setattr(TableState, "keep", original)
-        goes_on_like_a_fresh_one(session, "model", None)
+        check_continues_like_a_fresh_session(session, "model", None)
 
 
 @given(cuts=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
 @settings(max_examples=25)
-def test_a_long_conversation_with_many_cuts(cuts: list[int], data: st.DataObject) -> None:
+def test_interrupts_in_a_long_conversation(cuts: list[int], data: st.DataObject) -> None:
     drafter, sampling = data.draw(st.sampled_from(WAYS))
     session = open_session(drafter, sampling)
     for turn, cut in enumerate(cuts):
@@ -345,14 +345,14 @@ def test_a_long_conversation_with_many_cuts(cuts: list[int], data: st.DataObject
             pass
         close(stream)
         check_state(session)
-    goes_on_like_a_fresh_one(session, drafter, sampling)
+    check_continues_like_a_fresh_session(session, drafter, sampling)
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
 @EVERY_WAY
-def test_turns_reuse_the_cache_and_say_what_a_fresh_session_says(
+def test_generate_reuses_the_kv_cache_and_equals_a_fresh_session(
     drafter: str, sampling: SamplingOptions | None
 ) -> None:
     session = open_session(drafter, sampling)
@@ -369,7 +369,7 @@ def test_turns_reuse_the_cache_and_say_what_a_fresh_session_says(
 
 @pytest.mark.parametrize("drafter", ["model", "none"])
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_a_stop_string_leaves_a_usable_session(drafter: str, length: int) -> None:
+def test_stop_string_leaves_a_usable_session(drafter: str, length: int) -> None:
     whole = open_session(drafter).generate(FIRST, max_tokens=MAX_TOKENS)
     for place in range(1, MAX_TOKENS - length):
         stop = whole.text[place : place + length]
@@ -379,10 +379,10 @@ def test_a_stop_string_leaves_a_usable_session(drafter: str, length: int) -> Non
         assert done.text == whole.text[:found]
         assert done.tokens == whole.tokens[: found + length]
         assert done.finish_reason is FinishReason.STOP
-        goes_on_like_a_fresh_one(session, drafter, None)
+        check_continues_like_a_fresh_session(session, drafter, None)
 
 
-def test_an_end_token_between_turns_is_not_read_twice() -> None:
+def test_end_token_between_turns_is_not_read_twice() -> None:
     session = open_session(ending=8.0)
     done = session.generate(FIRST, max_tokens=200)
     assert done.finish_reason is FinishReason.STOP
@@ -392,7 +392,7 @@ def test_an_end_token_between_turns_is_not_read_twice() -> None:
     assert session.stats.cached_tokens >= len(before) - 1
 
 
-def test_a_saved_conversation_goes_on_as_it_would_have() -> None:
+def test_saved_conversation_continues_the_same() -> None:
     session = open_session(sampling=WARM)
     session.generate(FIRST, max_tokens=MAX_TOKENS)
     saved = [{"role": message.role, "content": message.content} for message in session.messages]
@@ -410,7 +410,7 @@ def test_a_saved_conversation_goes_on_as_it_would_have() -> None:
 
 
 def merging_tokenizer() -> Tokenizer:
-    """Bytes and merges of every pair of two lower-case letters: what a model spells out, encoding would join."""
+    """Return a byte tokenizer that merges all pairs of lower-case letters; a model may generate single letters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = [(left, right) for left in letters for right in letters]
@@ -423,7 +423,7 @@ def merging_tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["finished", "closed"])
-def test_generated_ids_are_kept_where_their_text_would_encode_otherwise(closed: bool) -> None:
+def test_transcript_keeps_generated_ids_where_encoding_gives_others(closed: bool) -> None:
     tokenizer = merging_tokenizer()
     session = open_session(tokenizer=tokenizer, sampling=SamplingOptions(temperature=1.5))
     stream = session.stream(FIRST, max_tokens=60)
@@ -433,7 +433,7 @@ def test_generated_ids_are_kept_where_their_text_would_encode_otherwise(closed: 
             break
     before, text = session.tokens, session.messages[-1].content
     said = before[-len(tokenizer.encode(text)) :]
-    assert said != tuple(tokenizer.encode(text))  # the case is the one this test is about
+    assert said != tuple(tokenizer.encode(text))  # the encoding must differ for this test to mean anything
     session.generate(NEXT, max_tokens=5)
     assert session.tokens[: len(before)] == before
     assert session.stats.cached_tokens >= len(before) - 1

@@ -1,6 +1,6 @@
-"""Verified decoding is plain decoding: the same tokens, whatever drafted, however long, greedy or with the same seed.
+"""Verified decoding equals plain decoding: the same tokens with any drafter and length, greedy or with the same seed.
 
-Every row of the targets has padding that would win if it were looked at; every view is overwritten by the next pass.
+Every row of the targets has padding that would win if it were not ignored; the next pass overwrites every view.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROCESSING = {
 QUALITIES = ("equal", "differs", "hostile")
 LOOKUPS = ("suffix", "recycle")
 MODELS = ("model", "grown", "trimmed")
-KINDS = (*MODELS, "chain", "tree", "bush", *LOOKUPS)
+KINDS = (*MODELS, "chain", "tree", "random", *LOOKUPS)
 SEED = 11
 
 
@@ -63,14 +63,14 @@ def plain(options: SamplingOptions, *, prompt: Sequence[int] = PROMPT, max_token
 
 
 def guess(truth: Sequence[int], place: int, *, quality: str) -> int:
-    """The token a script proposes for `place`; beyond the truth's end, anything."""
+    """Return the token that a script proposes for `place`; beyond the truth's end, any token."""
     right = truth[place] if place < len(truth) else place % VOCABULARY
     wrong = quality == "hostile" or (quality == "differs" and place % 3 == 0)
     return (right + 1) % VOCABULARY if wrong else right
 
 
 def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Generator) -> CallDrafter:
-    """A drafter that knows the truth and proposes a chain, a comb (the path with siblings) or a random bush from it."""
+    """Return a drafter that knows the truth and proposes a chain, a comb (a path with siblings) or a random tree."""
 
     def chain(context: Sequence[int], limit: int) -> Draft:
         start = len(context)
@@ -90,7 +90,7 @@ def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Ge
                 parent = len(tokens) - 1
         return Draft(tuple(tokens), parents=tuple(parents), source=kind)
 
-    def bush(context: Sequence[int], limit: int) -> Draft:
+    def random_tree(context: Sequence[int], limit: int) -> Draft:
         parents = tuple(int(rng.integers(-1, index)) for index in range(limit))
         depths: list[int] = []
         for parent in parents:
@@ -102,7 +102,7 @@ def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Ge
             tokens.append((right + 1 + int(rng.integers(0, 5))) % VOCABULARY if hidden else right)
         return Draft(tuple(tokens), parents=parents, source=kind)
 
-    shape: Callable[[Sequence[int], int], Draft] = {"chain": chain, "tree": comb, "bush": bush}[kind]
+    shape: Callable[[Sequence[int], int], Draft] = {"chain": chain, "tree": comb, "random": random_tree}[kind]
     return CallDrafter(lambda context, limit, rng: shape(context, limit))
 
 
@@ -130,7 +130,7 @@ def lookup(kind: str) -> Drafter:
 
 @dataclass
 class Seen:
-    """What a test claims to cover, counted over all its runs."""
+    """Counters of the covered cases over all runs of a test."""
 
     rejections: int = 0
     bonuses: int = 0
@@ -154,7 +154,7 @@ class Seen:
     ("kind", "quality"),
     [(kind, quality) for kind in KINDS for quality in (QUALITIES if kind not in LOOKUPS else ("hostile",))],
 )
-def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name: str) -> None:
+def test_decode_equals_plain_decoding_token_for_token(kind: str, quality: str, name: str) -> None:
     options = PROCESSING[name]
     expected = plain(options).tokens
     seen = Seen()
@@ -164,7 +164,9 @@ def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name:
             found = plain(options, drafter=proposer, draft_max=length, widths=widths)
             assert found.tokens == expected, (length, widths)
             seen.add(found)
-    if kind in ("model", "chain") and quality == "equal":  # sampled too: the model draws with the target's noise
+    if (
+        kind in ("model", "chain") and quality == "equal"
+    ):  # also when sampling: the model samples with the target's noise
         assert seen.full == seen.bonuses > 0
         assert seen.rejections == 0
         assert min(stats.rounds for stats in seen.runs) <= 1 + -(-NEW // (max(LENGTHS) + 1))
@@ -182,8 +184,8 @@ def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name:
 
 
 @pytest.mark.parametrize("name", PROCESSING)
-def test_accepted_siblings_change_nothing(name: str) -> None:
-    """Trees of a draft model that is often wrong, and of recycled logits: their second guesses are accepted too."""
+def test_decode_with_accepted_siblings_equals_plain_decoding(name: str) -> None:
+    """Trees of an often wrong draft model and of recycled logits, whose second guesses are accepted too."""
     options = PROCESSING[name]
     expected = plain(options, max_tokens=120).tokens
     siblings = {"grown": 0, "recycle": 0}
@@ -215,8 +217,8 @@ def accepted_siblings(verdict: Verdict) -> int:
 
 
 @pytest.mark.parametrize("kind", LOOKUPS)
-def test_what_is_looked_up_is_accepted_and_rejected(kind: str) -> None:
-    """Random tables hardly repeat themselves, so lookups get prompts that do, and a target that follows them."""
+def test_decode_accepts_and_rejects_lookup_drafts(kind: str) -> None:
+    """Random tables hardly repeat, so lookups get repetitive prompts and a target that follows them."""
     seen = Seen()
     for name, options in PROCESSING.items():
         for seed in range(6):
@@ -235,7 +237,7 @@ def test_what_is_looked_up_is_accepted_and_rejected(kind: str) -> None:
 
 
 def _cycling(seed: int) -> tuple[npt.NDArray[np.float32], ...]:
-    """Tables under which a token mostly follows the one before it: 0, 1, 2, 3, 0, … with detours."""
+    """Return tables whose text mostly cycles 0, 1, 2, 3, 0, … with detours."""
     rng = np.random.default_rng(seed)
     first = rng.standard_normal((8, 8)).astype(np.float32)
     for token in range(4):
@@ -254,7 +256,7 @@ def _cycling(seed: int) -> tuple[npt.NDArray[np.float32], ...]:
     data=st.data(),
 )
 @settings(max_examples=60)
-def test_any_drafts_at_all_change_nothing(
+def test_decode_with_arbitrary_drafts_equals_plain_decoding(
     seed: int, prompt: list[int], length: int, widths: tuple[int, ...], options: SamplingOptions, data: st.DataObject
 ) -> None:
     expected = run(target(), prompt, max_tokens=16, sampling=options, seed=seed).tokens
@@ -285,7 +287,7 @@ def test_any_drafts_at_all_change_nothing(
 
 @pytest.mark.parametrize("kind", ["chain", "tree", "model"])
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_an_end_token_inside_a_draft_ends_the_reply(name: str, kind: str) -> None:
+def test_decode_ends_at_an_end_token_inside_a_draft(name: str, kind: str) -> None:
     options = PROCESSING[name]
     whole = plain(options).tokens
     inside = corrected = 0
@@ -302,12 +304,12 @@ def test_an_end_token_inside_a_draft_ends_the_reply(name: str, kind: str) -> Non
                 assert found.stats.ended == 1
                 inside += last.accepted == len(last.tokens) > 0
                 corrected += last.accepted < len(last.tokens)
-    assert inside > 0  # the end token was a drafted one, with more drafted behind it
+    assert inside > 0  # the end token was drafted, with more tokens after it
     assert corrected > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_limit_inside_a_draft_is_kept_and_no_draft_runs_past_it(kind: str) -> None:
+def test_decode_keeps_a_limit_inside_a_draft(kind: str) -> None:
     options = PROCESSING["sampled"]
     whole = plain(options).tokens
     cut = 0
@@ -328,7 +330,7 @@ def test_a_limit_inside_a_draft_is_kept_and_no_draft_runs_past_it(kind: str) -> 
     assert cut > 0
 
 
-def test_a_model_drafter_never_drafts_past_an_end_token() -> None:
+def test_model_drafter_never_drafts_past_an_end_token() -> None:
     whole = plain(GREEDY).tokens
     stopped = 0
     for end in set(whole):
@@ -342,8 +344,8 @@ def test_a_model_drafter_never_drafts_past_an_end_token() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, options in PROCESSING.items() if not options.greedy])
-def test_drawing_with_the_targets_noise_is_accepted_more_often_than_the_arg_max(name: str) -> None:
-    """Near pairs, warm enough for the arg-max to be wrong often; the text is the same whatever is drafted."""
+def test_shared_noise_is_accepted_more_often_than_the_arg_max(name: str) -> None:
+    """Similar models at a temperature where the arg-max is often wrong; the text is the same with any draft."""
     options = replace(PROCESSING[name], temperature=2.0)
     accepted = {"shared": 0, "arg-max": 0}
     proposed = dict(accepted)
@@ -368,7 +370,7 @@ def test_drawing_with_the_targets_noise_is_accepted_more_often_than_the_arg_max(
     assert accepted["arg-max"] > 0
 
 
-def test_width_two_pads_every_pass() -> None:
+def test_decode_with_width_two_pads_every_pass() -> None:
     model = target()
     proposer = drafter("chain", quality="differs", truth=PROMPT + plain(GREEDY).tokens, options=GREEDY)
     run(model, PROMPT, max_tokens=NEW, drafter=proposer, draft_max=1, widths=(2, len(PROMPT)))

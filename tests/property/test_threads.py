@@ -1,7 +1,7 @@
-"""Several threads on one pair: every answer is that of a lone run, and any thread may stop any answer.
+"""Several threads on one pair: every answer equals that of a single run, and any thread may stop any answer.
 
-The toy model overwrites the rows it gave out at its next pass, so that an answer that read another session's rows, or
-its own after somebody else's pass, would fail or say something else.
+The toy model overwrites its returned rows at its next pass, so that an answer that used another session's rows, or its
+own rows after another pass, would fail or differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 
 PATIENCE = 60.0
-"""Seconds after which a test says that something hangs."""
+"""Seconds after which a test counts as hanging."""
 WARM = SamplingOptions(temperature=0.9, top_k=40)
 PROMPTS = ["hello", "tell me, tell me, tell me", "and then?", "once upon a time"]
 DRAFTERS = ["none", "model", "suffix", "recycle", "tree"]
@@ -37,7 +37,7 @@ DRAFTERS = ["none", "model", "suffix", "recycle", "tree"]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A pair whose lazily made parts are made, so that leases can be compared."""
+    """Yield a pair whose lazily made parts exist, so that leases can be compared."""
     made = ascii_pair(noise=0.4, context=2048, budget=Budget())
     for drafter in DRAFTERS:
         made.session(SessionOptions(drafter=drafter, draft_max=3)).close()
@@ -47,7 +47,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Threads alternate at every few lines."""
+    """Make threads alternate every few lines."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -55,13 +55,13 @@ def hasty() -> Iterator[None]:
 
 
 def leases(pair: Pair) -> list[tuple[str, int]]:
-    """Return who holds how much, past answers apart: they grow with what is said."""
+    """Return the leases, without past answers, which grow with the text."""
     return sorted((lease.name, lease.nbytes) for lease in pair.budget.leases if lease.name != "past outputs")
 
 
 @dataclass
 class Worker:
-    """A thread, and what became of its work."""
+    """A thread and the outcome of its work."""
 
     work: Callable[[], object]
     result: Any = None
@@ -88,7 +88,7 @@ class Worker:
 
 @dataclass
 class Gate:
-    """Holds the target's passes: `entered` tells that one waits, `go` lets it and all others run."""
+    """Hold the target's passes: `entered` is set when one waits, `go` lets all run."""
 
     entered: Event = field(default_factory=Event)
     go: Event = field(default_factory=Event)
@@ -125,9 +125,7 @@ def answered(pair: Pair, prompt: str, chosen: SessionOptions, *, max_tokens: int
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
-def test_answers_in_several_threads_are_those_of_lone_runs(
-    pair: Pair, sampling: SamplingOptions | None, hasty: None
-) -> None:
+def test_threads_get_the_answers_of_single_runs(pair: Pair, sampling: SamplingOptions | None, hasty: None) -> None:
     before = leases(pair)
     lone = {
         (prompt, drafter): answered(pair, prompt, options(drafter, sampling))
@@ -147,8 +145,8 @@ def test_answers_in_several_threads_are_those_of_lone_runs(
     assert leases(pair) == before
 
 
-def test_rows_are_read_before_another_session_computes_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a pass of one session and the end of its round no other session's pass runs, and rounds alternate."""
+def test_threads_finish_a_round_before_another_sessions_pass(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a pass of a session and the end of its round no other session's pass runs, and rounds alternate."""
     passes = list[tuple[str, int]]()
     target: Any = pair.target
     forward, keep = target.forward, type(pair.session(options("none"))._state).keep  # type: ignore[attr-defined]
@@ -171,7 +169,7 @@ def test_rows_are_read_before_another_session_computes_others(pair: Pair, monkey
     assert {state for _, state in passes} == {id(session._state) for session in sessions}
 
 
-def test_others_answer_while_a_long_prompt_is_read(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_answer_during_the_prefill_of_a_long_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     order = list[str]()
     target: Any = pair.target
     long, short = pair.session(options("none")), pair.session(options("none"))
@@ -194,12 +192,12 @@ def test_others_answer_while_a_long_prompt_is_read(pair: Pair, monkeypatch: pyte
 
 
 def waiting(pair: Pair, count: int) -> None:
-    """Wait until so many threads want the models."""
+    """Wait until `count` threads wait for the models."""
     while len(pair.turn._queue) < count:
         Event().wait(0.001)
 
 
-def test_sessions_may_be_opened_and_closed_while_others_answer(hasty: None) -> None:
+def test_threads_may_open_and_close_sessions_while_others_answer(hasty: None) -> None:
     pair = ascii_pair(noise=0.4, budget=Budget())
     lone = answered(ascii_pair(noise=0.4), "hello", options("none"), max_tokens=60).tokens
 
@@ -229,7 +227,7 @@ STOPS: dict[str, Callable[[Pair, Session, Any], object]] = {
 
 @pytest.mark.parametrize("how", STOPS)
 @pytest.mark.parametrize("drafter", ["none", "model"])
-def test_any_thread_may_stop_an_answer_in_the_middle_of_a_pass(
+def test_stop_from_any_thread_in_the_middle_of_a_pass(
     pair: Pair, how: str, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = leases(pair)
@@ -242,7 +240,7 @@ def test_any_thread_may_stop_an_answer_in_the_middle_of_a_pass(
         assert gate.entered.wait(PATIENCE)
         stopper = Worker(lambda: STOPS[how](pair, session, stream))
         stopper.thread.join(0.05)
-        assert stopper.thread.is_alive(), "it did not wait for the pass"
+        assert stopper.thread.is_alive(), "the stopper did not wait for the pass"
     found = stopper.join()
     reader.join()
     tokens = tuple(token for chunk in said for token in chunk.tokens)
@@ -263,9 +261,7 @@ def test_any_thread_may_stop_an_answer_in_the_middle_of_a_pass(
     assert leases(pair) == before
 
 
-def test_a_whole_answer_that_another_thread_stops_is_a_cancelled_one(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_stopped_by_another_thread_is_cancelled(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     session = pair.session(options("none"))
     with gated(pair, monkeypatch) as gate:
         answer = Worker(lambda: session.generate("hello", max_tokens=200))
@@ -279,7 +275,7 @@ def test_a_whole_answer_that_another_thread_stops_is_a_cancelled_one(
 
 
 @pytest.mark.parametrize("place", ["encoding", "its first pass"])
-def test_an_answer_whose_session_is_closed_before_its_first_token_is_a_cancelled_one(
+def test_generate_of_a_session_closed_before_its_first_token_is_cancelled(
     pair: Pair, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = leases(pair)
@@ -305,9 +301,7 @@ def test_an_answer_whose_session_is_closed_before_its_first_token_is_a_cancelled
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent a signal there")
-def test_a_signal_handler_may_close_the_pair_while_its_thread_waits_for_the_models(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_of_the_pair_in_a_signal_handler_of_a_waiting_thread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = pair.session(options("none")), pair.session(options("none"))
     closed = Event()
 
@@ -317,7 +311,7 @@ def test_a_signal_handler_may_close_the_pair_while_its_thread_waits_for_the_mode
 
     def interrupt() -> None:
         waiting(pair, 2)
-        Event().wait(0.05)  # until the main thread waits, and does not only stand in the queue
+        Event().wait(0.05)  # the main thread is in the queue; give it time to block
         signal.pthread_kill(main, signal.SIGUSR1)
         assert closed.wait(PATIENCE)
         assert leases(pair) != []
@@ -337,7 +331,7 @@ def test_a_signal_handler_may_close_the_pair_while_its_thread_waits_for_the_mode
     assert leases(pair) == []
 
 
-def test_an_answer_stops_between_two_pieces_of_its_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_between_two_pieces_of_the_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     before = leases(pair)
     session = pair.session(options("none"), messages=[Message("user", "a"), Message("assistant", "b")])
     with gated(pair, monkeypatch) as gate:
@@ -359,7 +353,7 @@ def fresh_turn(pair: Pair, messages: Any, prompt: str) -> tuple[int, ...]:
         return session.generate(prompt, max_tokens=5).tokens
 
 
-def test_a_suspended_answer_is_ended_by_whoever_stops_it(pair: Pair) -> None:
+def test_stop_of_a_suspended_answer_ends_it_in_the_calling_thread(pair: Pair) -> None:
     before = leases(pair)
     session = pair.session(options())
     stream = session.stream("hello", max_tokens=50)
@@ -371,10 +365,10 @@ def test_a_suspended_answer_is_ended_by_whoever_stops_it(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("whose", ["its own", "another session", "the pair"])
-def test_what_is_closed_in_the_middle_of_a_round_is_closed_when_the_round_is_over(
+def test_close_in_the_middle_of_a_round_takes_effect_after_the_round(
     pair: Pair, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finalizer or a signal handler does that: waiting would be for ever, and the pass goes on with what is freed."""
+    """A finalizer or a signal handler may close: waiting would deadlock, and the pass must not use freed memory."""
     before = leases(pair)
     session, other = pair.session(options("none")), pair.session(options("none"))
     rest = other.stream("hello", max_tokens=50)
@@ -400,7 +394,7 @@ def test_what_is_closed_in_the_middle_of_a_round_is_closed_when_the_round_is_ove
     assert leases(pair) == ([] if whose == "the pair" else before)
 
 
-def test_a_pair_is_closed_while_three_threads_answer(hasty: None) -> None:
+def test_close_of_the_pair_while_three_threads_answer(hasty: None) -> None:
     for _ in range(5):
         pair = ascii_pair(noise=0.4, budget=Budget(), context=2048)
         lone = answered(ascii_pair(noise=0.4, context=2048), "hello", options("none"), max_tokens=1500).tokens
@@ -429,11 +423,11 @@ def test_a_pair_is_closed_while_three_threads_answer(hasty: None) -> None:
             pair.session()
 
 
-def test_a_session_that_is_dropped_in_an_answer_gives_its_memory_back(pair: Pair) -> None:
+def test_session_dropped_in_an_answer_releases_its_memory(pair: Pair) -> None:
     before = leases(pair)
 
     class Owner:
-        """Closes its session when it is collected, in whatever thread and in the middle of whatever that is."""
+        """Close its session when it is collected, in any thread and at any point."""
 
         def __init__(self) -> None:
             self.session = pair.session(options("none"))
