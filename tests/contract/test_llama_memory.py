@@ -276,11 +276,11 @@ def test_budget_without_room_for_weights_twice_has_them_read(
             model = open_gguf(entry, root, budget=budget)
             model.new_state(entry.context).close()
             model.close()
-        told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
-        assert len(told) == read
+        notices = [record.getMessage() for record in caplog.records if record.name == NOTICES]
+        assert len(notices) == read
         assert all(
             "the target's weights are read instead of mapped to fit the budget" in line and "--no-mmap" in line
-            for line in told
+            for line in notices
         )
 
 

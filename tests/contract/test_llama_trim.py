@@ -266,8 +266,8 @@ def test_trim_file_opens_in_stock_llama_cpp_as_a_model(
     trimmed, found = stock(tmp_path / FILE, rows, tmp_path / "trimmed.npy")
     assert trimmed["texts"] == [whole["texts"][id] for id in kept]
     letters = "".join(letter for letter in "quick" if letter in trimmed["texts"])
-    for told, text in ((whole, "quick"), (trimmed, letters)):
-        assert "".join(told["texts"][row] for row in told["read"]).strip() == text
+    for report, text in ((whole, "quick"), (trimmed, letters)):
+        assert "".join(report["texts"][row] for row in report["read"]).strip() == text
     assert kept[trimmed["end"]] == whole["end"] == size - 1
     assert found.shape == (len(rows), len(kept))
     close(found, wanted[:, kept])

@@ -118,8 +118,8 @@ def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, op
     for step in range(6):
         limit = whole.least_running + (whole.nbytes - whole.least_running) * step // 5
         with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
-            said = session.generate("Write a story with a frog.", max_tokens=24).text
-            assert said == text or not exact
+            again = session.generate("Write a story with a frog.", max_tokens=24).text
+            assert again == text or not exact
             assert pair.budget.used_nbytes <= limit
             assert session.drafter_name == "model" or options.drafter is None
 
@@ -189,17 +189,17 @@ def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -
     if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # this is given up first
         limit = plan.nbytes - 1_000_000
     assert planned(options, engine=engine, memory=limit).choice.draft_context == 1024
-    said: list[str] = []
+    texts: list[str] = []
     for memory in (None, limit):
         with edgedecode.load(runtime=engine, memory=memory) as pair, pair.session(options) as session:
             assert session.context == 2048
             if memory is not None and engine == "onnx":  # llama.cpp's plan is an upper bound
                 assert leased(pair)["kv:draft"] < dict(whole.holders)["kv:draft"]
-            said.append(session.collect(session.complete("Tell me about a boat. " * 160, max_tokens=200)).text)
+            texts.append(session.collect(session.complete("Tell me about a boat. " * 160, max_tokens=200)).text)
             assert len(session.tokens) > 1200
             assert session.stats.accepted > 30
             assert memory is None or pair.budget.used_nbytes <= memory
-    assert said[0] == said[1]
+    assert texts[0] == texts[1]
 
 
 def test_further_session_takes_the_room_of_the_draft_model(
@@ -322,8 +322,8 @@ def test_plan_of_a_context_beyond_the_models_is_refused(context: int) -> None:
 
 def test_plan_of_an_unavailable_drafter_is_refused() -> None:
     pytest.importorskip("onnxruntime")
-    with pytest.raises(InputError, match="nobody"):
-        edgedecode.plan(None, SessionOptions(drafter="nobody"), runtime="onnx")
+    with pytest.raises(InputError, match="absent"):
+        edgedecode.plan(None, SessionOptions(drafter="absent"), runtime="onnx")
 
 
 def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path: Path) -> None:

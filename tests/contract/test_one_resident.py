@@ -35,12 +35,12 @@ def loaded(pair: Pair) -> set[str]:
 
 def test_one_resident_models_give_the_answers_of_both(engine: str) -> None:
     """In a conversation, where every answer begins with the draft model again."""
-    said: list[list[str]] = []
+    texts: list[list[str]] = []
     for one_resident in (False, True):
         with edgedecode.load(runtime=engine, one_resident=one_resident) as pair:
             with pair.session(options(RULE if one_resident else LASTING)) as session:
                 answers = [session.generate(prompt, max_tokens=32) for prompt in PROMPTS]
-                said.append([answer.text for answer in answers])
+                texts.append([answer.text for answer in answers])
             if one_resident:
                 assert all(answer.stats.switches <= 1 for answer in answers)
                 assert sum(answer.stats.unverified_tokens for answer in answers) > 5
@@ -49,7 +49,7 @@ def test_one_resident_models_give_the_answers_of_both(engine: str) -> None:
                 assert sum(loads) >= 3
                 assert all(answer.stats.load_seconds > 0 for answer in answers if answer.stats.model_loads)
             exact = pair.target.card.row_invariant
-    assert said[0] == said[1] or not exact
+    assert texts[0] == texts[1] or not exact
 
 
 def test_one_resident_needs_less_memory_and_stays_within_it(engine: str) -> None:

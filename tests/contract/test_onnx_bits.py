@@ -170,8 +170,8 @@ def test_reproducible_text_is_the_same_with_any_draft_or_refused(
                 with pytest.raises(CapabilityError, match=r"--draft-max \d+ at most"):
                     answer(pair, sampling, drafter=source.name, draft_max=length)
                 continue
-            said = answer(pair, sampling, drafter=source.name, draft_max=length)
-            assert said.tokens == source.truth
-            accepted, corrected = accepted + said.stats.accepted, corrected + said.stats.corrections
+            drafted = answer(pair, sampling, drafter=source.name, draft_max=length)
+            assert drafted.tokens == source.truth
+            accepted, corrected = accepted + drafted.stats.accepted, corrected + drafted.stats.corrections
         assert accepted > 0
         assert corrected > 0

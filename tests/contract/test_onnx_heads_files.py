@@ -142,12 +142,12 @@ def test_open_refuses_a_graph_without_the_manifests_heads(entry: ModelEntry, pac
 
 
 def test_open_with_weights_in_another_folder(entry: ModelEntry, pack: Path, tmp_path: Path) -> None:
-    beside = open_headed(entry, pack)
+    together = open_headed(entry, pack)
     found = []
     elsewhere = tmp_path / "elsewhere" / WEIGHTS
     elsewhere.parent.mkdir()
     (pack / WEIGHTS).rename(elsewhere)
-    for model in (beside, open_headed(replace(entry, weights=str(elsewhere)), pack)):
+    for model in (together, open_headed(replace(entry, weights=str(elsewhere)), pack)):
         trimmed = model.trimmed
         assert trimmed is not None
         found.append(trimmed.forward([1, 2, 3], model.new_state(8), rows="all").logits)

@@ -150,8 +150,8 @@ class Fuzz:
         return outcome
 
     def _report(self, outcome: Outcome, complaints: Sequence[str]) -> str:
-        said = f"stdout: {outcome.out[-400:]!r}\nstderr: {outcome.err[-1500:]!r}"
-        return f"{', '.join(complaints)}\nedgedecode {' '.join(map(repr, outcome.words))}\n{said}"
+        output = f"stdout: {outcome.out[-400:]!r}\nstderr: {outcome.err[-1500:]!r}"
+        return f"{', '.join(complaints)}\nedgedecode {' '.join(map(repr, outcome.words))}\n{output}"
 
     def _run(self, words: Sequence[str], *, stdin: bytes, tries: bool) -> Outcome:
         streams = {name: self._root / name for name in ("stdin", "stdout", "stderr")}

@@ -38,9 +38,9 @@ def test_chat_with_a_hostile_conversation_ends_in_one_line_or_an_answer(
 ) -> None:
     pack = write_pack(fuzz.fresh() / "pack")
     (fuzz.place / "saved.json").write_bytes(edited(CONVERSATION, changes))
-    said = b"\n".join([b"/load saved.json", *map(_bytes, lines), b"hello"])
+    typed = b"\n".join([b"/load saved.json", *map(_bytes, lines), b"hello"])
     words = ("chat", "-m", str(pack), "-n", "2", "-t", "1", "--memory", "160MB")
-    fuzz.check(*words, stdin=said, limit=BUDGET_NBYTES)
+    fuzz.check(*words, stdin=typed, limit=BUDGET_NBYTES)
 
 
 FLAGS = {

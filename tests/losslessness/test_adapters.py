@@ -84,22 +84,22 @@ def test_acceptance_is_learned_per_adapter(pair: Pair) -> None:
 
 
 def test_adapter_changes_the_answer(pair: Pair) -> None:
-    said = set()
+    answers = set()
     for adapter in (None, *ADAPTERS):
         with pair.session(options(adapter)) as session:
-            said.add(session.generate(PROMPTS[0], max_tokens=24).tokens)
-    assert len(said) == 1 + len(ADAPTERS)
+            answers.add(session.generate(PROMPTS[0], max_tokens=24).tokens)
+    assert len(answers) == 1 + len(ADAPTERS)
 
 
 def test_adapter_scale_of_zero_has_no_effect_and_two_has_more(pair: Pair) -> None:
     with pair.session(options(None)) as session:
-        said = []
+        answers = []
         for name, scale in ((None, 1.0), ("ordinary", 0.0), ("ordinary", 1.0), ("ordinary", 2.0)):
             session.reset()
             session.use_adapter(name, scale=scale)
-            said.append(session.generate(PROMPTS[0], max_tokens=24).tokens)
-    assert said[0] == said[1]
-    assert len(set(said)) == 3
+            answers.append(session.generate(PROMPTS[0], max_tokens=24).tokens)
+    assert answers[0] == answers[1]
+    assert len(set(answers)) == 3
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_use_adapter_in_the_middle_of_an_answer_waits_for_the_next(pair: Pair) -
     with pair.session(options("activated")) as lone:
         wanted = lone.generate(PROMPTS[0], max_tokens=24).tokens
     with pair.session(options("activated")) as session:
-        said = list[int]()
+        tokens = list[int]()
         for place, chunk in enumerate(session.stream(PROMPTS[0], max_tokens=24)):
-            said += chunk.tokens
+            tokens += chunk.tokens
             if place == 3:
                 session.use_adapter(None)
-        assert tuple(said) == wanted
+        assert tuple(tokens) == wanted
         plain = session.generate(PROMPTS[1], max_tokens=4)
         assert plain.stats.cached_tokens > 0
 
@@ -269,21 +269,21 @@ def test_adapter_with_several_scales_answers_as_alone_and_releases_them(pair: Pa
     for each in given:
         with pair.session(each) as session:
             alone.append(session.generate(PROMPTS[0], max_tokens=12).tokens)
-    plain, said = leased(), [list[int]() for _ in scales]
+    plain, texts = leased(), [list[int]() for _ in scales]
     with ExitStack() as opened:
         sessions = [opened.enter_context(pair.session(each)) for each in given]
         most = leased()
         answers = [session.stream(PROMPTS[0], max_tokens=12) for session in sessions]
         for chunks in zip(*answers, strict=True):
-            for tokens, chunk in zip(said, chunks, strict=True):
+            for tokens, chunk in zip(texts, chunks, strict=True):
                 tokens += chunk.tokens
         assert leased() == most
-        assert [tuple(tokens) for tokens in said] == alone
+        assert [tuple(tokens) for tokens in texts] == alone
         for session in sessions:
             session.use_adapter(None)
         assert leased() == plain
     assert (most > plain) == (pair.runtime == "onnx")
-    assert len({tuple(tokens) for tokens in said}) == 3
+    assert len({tuple(tokens) for tokens in texts}) == 3
 
 
 def test_adapter_needs_a_target_opened_for_adapters(pack: Path) -> None:

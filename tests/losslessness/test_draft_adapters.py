@@ -133,11 +133,11 @@ def test_draft_adapter_over_swaps_gives_plain_decodings_text(
 def test_draft_adapter_with_reproducible_gives_plain_decodings_text(pair: Pair) -> None:
     if why_refused(pair, 3) is not None:
         pytest.skip("no widths round alike here")
-    said = []
+    answers = []
     for draft_max in (3, 0):
         with pair.session(replace(options("ordinary", draft_max=draft_max), reproducible=True)) as session:
-            said.append(session.generate(PROMPTS[0], max_tokens=30).tokens)
-    assert said[0] == said[1]
+            answers.append(session.generate(PROMPTS[0], max_tokens=30).tokens)
+    assert answers[0] == answers[1]
 
 
 def test_draft_adapter_of_a_copy_is_always_accepted_by_the_ratio_rule(pair: Pair) -> None:
@@ -186,12 +186,12 @@ def test_draft_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pai
         next(answer)
         pair.turn.run(pair.budget.give_back)
         assert "ordinary" in draft_adapters(pair)
-        said = session.collect(answer).stats
+        first = session.collect(answer).stats
         pair.turn.run(pair.budget.give_back)
         assert draft_adapters(pair) == set()
         again = session.generate(PROMPTS[1], max_tokens=16).stats
         assert draft_adapters(pair) == {"ordinary"}
-        assert alike(pair, said, again)
+        assert alike(pair, first, again)
 
 
 def test_draft_adapter_at_two_scales_is_held_once(pair: Pair) -> None:

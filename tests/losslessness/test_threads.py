@@ -68,7 +68,7 @@ def test_eight_threads_get_the_answers_of_single_runs_and_release_all_leases(
             stream = session.stream(prompt, max_tokens=MAX_TOKENS)
             tokens = list[int]()
             closer = Thread(target=session.close)
-            kind = ("whole", "whole", "whole", "whole", "closed by another thread", "closed by its own")[number % 6]
+            kind = ("full", "full", "full", "full", "closed by another thread", "closed by its own")[number % 6]
             for place, chunk in enumerate(stream):
                 tokens += chunk.tokens
                 if place == 2 + number % 4:
@@ -79,7 +79,7 @@ def test_eight_threads_get_the_answers_of_single_runs_and_release_all_leases(
             if closer.ident is not None:
                 closer.join(PATIENCE)
         expected = lone[way, prompt]
-        assert tuple(tokens) == (expected if kind == "whole" else expected[: len(tokens)]), (kind, given[way], prompt)
+        assert tuple(tokens) == (expected if kind == "full" else expected[: len(tokens)]), (kind, given[way], prompt)
         short = len(tokens) < len(expected)
         return Counter({kind: 1, f"{kind}, cut short": short, "tokens": len(tokens)})
 
@@ -89,7 +89,7 @@ def test_eight_threads_get_the_answers_of_single_runs_and_release_all_leases(
             counts += done.result(PATIENCE)
     with capsys.disabled():
         print(f"\n{pair.runtime}: {dict(counts)}, {len(given)} ways, {perf_counter() - started:.1f} s")
-    assert all(counts[kind] > 0 for kind in ("whole", "closed by another thread", "closed by its own"))
+    assert all(counts[kind] > 0 for kind in ("full", "closed by another thread", "closed by its own"))
     assert counts["closed by another thread, cut short"] > 0
     assert counts["closed by its own, cut short"] > 0
     assert leases(pair) == before

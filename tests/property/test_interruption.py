@@ -153,9 +153,9 @@ def test_stop_string_text_held_back_is_part_of_the_transcript() -> None:
     whole = open_session().generate(FIRST, max_tokens=MAX_TOKENS).text
     session = open_session()
     stream = session.stream(FIRST, max_tokens=MAX_TOKENS, stop=[whole[2:12] + "never"])
-    said = 0
-    while said < 6:
-        said += len(next(stream).tokens)
+    emitted = 0
+    while emitted < 6:
+        emitted += len(next(stream).tokens)
     close(stream)
     content = session.messages[1].content
     assert content == whole[: len(content)]
@@ -185,10 +185,10 @@ def test_stream_start_closes_the_previous_stream(started: int) -> None:
     seen = [next(first) for _ in range(started)]
     second = session.stream(NEXT, max_tokens=MAX_TOKENS)
     assert list(first) == []
-    said = "".join(chunk.text for chunk in seen)
+    shown = "".join(chunk.text for chunk in seen)
     if started:
         assert session.messages[0].content == FIRST
-        assert session.messages[1].content.startswith(said)
+        assert session.messages[1].content.startswith(shown)
     else:
         assert session.messages == ()
     fresh = open_session(messages=session.messages)
@@ -294,10 +294,10 @@ def test_interrupt_at_any_call_leaves_a_usable_session(
             session.generate(FIRST, max_tokens=MAX_TOKENS)
         monkeypatch.setattr(owner, name, original)
         check_state(session)
-        said = "".join(message.content for message in session.messages[1:])
-        assert whole.text.startswith(said)
-        assert bool(said) == bool(session.messages)
-        kept += len(said)
+        shown = "".join(message.content for message in session.messages[1:])
+        assert whole.text.startswith(shown)
+        assert bool(shown) == bool(session.messages)
+        kept += len(shown)
         check_continues_like_a_fresh_session(session, drafter, sampling)
     assert kept > 0 or place == "begin"
 
@@ -432,8 +432,8 @@ def test_transcript_keeps_generated_ids_where_encoding_gives_others(closed: bool
             close(stream)
             break
     before, text = session.tokens, session.messages[-1].content
-    said = before[-len(tokenizer.encode(text)) :]
-    assert said != tuple(tokenizer.encode(text))  # the encoding must differ for this test to mean anything
+    generated = before[-len(tokenizer.encode(text)) :]
+    assert generated != tuple(tokenizer.encode(text))  # the encoding must differ for this test to mean anything
     session.generate(NEXT, max_tokens=5)
     assert session.tokens[: len(before)] == before
     assert session.stats.cached_tokens >= len(before) - 1

@@ -234,16 +234,16 @@ def test_stop_from_any_thread_in_the_middle_of_a_pass(
     lone = answered(pair, "hello", options(drafter), max_tokens=200)
     session = pair.session(options(drafter))
     stream = session.stream("hello", max_tokens=200)
-    said = [next(stream) for _ in range(3)]
+    chunks = [next(stream) for _ in range(3)]
     with gated(pair, monkeypatch) as gate:
-        reader = Worker(lambda: said.extend(stream))
+        reader = Worker(lambda: chunks.extend(stream))
         assert gate.entered.wait(PATIENCE)
         stopper = Worker(lambda: STOPS[how](pair, session, stream))
         stopper.thread.join(0.05)
         assert stopper.thread.is_alive(), "the stopper did not wait for the pass"
     found = stopper.join()
     reader.join()
-    tokens = tuple(token for chunk in said for token in chunk.tokens)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     assert 0 < len(tokens) < 200
     assert tokens == lone.tokens[: len(tokens)]
     assert list(stream) == []

@@ -190,8 +190,8 @@ def test_sampling_options_refuse_values_out_of_range_by_name(name: str, value: f
 
 
 def test_sampling_defaults_come_from_generation_config() -> None:
-    said = Generation(end_token_ids=(1,), sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
-    assert sampling_defaults(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
+    defaults = Generation(end_token_ids=(1,), sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
+    assert sampling_defaults(defaults) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
     assert sampling_defaults(Generation(end_token_ids=())).greedy
 
 
@@ -312,18 +312,18 @@ def test_draws_follow_the_distribution_and_streams_differ() -> None:
 def test_draws_with_the_same_noise_agree_for_similar_distributions() -> None:
     """They agree at least (1 - d) / (1 + d) of the time, far more often than arg-max agrees with the other's draws."""
     rng = np.random.default_rng(1)
-    noise, agreed, likeliest, bound = Noise(2), 0, 0, 0.0
+    noise, agreed, by_arg_max, bound = Noise(2), 0, 0, 0.0
     for position in range(1500):
         logits = rng.standard_normal(20) * 1.5
         p, q = (np.exp(logits + shift) for shift in (0.0, 0.2 * rng.standard_normal(20)))
         target, draft = Probs.dense(p), Probs.dense(q)
         drawn = noise.draw_at(target, position)
         agreed += drawn == noise.draw_at(draft, position)
-        likeliest += drawn == draft.argmax()
+        by_arg_max += drawn == draft.argmax()
         distance = 0.5 * np.abs(target.p - draft.p).sum()
         bound += (1 - distance) / (1 + distance)
     assert agreed > bound - 4 * np.sqrt(1500) / 2
-    assert agreed > 1.5 * likeliest
+    assert agreed > 1.5 * by_arg_max
 
 
 def test_ranked_at_lists_what_would_be_drawn_without_the_tokens_before() -> None:

@@ -89,11 +89,11 @@ def test_generate_stops_at_each_end_token_unless_ignored() -> None:
 
 
 def test_session_defaults_come_from_the_pack() -> None:
-    said = Generation(end_token_ids=(END,), sampling={"temperature": 0.9, "top_k": 30}, max_tokens=7)
-    made = session(generation=said)
+    defaults = Generation(end_token_ids=(END,), sampling={"temperature": 0.9, "top_k": 30}, max_tokens=7)
+    made = session(generation=defaults)
     assert made.sampling == WARM
     assert len(made.generate("hello").tokens) == 7
-    assert session(generation=said, sampling=SamplingOptions()).sampling.greedy
+    assert session(generation=defaults, sampling=SamplingOptions()).sampling.greedy
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
@@ -104,7 +104,7 @@ def test_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str, l
     for place in (4, 11, 26):
         stop = text[place : place + length]
         made = session(drafter=drafter, draft_max=8, noise=0.3)
-        done = made.generate("hello", max_tokens=40, stop=[stop, "never said"])
+        done = made.generate("hello", max_tokens=40, stop=[stop, "never generated"])
         found = text.index(stop)
         assert done.text == text[:found]
         assert len(done.tokens) == found + length
@@ -206,7 +206,7 @@ def test_complete_continues_text_without_a_transcript() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"drafter": "nope"}, InputError, "no drafter 'nope'"),
         ({"draft_max": 65}, InputError, "draft length 65 is out of range"),
@@ -227,11 +227,11 @@ def test_complete_continues_text_without_a_transcript() -> None:
     ids=str,
 )
 def test_session_refuses_bad_options_and_leaves_no_lease(
-    options: dict[str, object], error: type[Exception], said: str
+    options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     pair = ascii_pair()
     used = pair.budget.used_nbytes
-    with pytest.raises(error, match=said) as refusal:
+    with pytest.raises(error, match=message) as refusal:
         pair.session(SessionOptions(**options))  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
     assert pair.budget.used_nbytes == used
@@ -307,19 +307,19 @@ def test_seed_repeats_the_text_and_another_does_not() -> None:
 
 def texts(made: Session) -> list[str]:
     """Return the texts of consecutive calls of every kind."""
-    said = [made.collect(made.complete("once upon", max_tokens=20)).text for _ in range(3)]
-    said += [made.generate("hello", max_tokens=20).text]
+    found = [made.collect(made.complete("once upon", max_tokens=20)).text for _ in range(3)]
+    found += [made.generate("hello", max_tokens=20).text]
     made.reset()
-    said += [made.generate("hello", max_tokens=20).text]
+    found += [made.generate("hello", max_tokens=20).text]
     next(made.stream("and then?", max_tokens=20))
-    return [*said, made.generate("and then?", max_tokens=20).text]
+    return [*found, made.generate("and then?", max_tokens=20).text]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("drafter", ["none", "model", None])
 def test_generate_without_a_seed_gives_another_text_each_call(seed: int | None, drafter: str | None) -> None:
-    said = texts(session(sampling=WARM, seed=seed, drafter=drafter))
-    assert len(set(said)) == len(said)
+    found = texts(session(sampling=WARM, seed=seed, drafter=drafter))
+    assert len(set(found)) == len(found)
 
 
 @pytest.mark.parametrize("options", [{"drafter": "none"}, {"drafter": "model"}, {"reproducible": True}], ids=str)
@@ -349,14 +349,14 @@ def test_seed_of_an_answer_reproduces_it(seed: int | None, rule: Rule) -> None:
 
 def test_transcript_holds_streamed_text_during_the_reply() -> None:
     made = session(drafter="none")
-    said = ""
+    shown = ""
     for chunk in made.stream("hello", max_tokens=20):
-        said += chunk.text
-        assert made.messages == (Message("user", "hello"), Message("assistant", said))
-        if len(said) == 7:
+        shown += chunk.text
+        assert made.messages == (Message("user", "hello"), Message("assistant", shown))
+        if len(shown) == 7:
             break
-    assert made.messages[1].content == said
-    assert "".join(made._shared.tokenizer.decode(made.tokens[-7:])) == said
+    assert made.messages[1].content == shown
+    assert "".join(made._shared.tokenizer.decode(made.tokens[-7:])) == shown
     before = made.messages
     made.generate("and then?", max_tokens=5)
     assert made.messages[:2] == before

@@ -131,9 +131,9 @@ def test_swap_of_activated_adapters_keeps_the_prompt() -> None:
     reading = TargetReading(state, adapter=None, shifts=False)
     prompt = [1, 2, 3, *HEADER]
     reading.begin([], prompt, adapter=ADAPTERS[3])
-    said = [*prompt, 4, 5]
-    state.read(said, reading.span)
-    reading.begin(said, [*said, 6, *HEADER], adapter=ADAPTERS[4])
+    tokens = [*prompt, 4, 5]
+    state.read(tokens, reading.span)
+    reading.begin(tokens, [*tokens, 6, *HEADER], adapter=ADAPTERS[4])
     assert state.tokens == [1, 2, 3]  # without the header and the answer, which were computed with the other adapter
-    reading.begin(said, said, adapter=ADAPTERS[1])
+    reading.begin(tokens, tokens, adapter=ADAPTERS[1])
     assert state.length == 0

@@ -178,7 +178,7 @@ def _add_token(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (_swap_tokens, r"id \d+ is 'x' in one and 'y' in the other"),
         (_add_token, r"id \d+ is unused in one and '<new>' in the other"),
@@ -189,13 +189,13 @@ def _add_token(spec: dict[str, Any]) -> None:
     ],
 )
 def test_digest_changes_with_tokenization_and_the_difference_is_named(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str
 ) -> None:
     plain, changed = Tokenizer(byte_level()), altered(tmp_path, change)
     assert plain.digest != changed.digest
     difference = plain.first_difference(changed)
     assert difference is not None
-    assert re.search(said, difference), difference
+    assert re.search(words, difference), difference
 
 
 def _old_spelling(spec: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def test_replay_refuses_the_trace_of_another_pack(trace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "content", "said"),
+    ("line", "content", "message"),
     [
         (0, "nonsense", "first line"),
         (0, "{}", "first line"),
@@ -68,12 +68,12 @@ def test_replay_refuses_the_trace_of_another_pack(trace: Path) -> None:
     ],
 )
 def test_replay_refuses_an_invalid_trace_with_its_line_number(
-    trace: Path, line: int, content: str | int, said: str
+    trace: Path, line: int, content: str | int, message: str
 ) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     lines[line] = content if isinstance(content, str) else lines[line].replace(":3,", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         list(replay(trace))
 
 
@@ -102,9 +102,9 @@ def test_trace_that_cannot_be_written_further_ends_with_one_notice_and_the_answe
                     recorder._stream = Full()
                 with caplog.at_level("INFO", logger=NOTICES):
                     texts.append(session.generate("and again", max_tokens=200).text)
-        said = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+        notices = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
     assert texts[:2] == texts[2:]
-    assert said == [f"the trace {path} ends here, it cannot be written: No space left on device"]
+    assert notices == [f"the trace {path} ends here, it cannot be written: No space left on device"]
     assert len(list(replay(path))) > 1
     assert pair.budget.used_nbytes == 0
 

@@ -60,8 +60,8 @@ def test_transcript_keeps_generated_ids_where_encoding_gives_others(ended: bool)
     assert b is not None
     assert tokenizer.encode("ab") == [ab]
     transcript = Transcript(tokenizer)
-    said = [a, b, a, b] + [2] * ended
-    before = list(reply(transcript, "hello", said, shown="abab"))
+    generated = [a, b, a, b] + [2] * ended
+    before = list(reply(transcript, "hello", generated, shown="abab"))
     after = transcript.open_turn("again").tokens
     assert after[: len(before)] == before
     fresh = Transcript(tokenizer, transcript.messages).open_turn("again").tokens

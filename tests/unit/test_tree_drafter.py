@@ -49,7 +49,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     return found
 
 
-def likeliest(model: TableModel, tokens: Sequence[int], rank: int) -> int:
+def ranked(model: TableModel, tokens: Sequence[int], rank: int) -> int:
     return int(np.argsort(-model.logits_after(tokens)[:VOCABULARY], kind="stable")[rank])
 
 
@@ -65,7 +65,7 @@ def test_tree_nodes_are_the_guesses_of_their_ranks() -> None:
     assert draft.parents == COMB.parents
     assert draft.source == "tree"
     for path, rank in zip(paths(draft), COMB.ranks, strict=True):
-        assert path[-1] == likeliest(model, [*CONTEXT, *path[:-1]], rank)
+        assert path[-1] == ranked(model, [*CONTEXT, *path[:-1]], rank)
 
 
 def test_tree_takes_one_pass_per_level_over_nodes_with_children() -> None:
@@ -78,12 +78,12 @@ def test_tree_takes_one_pass_per_level_over_nodes_with_children() -> None:
 def test_tree_ranks_follow_a_repetition_penalty() -> None:
     penalised = SamplingOptions(repetition_penalty=5.0)
     model = toy_model(VOCABULARY, seed=2)
-    context = [likeliest(model, CONTEXT, 0), *CONTEXT]
+    context = [ranked(model, CONTEXT, 0), *CONTEXT]
     plain, drafter = opened(model), opened(model, sampling=penalised)
     for each in (plain, drafter):
         each.begin(context)
     shape = Plan(1, shape=TreeShape((-1, -1), (0, 1)))
-    best = [likeliest(model, context, rank) for rank in (0, 1)]
+    best = [ranked(model, context, rank) for rank in (0, 1)]
     assert list(plain.propose(context, 4, NOISE, shape).tokens) == best
     logits = model.logits_after(context)[:VOCABULARY].copy()
     seen = [*{*context}]
@@ -128,7 +128,7 @@ def test_tree_rolls_back_a_draft_that_was_wrong_or_never_verified(observed: bool
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
     draft = drafter.propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    wrong = likeliest(model, CONTEXT, 5)
+    wrong = ranked(model, CONTEXT, 5)
     context = [*CONTEXT, wrong]
     if observed:
         drafter.observe(context, verdict_of(draft, [wrong]))
@@ -147,17 +147,17 @@ def test_tree_learns_which_rank_is_right() -> None:
     context = list(CONTEXT)
     for _ in range(40):
         draft = drafter.propose(context, 4, NOISE)
-        emitted = [likeliest(model, context, 1), 7]
+        emitted = [ranked(model, context, 1), 7]
         context += emitted
         drafter.observe(context, verdict_of(draft, emitted))
     rates = drafter.rates()
     assert rates[0][1] > 0.8 > 0.2 > rates[0][0]
-    assert drafter.propose(context, 1, NOISE).tokens == (likeliest(model, context, 1),)
+    assert drafter.propose(context, 1, NOISE).tokens == (ranked(model, context, 1),)
 
 
 def test_tree_stops_at_end_tokens_and_drafts_chains_for_chain_shapes() -> None:
     model = toy_model(VOCABULARY, seed=2)
-    ends = frozenset({likeliest(model, CONTEXT, 0)})
+    ends = frozenset({ranked(model, CONTEXT, 0)})
     draft = opened(model, ends=ends).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
     assert draft.parents == (-1, -1, 1)
     chain = opened(model).propose(CONTEXT, 16, NOISE, Plan(3, shape=TreeShape((-1, 0, 1), (0, 0, 0))))
@@ -189,7 +189,7 @@ def test_tree_shares_the_models_state_in_any_order_and_learns_from_chains(
         each.begin(context)
     for _ in range(12 * RANKED):
         draft = chains.propose(context, 3, NOISE)
-        emitted = [likeliest(model, context, 2)]
+        emitted = [ranked(model, context, 2)]
         context += emitted
         verdict = verdict_of(draft, emitted)
         for each in (chains, trees):
