@@ -348,12 +348,12 @@ class RoundingModel(TableModel):
         return Output(logits)
 
 
-def even_pairs(place: int, count: int) -> int:
+def kernel_per_pair(place: int, count: int) -> int:
     """Compute rows in pairs: with an odd number of rows, the last one uses another kernel."""
     return int(count % 2 == 1 and place == count - 1)
 
 
-def each_its_own(place: int, count: int) -> int:
+def kernel_per_count(place: int, count: int) -> int:
     """Use a different kernel for every number of rows."""
     return count
 

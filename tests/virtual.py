@@ -129,7 +129,7 @@ class ScriptedHead(Scripted):
 
 
 @dataclass
-class Ride:
+class Simulation:
     """The record of a simulation: its cost in passes without a draft, every plan and every round's acceptance."""
 
     cost: float = 0.0
@@ -148,25 +148,25 @@ class Ride:
 class _Recorded:
     """A policy whose calls are recorded."""
 
-    def __init__(self, policy: Policy, ride: Ride) -> None:
-        self._policy, self._ride = policy, ride
+    def __init__(self, policy: Policy, record: Simulation) -> None:
+        self._policy, self._record = policy, record
 
     def begin(self, adapter: str = "") -> int:
         return self._policy.begin(adapter)
 
     def plan(self, signals: Signals) -> Plan:
         plan = self._policy.plan(signals)
-        self._ride.plans.append(plan)
-        self._ride.calls.append(signals)
+        self._record.plans.append(plan)
+        self._record.calls.append(signals)
         return plan
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        self._ride.calls.append(cost)
-        self._ride.scores.append(tuple(scores))
+        self._record.calls.append(cost)
+        self._record.scores.append(tuple(scores))
         self._policy.observe(cost, scores)
 
 
-def ride(
+def simulate(
     policy: Policy,
     *,
     tokens: int,
@@ -178,13 +178,13 @@ def ride(
     prompt: int = 32,
     seed: int = 0,
     pace: float = 1.0,
-) -> Ride:
+) -> Simulation:
     """Simulate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
     free, model, trim: whether the drafter is right at a position; None: that drafter does not exist. `trim` is the
     model's smaller head. seed: of the machine's noise. pace: a factor of all times.
     """
-    machine, result = machine or Machine(), Ride()
+    machine, result = machine or Machine(), Simulation()
     clock = Clock(machine, seed, pace)
     drafters = _drafters(machine, clock, free=free, model=model, trim=trim, match=match)
     chooses = not isinstance(policy, FixedLength)

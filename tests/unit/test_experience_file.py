@@ -17,12 +17,12 @@ from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.sessions.experience_file import experience_path, load_experience, store_experience
 from edgedecode.testing import toy_pair
-from tests.virtual import always, ride
+from tests.virtual import always, simulate
 
 
 def learned() -> Experience:
     experience = Experience()
-    ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=100, free=always, model=always)
+    simulate(Scheduler(free=["free"], models=["model"], experience=experience), tokens=100, free=always, model=always)
     experience.history.under("formal")
     return experience
 
@@ -137,7 +137,7 @@ def test_load_experience_with_any_wrong_value_leaves_decoding_running(place: Pat
             cases += 1
             damaged += experience.as_dict() == Experience().as_dict()
             scheduler = Scheduler(free=["free"], models=["model"], experience=experience)
-            ride(scheduler, tokens=8, free=always, model=always)
+            simulate(scheduler, tokens=8, free=always, model=always)
     assert cases > 500
     assert cases > damaged > cases / 2
 
@@ -163,4 +163,4 @@ def test_load_experience_treats_numbers_that_would_crash_as_damage(
         experience = load_experience(place)
     assert caplog.text.count("measured again") == 1
     assert experience.as_dict() == Experience().as_dict()
-    ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=50, free=always, model=always)
+    simulate(Scheduler(free=["free"], models=["model"], experience=experience), tokens=50, free=always, model=always)

@@ -8,7 +8,7 @@ import pytest
 
 from edgedecode.engines.identical_widths import NARROW, TOKENS, WIDE, IdenticalWidths, best_class, measure_widths
 from edgedecode.testing import TableModel, TableState, toy_tables
-from tests.toys import RoundingModel, each_its_own, even_pairs
+from tests.toys import RoundingModel, kernel_per_count, kernel_per_pair
 
 TABLES = toy_tables(40, seed=1)
 EVEN = tuple(width for width in NARROW if width % 2 == 0)
@@ -19,11 +19,11 @@ def test_measure_widths_finds_every_width_of_a_row_invariant_model() -> None:
 
 
 def test_measure_widths_finds_even_widths_if_an_odd_row_is_computed_alone() -> None:
-    assert measure_widths(RoundingModel(TABLES, kernels=even_pairs)) == IdenticalWidths(EVEN, WIDE)
+    assert measure_widths(RoundingModel(TABLES, kernels=kernel_per_pair)) == IdenticalWidths(EVEN, WIDE)
 
 
 def test_measure_widths_finds_none_if_every_width_has_its_own_kernel() -> None:
-    assert measure_widths(RoundingModel(TABLES, kernels=each_its_own)) == IdenticalWidths(())
+    assert measure_widths(RoundingModel(TABLES, kernels=kernel_per_count)) == IdenticalWidths(())
 
 
 def test_measure_widths_finds_none_if_kernels_are_not_deterministic() -> None:
@@ -44,18 +44,18 @@ def test_measure_widths_leaves_out_one_row_if_only_it_differs() -> None:
 
 @pytest.mark.parametrize("context", [8, 40, 72, 96, 150])
 def test_measure_widths_finds_fewer_widths_in_a_short_context(context: int) -> None:
-    found = measure_widths(RoundingModel(TABLES, kernels=even_pairs, context=context))
+    found = measure_widths(RoundingModel(TABLES, kernels=kernel_per_pair, context=context))
     assert found.drafts == tuple(width for width in EVEN if width <= context - min(TOKENS, context // 2))
 
 
 def test_measure_widths_finds_fewer_widths_if_the_engine_splits_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableState, "width", 9, raising=False)
-    assert measure_widths(RoundingModel(TABLES, kernels=even_pairs)) == IdenticalWidths((2, 4, 6, 8))
+    assert measure_widths(RoundingModel(TABLES, kernels=kernel_per_pair)) == IdenticalWidths((2, 4, 6, 8))
 
 
 def test_measure_widths_reads_again_if_the_state_cannot_be_cropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableState, "oldest_crop", 1000)
-    assert measure_widths(RoundingModel(TABLES, kernels=even_pairs)) == IdenticalWidths(EVEN, WIDE)
+    assert measure_widths(RoundingModel(TABLES, kernels=kernel_per_pair)) == IdenticalWidths(EVEN, WIDE)
 
 
 def test_measure_widths_reports_slowness_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +83,6 @@ def test_best_class_prefers_long_drafts_then_little_padding(classes: list[list[i
 
 
 def test_measure_widths_closes_its_states() -> None:
-    model = RoundingModel(TABLES, kernels=even_pairs)
+    model = RoundingModel(TABLES, kernels=kernel_per_pair)
     measure_widths(model)
     assert model._budget.used_nbytes == 0

@@ -197,7 +197,7 @@ def test_parse_does_not_loop_over_bytes() -> None:
         (b"\x3b", "unknown wire type 3"),
         (b"\x00\x01", "a field has the number 0"),
         (b"\x38\x01", "field 7 has wire type 0"),
-        (b"\x3a\x04\x0a\x02\x0a\x00" * 1 + b"\x0a\xff", "cut off"),
+        (b"\x3a\x04\x0a\x02\x0a\x00" + b"\x0a\xff", "cut off"),
         (b"\x3a\x05\x0a\x03\x0a\x01\xff", "field 1 is not UTF-8"),
         (b"\x3a\x08\x2a\x02\x42\x00\x2a\x02\x42\x00", "appears twice"),
         (b"\x3a\x04\x2a\x02\x70\x01", "its file is not named"),

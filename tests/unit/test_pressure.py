@@ -118,10 +118,6 @@ def test_pressure_looks_once_a_second_and_stays_short_until_enough_is_free(machi
 # -- released memory ----------------------------------------------------------------------------------------------
 
 
-def held(pair: Pair) -> set[str]:
-    return {lease.name for lease in pair.budget.leases if lease.nbytes}
-
-
 def answer(session: Session, prompt: str, *, machine: Machine | None = None, at: int = 8) -> str:
     """Answer a prompt; memory becomes short after `at` characters."""
     text = ""

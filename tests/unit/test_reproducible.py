@@ -17,7 +17,7 @@ from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.reproducible import FOLDER, load_widths, store_widths, widths_path
 from edgedecode.testing import TableState
-from tests.toys import each_its_own, even_pairs, rounding_pair
+from tests.toys import kernel_per_count, kernel_per_pair, rounding_pair
 
 WARM = SamplingOptions(temperature=0.9, top_k=30)
 FOUND = IdenticalWidths((2, 4, 8), (32,))
@@ -33,7 +33,7 @@ def text(pair: Pair, prompt: str, *, sampling: SamplingOptions, **options: objec
 @pytest.mark.parametrize("sampling", [SamplingOptions(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "long"])
 def test_reproducible_text_is_the_same_with_any_draft(prompt: str, sampling: SamplingOptions) -> None:
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     plain = text(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
     for drafter in ("model", "suffix", "recycle"):
         for length in (1, 2, 3, 8, 16):
@@ -47,7 +47,7 @@ def test_reproducible_text_is_the_same_with_any_draft(prompt: str, sampling: Sam
 
 def test_reproducible_text_after_an_abandoned_answer_equals_a_fresh_session() -> None:
     """A session that kept its KV cache splits the prompt into other passes than a fresh one."""
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     options = SessionOptions(seed=5, ignore_eos=True, reproducible=True, drafter="model", draft_max=3)
     with pair.session(options) as fresh:
         fresh.generate(PROMPTS[1], max_tokens=7)
@@ -65,7 +65,7 @@ def test_reproducible_text_after_an_abandoned_answer_equals_a_fresh_session() ->
 
 
 def test_reproducible_refuses_an_engine_where_every_width_rounds_differently() -> None:
-    pair = rounding_pair(each_its_own)
+    pair = rounding_pair(kernel_per_count)
     with pytest.raises(CapabilityError, match=r"identical bits.*--runtime.*--threads 1.*--block-size") as caught:
         pair.session(SessionOptions(reproducible=True))
     assert "\n" not in str(caught.value)
@@ -73,7 +73,7 @@ def test_reproducible_refuses_an_engine_where_every_width_rounds_differently() -
 
 
 def test_widths_are_measured_once_per_pair_and_never_for_ordinary_sessions() -> None:
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     pair.session()
     passes: list[int] = pair.target.passes  # type: ignore[attr-defined]
     assert passes == []
@@ -96,7 +96,7 @@ def test_reproducible_limits_drafts_to_the_widths_that_can_be_padded() -> None:
 
 
 def test_reproducible_refuses_an_engine_that_splits_passes_of_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     pair.session(SessionOptions(reproducible=True))
     monkeypatch.setattr(TableState, "width", 3, raising=False)
     pair.session(SessionOptions(reproducible=True, draft_max=1)).generate("hello", max_tokens=4)
@@ -117,18 +117,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file of a pair whose odd widths differ, on an engine that has a version."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     path = widths_path(pair.manifest, pair.target.card, engine="table", version="1", provider="cpu")
     assert path is not None
     return path
 
 
 def test_stored_widths_are_used(place: Path) -> None:
-    rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
+    rounding_pair(kernel_per_pair).session(SessionOptions(reproducible=True))
     kept = load_widths(place)
     assert kept is not None
     assert [path.name for path in place.parent.iterdir()] == [place.name]
-    again = rounding_pair(even_pairs)
+    again = rounding_pair(kernel_per_pair)
     again.session(SessionOptions(reproducible=True))
     assert again.target.passes == []  # type: ignore[attr-defined]
     assert again.shared.identical_widths == {"": kept}
@@ -136,7 +136,7 @@ def test_stored_widths_are_used(place: Path) -> None:
 
 def test_stored_widths_include_that_none_agree(place: Path) -> None:
     store_widths(place, IdenticalWidths(()))
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     with pytest.raises(CapabilityError, match="identical bits"):
         pair.session(SessionOptions(reproducible=True))
     assert pair.target.passes == []  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def test_stored_widths_that_are_damaged_give_a_notice_and_are_measured_again(
 ) -> None:
     place.write_text(content, encoding="utf-8")
     with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
-        rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
+        rounding_pair(kernel_per_pair).session(SessionOptions(reproducible=True))
     assert "measured again" in caplog.text
     assert caplog.text.count("\n") == 1
     assert json.loads(place.read_text(encoding="utf-8"))["drafts"][:2] == [2, 4]
@@ -178,14 +178,14 @@ def test_stored_widths_in_a_cache_that_cannot_be_written_are_not_an_error(
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
     for _ in range(2):
-        pair = rounding_pair(even_pairs)
+        pair = rounding_pair(kernel_per_pair)
         pair.session(SessionOptions(reproducible=True))
         assert pair.target.passes  # type: ignore[attr-defined]
     store_widths(tmp_path / "no" / FOLDER, FOUND)
 
 
 def test_stored_widths_have_separate_files_per_engine_graph_and_adapter(place: Path) -> None:
-    pair = rounding_pair(even_pairs)
+    pair = rounding_pair(kernel_per_pair)
     card, uses = pair.target.card, [None, AdapterUse("a", "d"), AdapterUse("a", "d", 0.5)]
     cards = [card, replace(card, threads=2), replace(card, kv_type="int8"), replace(card, tree=False)]
     paths = {

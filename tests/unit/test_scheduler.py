@@ -16,7 +16,7 @@ from edgedecode.errors import InputError
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.ledger import GRANT, INCOME, OVERDRAFT, Ledger
 from edgedecode.schedule.scheduler import MOST_REST, READ_WINDOW, STOP_LOSS, Scheduler, SchedulerOptions
-from tests.virtual import Accepts, Machine, always, never, ride
+from tests.virtual import Accepts, Machine, always, never, simulate
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)
 """Two old cores: rows and the draft model are expensive."""
@@ -73,7 +73,7 @@ def _fixed_cost(right: Accepts, length: int, tokens: int, machine: Machine, *, m
 def test_scheduler_loses_almost_nothing_to_drafts_that_are_never_right(
     machine: Machine, drafters: dict[str, object]
 ) -> None:
-    found = ride(scheduler(), tokens=256, machine=machine, **drafters)  # type: ignore[arg-type]
+    found = simulate(scheduler(), tokens=256, machine=machine, **drafters)  # type: ignore[arg-type]
     assert plain_cost(256, machine) / found.cost >= 0.97
     late = [entry for entry in found.rounds if entry[0] >= 64]
     extra = sum(
@@ -88,7 +88,7 @@ def test_scheduler_loses_little_to_wrong_drafts_under_background_load(
     machine: Machine, drafters: dict[str, object]
 ) -> None:
     """The mean over all seeds; the noise itself accounts for another 3%."""
-    found = [ride(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
+    found = [simulate(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
     assert len(SEEDS) * plain_cost(256, noisy(machine)) / sum(found) >= 0.94
 
 
@@ -96,7 +96,7 @@ def test_ledger_bounds_the_losses() -> None:
     """All rounds together lose at most the grants, the income of the text and the cost of the last use."""
     known = Experience()
     tokens = 3000
-    found = ride(scheduler(known), tokens=tokens, machine=Machine(), model=some(0.2), free=some(0.2))  # type: ignore[arg-type]
+    found = simulate(scheduler(known), tokens=tokens, machine=Machine(), model=some(0.2), free=some(0.2))  # type: ignore[arg-type]
     lost = found.cost - plain_cost(tokens, Machine())
     accounts = 2
     asking = Machine().asking * len(found.plans)
@@ -133,10 +133,10 @@ def test_acceptance_of_interleaved_answers_is_separate_but_shares_the_history() 
 def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
     """Return the times of the best fixed length and of plain decoding over the scheduler's, after warm-up."""
     known = Experience()
-    ride(scheduler(known), tokens=1500, machine=machine, **{name: some(share, seed=1)})  # type: ignore[arg-type]
+    simulate(scheduler(known), tokens=1500, machine=machine, **{name: some(share, seed=1)})  # type: ignore[arg-type]
     texts = [some(share, seed) for seed in SEEDS]
     cost = sum(
-        ride(scheduler(known), tokens=250, machine=machine, seed=seed, **{name: text}).cost  # type: ignore[arg-type]
+        simulate(scheduler(known), tokens=250, machine=machine, seed=seed, **{name: text}).cost  # type: ignore[arg-type]
         for seed, text in zip(SEEDS, texts, strict=True)
     )
     best, plain = sum(best_fixed(250, machine, **{name: text}) for text in texts), plain_cost(250, machine)
@@ -153,7 +153,7 @@ def test_scheduler_comes_near_the_best_fixed_length_in_hindsight(machine: Machin
 
 
 def test_scheduler_lengthens_drafts_that_are_always_right() -> None:
-    found = ride(scheduler(draft_max=16), tokens=300, machine=FAST, free=always)
+    found = simulate(scheduler(draft_max=16), tokens=300, machine=FAST, free=always)
     assert max(drafted for _, _, drafted, _ in found.rounds) == 16
     assert len(found.rounds) < 300 / 8
 
@@ -163,7 +163,7 @@ def test_scheduler_stops_free_drafters_within_16_rounds_and_resumes_within_64_to
     def right(place: int) -> bool:
         return not 150 <= place < 400
 
-    found = ride(scheduler(), tokens=600, machine=machine, free=right, prompt=0)
+    found = simulate(scheduler(), tokens=600, machine=machine, free=right, prompt=0)
     bad = [entry for entry in found.rounds if 150 <= entry[0] < 400]
     assert not [entry for entry in bad[16:] if entry[2]]
     back = [place for place in found.used("free") if place >= 400]
@@ -175,7 +175,7 @@ def test_scheduler_stops_the_model_within_16_rounds_and_resumes_within_512_token
     def right(place: int) -> bool:
         return not 200 <= place < 700
 
-    found = ride(scheduler(), tokens=2000, machine=machine, model=right, prompt=0)
+    found = simulate(scheduler(), tokens=2000, machine=machine, model=right, prompt=0)
     bad = [entry for entry in found.rounds if 200 <= entry[0] < 700]
     drafted = [index for index, entry in enumerate(bad) if entry[2]]
     probes = [index for index in drafted if index >= 16]
@@ -189,7 +189,7 @@ def test_scheduler_stops_the_model_within_16_rounds_and_resumes_within_512_token
 def test_plan_has_no_side_effects() -> None:
     """Only rounds that run are learned from and charged."""
     made = scheduler()
-    ride(made, tokens=40, machine=FAST, model=always, free=always)
+    simulate(made, tokens=40, machine=FAST, model=always, free=always)
     signals = Signals(context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),))
     first = made.plan(signals)
     known = made.experience.as_dict()
@@ -200,10 +200,10 @@ def test_plan_has_no_side_effects() -> None:
 def test_scheduler_does_not_prefill_the_draft_model_for_a_few_tokens() -> None:
     machine = Machine(row=0.35, draft=0.15, read=0.1)
     known = Experience()
-    ride(scheduler(known), tokens=300, machine=machine, model=some(0.7), prompt=8)  # type: ignore[arg-type]
-    found = ride(scheduler(known), tokens=6, machine=machine, model=some(0.7), prompt=400)  # type: ignore[arg-type]
+    simulate(scheduler(known), tokens=300, machine=machine, model=some(0.7), prompt=8)  # type: ignore[arg-type]
+    found = simulate(scheduler(known), tokens=6, machine=machine, model=some(0.7), prompt=400)  # type: ignore[arg-type]
     assert not found.used("model")
-    long = ride(scheduler(known), tokens=300, machine=machine, model=some(0.9), prompt=400)  # type: ignore[arg-type]
+    long = simulate(scheduler(known), tokens=300, machine=machine, model=some(0.9), prompt=400)  # type: ignore[arg-type]
     assert long.used("model")
 
 
@@ -215,7 +215,7 @@ def test_ledger_corrects_wrong_costs_by_measured_time() -> None:
             table.beta[2:20], table._curve = 0.0, []  # claims that wide passes are free
 
     biased = Biased(free=["free"])
-    found = ride(biased, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]
+    found = simulate(biased, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]
     assert biased.ledger.funds("free") < INCOME * 300
     assert len(found.used("free")) < len(found.rounds) / 2
 
@@ -223,8 +223,8 @@ def test_ledger_corrects_wrong_costs_by_measured_time() -> None:
 def test_scheduler_measures_costs_from_a_loaded_moment_again() -> None:
     """Costs first measured under background load do not keep good drafts off for long."""
     known = Experience()
-    ride(scheduler(known), tokens=60, machine=Machine(row=1.6, draft=0.6), free=some(0.5), model=some(0.5))  # type: ignore[arg-type]
-    found = ride(scheduler(known), tokens=600, machine=FAST, free=always, model=always)
+    simulate(scheduler(known), tokens=60, machine=Machine(row=1.6, draft=0.6), free=some(0.5), model=some(0.5))  # type: ignore[arg-type]
+    found = simulate(scheduler(known), tokens=600, machine=FAST, free=always, model=always)
     late = [entry for entry in found.rounds if entry[0] >= 300]
     assert sum(accepted for _, _, _, accepted in late) > len(late)
 
@@ -233,8 +233,8 @@ def test_scheduler_measures_costs_from_a_loaded_moment_again() -> None:
 def test_scheduler_drafts_the_same_on_a_machine_that_changes_speed(factor: float) -> None:
     """Costs are relative to a plain pass, and the drafter's work changes speed with it."""
     known = Experience()
-    _, before = (ride(scheduler(known), tokens=600, model=some(0.85)) for _ in range(2))  # type: ignore[arg-type]
-    after = ride(scheduler(known), tokens=600, model=some(0.85), pace=factor)  # type: ignore[arg-type]
+    _, before = (simulate(scheduler(known), tokens=600, model=some(0.85)) for _ in range(2))  # type: ignore[arg-type]
+    after = simulate(scheduler(known), tokens=600, model=some(0.85), pace=factor)  # type: ignore[arg-type]
     assert after.cost / factor < 1.05 * before.cost < 0.9 * plain_cost(600, Machine())
 
 
@@ -254,7 +254,7 @@ def test_acceptance_learns_that_a_model_stops_its_drafts_early() -> None:
 
 
 def test_plan_is_deterministic_for_the_same_calls() -> None:
-    found = ride(scheduler(), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
+    found = simulate(scheduler(), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     again, scores = scheduler(), iter(found.scores)
     again.begin()
     plans = []
@@ -269,7 +269,7 @@ def test_plan_is_deterministic_for_the_same_calls() -> None:
 
 def test_experience_round_trips_through_json() -> None:
     known = Experience()
-    ride(scheduler(known), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
+    simulate(scheduler(known), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     copy = Experience.from_dict(json.loads(json.dumps(known.as_dict())))
     assert copy.as_dict() == known.as_dict()
 
@@ -282,7 +282,7 @@ def test_scheduler_options_refuse_draft_max_out_of_range(length: int) -> None:
 
 @pytest.mark.parametrize(("host", "asking"), [(0.0005, 0.012), (0.005, 0.01), (0.03, 0.1)])
 def test_scheduler_asks_ever_less_often_when_no_draft_is_profitable(host: float, asking: float) -> None:
-    found = ride(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
+    found = simulate(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
     asked = sum(isinstance(call, Signals) for call in found.calls)
     assert asked * asking <= 2000 * (INCOME / 2 + asking / (1 + MOST_REST)) + MOST_REST * asking
     costs = [call for call in found.calls if isinstance(call, RoundCost)]
@@ -291,5 +291,5 @@ def test_scheduler_asks_ever_less_often_when_no_draft_is_profitable(host: float,
 
 
 def test_fixed_length_runs_without_a_scheduler() -> None:
-    found = ride(FixedLength(0), tokens=20)
+    found = simulate(FixedLength(0), tokens=20)
     assert found.cost == pytest.approx(plain_cost(20, Machine()))
