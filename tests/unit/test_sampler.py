@@ -70,7 +70,7 @@ class Holder:
         assert self._child.stdout.readline()
 
     def end(self) -> None:
-        """Let it end, but not reap it."""
+        """Let the child exit without reaping it."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.close()

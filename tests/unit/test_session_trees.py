@@ -74,12 +74,12 @@ def branched(options: SessionOptions, monkeypatch: pytest.MonkeyPatch) -> list[V
     found: list[Verdict] = []
     verify = loop.verify
 
-    def kept(*given: object, **named: object) -> Verdict:
+    def recorded(*given: object, **named: object) -> Verdict:
         verdict = verify(*given, **named)  # type: ignore[arg-type]
         found.append(verdict)
         return verdict
 
-    monkeypatch.setattr(loop, "verify", kept)
+    monkeypatch.setattr(loop, "verify", recorded)
     with ascii_pair(noise=0.9) as pair, pair.session(options) as session:
         session.generate("hello", max_tokens=80)
     return [verdict for verdict in found if verdict.draft.parents is not None]
@@ -121,8 +121,8 @@ def test_tree_with_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptur
         assert "the draft model cannot draft trees (" in caplog.text
 
 
-def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make states for trees take `nbytes` more."""
+def enlarge_tree_states(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let states for trees lease `nbytes` more."""
     made = TableModel.new_state
 
     def new_state(model: TableModel, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
@@ -142,7 +142,7 @@ def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tree_that_does_not_fit_the_budget_falls_back_to_chains(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trees_take(2_000_000, monkeypatch)
+    enlarge_tree_states(2_000_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
         pair.budget.limit = Limit(pair.budget.used_nbytes + 1_000_000)
         with pytest.raises(BudgetExceeded, match="kv:table"):
@@ -159,7 +159,7 @@ def test_tree_that_does_not_fit_the_budget_falls_back_to_chains(
 def test_tree_that_does_not_fit_the_draft_model_falls_back_with_a_notice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trees_take(900_000, monkeypatch)
+    enlarge_tree_states(900_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
         with pair.session(SessionOptions(drafter="none")):
             pair.budget.limit = Limit(pair.budget.used_nbytes + 1_500_000)

@@ -32,14 +32,14 @@ def test_signal_is_larger_for_a_flatter_row(name: str) -> None:
     assert values[0] < values[-1]
 
 
-def test_uncertainty_averages_the_window_and_starts_over_at_a_switch() -> None:
+def test_uncertainty_averages_the_window_and_resets_at_a_switch() -> None:
     uncertainty = Uncertainty(SwitchRule(up=1.0, window=3))
     assert [uncertainty.unsure(value) for value in (0, 2, 0.9, 0.2, 1.9)] == [False, True, False, True, True]
     uncertainty.reset()
     assert not uncertainty.unsure(0.5)
 
 
-def test_uncertainty_keeps_the_target_for_its_dwell_and_until_it_is_sure() -> None:
+def test_uncertainty_keeps_the_target_for_its_dwell_and_until_the_signal_falls() -> None:
     uncertainty = Uncertainty(SwitchRule(up=1.0, down=0.5, dwell=3))
     assert [uncertainty.sure(value) for value in (0, 0, 0.6, 0.5)] == [False, False, False, True]
     free = Uncertainty(SwitchRule(up=1.0))
@@ -61,14 +61,14 @@ def test_uncertainty_keeps_the_target_for_its_dwell_and_until_it_is_sure() -> No
         lambda: SwitchOptions(quality=0.9, threshold=1),
     ],
 )
-def test_switching_values_out_of_range_are_refused(make: object) -> None:
+def test_switch_rule_and_options_refuse_values_out_of_range(make: object) -> None:
     with pytest.raises(InputError):
         make()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("check", [False, True])
-def test_switching_at_threshold_zero_is_decoding_by_the_target(sampled: bool, check: bool) -> None:
+def test_switching_at_threshold_zero_gives_the_targets_text(sampled: bool, check: bool) -> None:
     sampling = edgedecode.SamplingOptions(temperature=0.9 if sampled else 0.0)
     texts = []
     for switch in (None, SwitchOptions(threshold=0.0, check=check)):
@@ -79,8 +79,8 @@ def test_switching_at_threshold_zero_is_decoding_by_the_target(sampled: bool, ch
     assert texts[0] == texts[1]
 
 
-def test_switching_with_a_check_shows_the_targets_text() -> None:
-    """With any threshold, only a last stretch that ends the answer is not checked."""
+def test_checked_switching_gives_the_targets_text() -> None:
+    """This holds for any threshold; only a last stretch that ends the answer is not checked."""
     for threshold in (0.0, 0.5, 2.0, 1e9):
         with toy_pair() as pair:
             with pair.session(SessionOptions(drafter="none", ignore_eos=True)) as session:
@@ -93,7 +93,7 @@ def test_switching_with_a_check_shows_the_targets_text() -> None:
                 assert session.stats.taken_back > 0 or threshold < 1e9
 
 
-def test_switching_off_the_target_is_decoding_by_the_draft_model() -> None:
+def test_switching_at_a_huge_threshold_decodes_with_the_draft_model_only() -> None:
     options = SessionOptions(switch=SwitchOptions(threshold=1e9), ignore_eos=True)
     with toy_pair() as pair, pair.session(options) as session:
         answer = session.generate("hello", max_tokens=60)
@@ -104,7 +104,7 @@ def test_switching_off_the_target_is_decoding_by_the_draft_model() -> None:
     assert stats.tokens_per_second > 0
 
 
-def test_switching_is_named_in_the_statistics() -> None:
+def test_switching_is_reported_in_the_statistics() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1.0))) as session:
         chunks = [*session.stream("hello", max_tokens=80)]
         stats = session.stats
@@ -122,7 +122,7 @@ def test_switching_is_named_in_the_statistics() -> None:
         (SessionOptions(switch=SwitchOptions(), rule=Rule.RATIO), "match rule"),
     ],
 )
-def test_switching_with_options_that_exclude_it_is_refused(options: SessionOptions, words: str) -> None:
+def test_switching_is_refused_with_incompatible_options(options: SessionOptions, words: str) -> None:
     with toy_pair() as pair, pytest.raises(CapabilityError, match=words):
         pair.session(options)
 
@@ -157,7 +157,7 @@ def test_switching_needs_a_draft_model() -> None:
             pair.session(SessionOptions(switch=SwitchOptions()))
 
 
-def test_switching_notes_the_signal_before_each_token() -> None:
+def test_switching_records_the_signal_before_each_token() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1.0), seed=2)) as session:
         for prompt in ("hello", "again"):
             chunks = [*session.stream(prompt, max_tokens=40)]
@@ -175,12 +175,12 @@ def test_switching_notes_the_signal_before_each_token() -> None:
         SessionOptions(switch=SwitchOptions(), tree=True),
     ],
 )
-def test_switching_refuses_drafters_that_it_would_not_ask(options: SessionOptions) -> None:
+def test_switching_refuses_drafters_that_it_would_not_use(options: SessionOptions) -> None:
     with toy_pair() as pair, pytest.raises(InputError, match="leave out --drafter"):
         pair.session(options)
 
 
-def test_switching_drafts_where_the_target_writes_several_tokens() -> None:
+def test_switching_drafts_if_the_target_generates_several_tokens() -> None:
     lasting = SwitchOptions(rule=SwitchRule(up=0.5, dwell=8))
     with toy_pair() as pair:
         with pair.session(SessionOptions(switch=lasting, ignore_eos=True)) as session:

@@ -74,8 +74,8 @@ def test_shift_of_turns_that_an_adapter_prevents_is_reported_once(
                 state.crop(0)
             words = "do not shift: the kept turns are prefilled again"
             # A record may reach pytest's handler twice, by way of two loggers.
-            told = {id(record) for record in caplog.records if words in record.getMessage()}
-            assert len(told) == (adapter is not None)
+            notices = {id(record) for record in caplog.records if words in record.getMessage()}
+            assert len(notices) == (adapter is not None)
 
 
 class Marked(TableState):
