@@ -22,6 +22,8 @@ LAYER_NBYTES = 96 * 1024
 ENGINE_NBYTES = 10 * MIB
 """Pages of the engine's library that the first session and pass of a process touch (measured: 8.2 MiB with our kernels,
 9.3 with the engine's), and memory that the first session leaves in the heap (1.5)."""
+UNPACKED_COPIES = 2
+"""The heap may keep a freed copy that the next pass cannot reuse, depending on its addresses."""
 ARENA_SHARE = 9 / 8
 ARENA_NBYTES = 3 * MIB // 2
 """Gaps between a pass's values in the region of the engine's allocator."""
@@ -57,7 +59,7 @@ class Footprint:
     packed_nbytes: int = 0
     """The part of the weights that the engine packs, with its session."""
     unpacked_nbytes: int = 0
-    """Floats of a matrix that the engine dequantizes in a pass, outside its allocator's region."""
+    """Heap of the matrices that the engine dequantizes in a pass, outside its allocator's region."""
 
     def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
         """Return the limit for the engine's allocator: packed weights, twice the workspace, logits and 8 MiB.
@@ -96,7 +98,7 @@ def plan_own_footprint(
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
-        unpacked_nbytes=sizes.unpacked_nbytes,
+        unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
     )
 
 
@@ -114,7 +116,7 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
-        unpacked_nbytes=sizes.unpacked_nbytes,
+        unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
     )
 
 
