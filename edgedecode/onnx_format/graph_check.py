@@ -36,6 +36,8 @@ MOST_DIMENSIONS = 16
 _VARINT_NBYTES = 10
 _SMALL_NBYTES = 128
 """Constants up to this size may be shapes: their numbers are read."""
+_STANDARD = "ai.onnx"
+"""The domain of ONNX's operators, which is usually left empty."""
 _FLATBUFFER = b"ORTM"
 """At byte 4, this makes ONNX Runtime parse the file in its own format, which is not checked here."""
 _BRANCHING = "If"
@@ -54,8 +56,12 @@ _BITS: Mapping[int, int] = {
 }
 """Element type → bits per element; texts have no fixed size."""
 _TEXTS = 8
-_ATTENTION_TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
-"""The inputs that are tables of rotary angles, with one row per position."""
+_ATTENTION_TABLES = {
+    ("com.microsoft", "GroupQueryAttention"): (7, 8),
+    ("com.microsoft", "RotaryEmbedding"): (2, 3),
+    ("", "RotaryEmbedding"): (1, 2),
+}
+"""The inputs that are tables of rotary angles, with one row per position, by domain and operator."""
 _NORMS = {
     "SimplifiedLayerNormalization": 1,
     "RMSNormalization": 1,
@@ -240,11 +246,11 @@ class _Walk:
             self._attribute(attribute, kind, outputs, depth=depth)
         self.operations.append(Operation(kind, domain, inputs, outputs))
         if depth == 0:
-            self._record_sizes(kind, inputs)
+            self._record_sizes(domain.removeprefix(_STANDARD), kind, inputs)
 
-    def _record_sizes(self, kind: str, inputs: list[str]) -> None:
+    def _record_sizes(self, domain: str, kind: str, inputs: list[str]) -> None:
         """Record which inputs are rotary tables, and which are norm weights."""
-        for index in _ATTENTION_TABLES.get(kind, ()):
+        for index in _ATTENTION_TABLES.get((domain, kind), ()):
             self.found.tables.update(inputs[index : index + 1])
         if kind in _NORMS:
             self.found.norms.update(inputs[_NORMS[kind] : _NORMS[kind] + 1])

@@ -18,9 +18,9 @@ _ONE_TO_ONE = frozenset((
     "Abs", "Cast", "Ceil", "Clip", "Cos", "CumSum", "Elu", "Erf", "Exp", "Flatten", "Floor", "Gelu", "HardSigmoid",
     "Identity", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not",
     "RMSNormalization", "Reciprocal", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare", "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Sign", "SimplifiedLayerNormalization",
-    "Sin", "Size", "Slice", "Softmax", "Softplus", "Split", "Sqrt", "Squeeze", "Tanh", "Transpose", "Trilu",
-    "Unsqueeze",
+    "ReduceSumSquare", "Relu", "Reshape", "RotaryEmbedding", "Round", "Shape", "Sigmoid", "Sign",
+    "SimplifiedLayerNormalization", "Sin", "Size", "Slice", "Softmax", "Softplus", "Split", "Sqrt", "Squeeze",
+    "Tanh", "Transpose", "Trilu", "Unsqueeze",
 ))
 """Operators whose output has no more elements than their largest input."""
 _BROADCASTING = frozenset((

@@ -64,7 +64,8 @@ class Graph:
 
     Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), concat
     (concatenates past and present itself, as optimum's graphs do: chains only), trim (has the smaller head of
-    `HeadedModel`). Older packs may also list local, a head that is no longer used.
+    `HeadedModel`), static (fixed shapes, see `width` and `slots`; returns only the new rows of the cache). Older
+    packs may also list local, a head that is no longer used.
     """
 
     file: str
@@ -77,6 +78,10 @@ class Graph:
     """Largest rank of an adapter; 0: adapters are not supported."""
     lora_modules: tuple[str, ...] = ()
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
+    width: _Window = 0
+    """Rows of every pass of a static graph; 0: any number."""
+    slots: _Window = 0
+    """Past positions that a static graph attends to; 0: any number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-__all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
+__all__ = ["INT8_KV", "STATIC", "choose_graph", "file_nbytes"]
 
 INT8_KV = "kv:int8"
+STATIC = "static"
+"""Capability of graphs with fixed shapes. Only providers that need them ask for it."""
 _KV = "kv:"
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""
@@ -20,8 +22,8 @@ _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[str]) -> Graph:
     """Return the graph with the fewest capabilities besides `needs`, and of several the smallest file.
 
-    A graph with 8-bit keys and values, which are rounded, is only chosen on request. Raises CapabilityError with the
-    graphs of the pack and how to export the missing one.
+    A graph with 8-bit keys and values, which are rounded, or with fixed shapes is only chosen on request. Raises
+    CapabilityError with the graphs of the pack and how to export the missing one.
     """
     if not entry.graphs:
         raise CapabilityError(
@@ -36,7 +38,11 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     kv_types = {need.removeprefix(_KV) for need in asked} or {"float32"}
     wanted = set(needs) - asked
     suitable = [
-        graph for graph in entry.graphs.values() if {graph.kv_type} == kv_types and wanted <= set(graph.capabilities)
+        graph
+        for graph in entry.graphs.values()
+        if {graph.kv_type} == kv_types
+        and wanted <= set(graph.capabilities)
+        and (STATIC in wanted) == (STATIC in graph.capabilities)
     ]
     if not suitable:
         raise CapabilityError(_refusal(entry, name, needs=needs))

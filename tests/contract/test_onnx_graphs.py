@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget
+from edgedecode.pack.manifest import Graph
+from edgedecode.runtimes.onnx.graph_choice import choose_graph
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
@@ -171,3 +174,16 @@ def test_int8_tree_in_two_passes_equals_its_chains(opener: Opener, shape: ToySha
     state.crop(25 - 5)
     assert_close(model.forward(TOKENS[:1], state).logits.copy(), logits_of(model, [*TOKENS[20:40], TOKENS[0]])[-1:])
     model.close()
+
+
+def test_a_graph_of_fixed_shapes_is_only_chosen_on_request(opener: Opener, tmp_path: Path) -> None:
+    (tmp_path / "base.onnx").write_bytes(b"larger")
+    (tmp_path / "static-8.onnx").write_bytes(b"")
+    base = Graph("base.onnx", ("input_ids",), ("logits",), ("tree", "rows"))
+    static = replace(base, file="static-8.onnx", capabilities=("tree", "rows", "static"), width=8, slots=64)
+    entry = replace(opener.entry(SHAPE), graphs={"base": base, "static-8": static})
+    assert choose_graph(entry, tmp_path, name="target", needs=()) == base
+    assert choose_graph(entry, tmp_path, name="target", needs=("tree",)) == base
+    assert choose_graph(entry, tmp_path, name="target", needs=("static",)) == static
+    with pytest.raises(CapabilityError, match="no graph that offers static"):
+        choose_graph(replace(entry, graphs={"base": base}), tmp_path, name="target", needs=("static",))

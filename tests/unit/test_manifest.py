@@ -139,6 +139,8 @@ OPTIONAL |= {
     "kv_type",
     "lora_rank",
     "lora_modules",
+    "width",
+    "slots",
     "window",
     "quantization",
     "trim",

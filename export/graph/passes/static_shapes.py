@@ -1,0 +1,220 @@
+"""Turns a finished base graph into a static one: fixed rows, fixed past slots, and operators that NPUs can run.
+
+A static graph gets all visibility from one mask, so it serves chains and trees. It returns only the new rows of the
+cache: which of them are kept, and where, is the runtime's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from edgedecode.errors import ExportError
+
+from .surgery import add_input, attention_nodes
+
+__all__ = ["HEAD_ROWS", "HIDDEN_SCORE", "MASK", "WINDOW_MASK", "StaticSize", "static_shapes"]
+
+MASK, WINDOW_MASK = "attention_mask", "window_mask"
+HIDDEN_SCORE = -1e4
+"""Mask value of a slot that a row does not see. It fits 16-bit floats, where -inf turns a softmax into NaN on NPUs."""
+HEAD_ROWS = 16
+"""Widest pass whose rows all get logits. Wider ones are prefill, which needs the logits of one row."""
+_OPSET = 23  # RMSNormalization and RotaryEmbedding
+_BIASES = {"attention_bias": MASK, "window_bias": WINDOW_MASK}
+_ORDER = ("input_ids", "position_ids", MASK, WINDOW_MASK, "rows")
+_SCALARS = ("seqlens_k", "total_length")
+_NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+_SINK = 11  # first of GroupQueryAttention's inputs that no base graph uses
+_SKIP_SUM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StaticSize:
+    """Rows of a pass, past slots, and the rank of adapter inputs (0: the graph has none)."""
+
+    width: int
+    slots: int
+    rank: int = 0
+
+    @property
+    def head_rows(self) -> int:
+        """How many of the pass's rows get logits."""
+        return self.width if self.width <= HEAD_ROWS else 1
+
+
+def static_shapes(model: ir.Model, size: StaticSize) -> None:
+    """Rewrite a float32-cache base graph in place. Raises ExportError for a graph it cannot express."""
+    model.graph.opset_imports[""] = _OPSET
+    for node in list(model.graph):
+        if node.op_type in _NORMS:
+            _Rewriter(node).norm()
+    for layer, node in enumerate(attention_nodes(model)):
+        _attention(model, node, layer=layer, size=size)
+    common.RemoveUnusedNodesPass()(model)
+    _order_inputs(model)
+    _fix_inputs(model, size)
+    _fix_values(model, size)
+
+
+class _Rewriter:
+    """Builds the nodes that replace `node`, in order before it."""
+
+    def __init__(self, node: ir.Node) -> None:
+        assert node.graph is not None
+        self.node = node
+        self.graph = node.graph
+        self._count = 0
+
+    def add(self, op_type: str, *inputs: ir.Value | None, **attributes: int | float | Sequence[int]) -> ir.Value:
+        """Insert a float32 node with one output and return that."""
+        return self._insert(ir.node(op_type, inputs, attributes))[0]
+
+    def split(self, value: ir.Value, sizes: list[int]) -> list[ir.Value]:
+        """Split the last dimension."""
+        return self._insert(ir.node("Split", [value, self._constant(sizes)], {"axis": -1}, num_outputs=len(sizes)))
+
+    def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
+        return self.add("Reshape", value, self._constant(list(shape)))
+
+    def scaled(self, value: ir.Value, factor: float) -> ir.Value:
+        return self.add("Mul", value, self._float(factor))
+
+    def norm(self) -> None:
+        """Replace a norm, with or without the sum before it, by an Add and an RMSNormalization."""
+        node = self.node
+        value, weight = node.inputs[0], node.inputs[1]
+        assert value is not None
+        if node.op_type != _NORMS[0]:
+            value, weight = self.add("Add", value, weight), node.inputs[2]
+            if len(node.inputs) > 3 and node.inputs[3] is not None:
+                value = self.add("Add", value, node.inputs[3])
+            if len(node.outputs) > _SKIP_SUM:
+                self._take_over(node.outputs[_SKIP_SUM], value)
+        epsilon = node.attributes.get_float("epsilon", 1e-5)
+        self._take_over(node.outputs[0], self.add("RMSNormalization", value, weight, axis=-1, epsilon=epsilon))
+        self.graph.remove(node, safe=True)
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let `new` replace `old`, name and place in the graph's outputs included."""
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        old.name = f"{old.name}/replaced"
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+    def finish(self, *replacements: ir.Value) -> None:
+        """Let the replacements take the places of the node's first outputs, and remove the node."""
+        for old, new in zip(self.node.outputs, replacements, strict=True):
+            self._take_over(old, new)
+        self.graph.remove(self.node, safe=True)
+
+    def _constant(self, numbers: list[int]) -> ir.Value:
+        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(numbers, np.int64))}))[0]
+
+    def _float(self, number: float) -> ir.Value:
+        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray([number], np.float32))}))[0]
+
+    def _insert(self, new: ir.Node) -> list[ir.Value]:
+        new.name = f"{self.node.name}/{new.op_type}_{self._count}"
+        self._count += 1
+        kind = new.attributes["value"].as_tensor().dtype if new.op_type == "Constant" else ir.DataType.FLOAT
+        for index, output in enumerate(new.outputs):
+            output.name, output.type = f"{new.name}/output_{index}", ir.TensorType(kind)
+        self.graph.insert_before(self.node, new)
+        return list(new.outputs)
+
+
+def _attention(model: ir.Model, node: ir.Node, *, layer: int, size: StaticSize) -> None:
+    """Replace a GroupQueryAttention by products and a softmax, with the bias as mask.
+
+    The heads that share keys are stacked as rows of one product, so that keys are neither repeated nor broadcast.
+    """
+    inputs = [*node.inputs, *[None] * (_SINK - len(node.inputs))]
+    first, past_key, past_value, bias = inputs[0], inputs[3], inputs[4], inputs[10]
+    assert first is not None
+    if any(value is not None for value in inputs[_SINK:]) or bias is None or past_key is None or past_value is None:
+        raise ExportError(f"layer {layer} has 8-bit keys, sinks or no bias: static graphs are made of the base graph")
+    heads, shared = node.attributes.get_int("num_heads", 0), node.attributes.get_int("kv_num_heads", 0)
+    assert past_key.shape is not None
+    head = int(past_key.shape[3])  # type: ignore[arg-type]  # `declared_shapes` has set it
+    width, slots = size.width, size.slots
+    new = _Rewriter(node)
+    if inputs[1] is not None:
+        parts = [part for part in inputs[:3] if part is not None]
+    else:
+        parts = new.split(first, [heads * head, shared * head, shared * head])
+    rows = []
+    for part, count in zip(parts, (heads, shared, shared), strict=True):
+        rows.append(new.add("Transpose", new.reshape(part, 1, width, count, head), perm=[0, 2, 1, 3]))
+    query, key, value = rows
+    if node.attributes.get_int("do_rotary", 0):
+        query, key = (_rotated(new, rotating, node=node) for rotating in (query, key))
+    query = new.reshape(new.scaled(query, _scale(node, head)), 1, shared, heads // shared * width, head)
+    keys, values = (new.add("Concat", past, own, axis=2) for past, own in ((past_key, key), (past_value, value)))
+    scores = new.add("MatMul", query, new.add("Transpose", keys, perm=[0, 1, 3, 2]))
+    cap = node.attributes.get_float("softcap", 0.0)
+    if cap:
+        scores = new.scaled(new.add("Tanh", new.scaled(scores, 1 / cap)), cap)
+    mask = add_input(model, _BIASES[str(bias.name)], ir.DataType.FLOAT, [1, 1, width, slots + width])
+    by_head = new.add("Add", new.reshape(scores, shared, heads // shared, width, slots + width), mask)
+    weights = new.reshape(new.add("Softmax", by_head, axis=-1), 1, shared, heads // shared * width, slots + width)
+    mixed = new.reshape(new.add("MatMul", weights, values), 1, heads, width, head)
+    output = new.reshape(new.add("Transpose", mixed, perm=[0, 2, 1, 3]), 1, width, heads * head)
+    new.finish(output, key, value)
+
+
+def _rotated(new: _Rewriter, value: ir.Value, *, node: ir.Node) -> ir.Value:
+    cosine, sine, positions = node.inputs[7:10]
+    assert cosine is not None
+    assert cosine.shape is not None
+    attributes = {
+        "interleaved": node.attributes.get_int("rotary_interleaved", 0),
+        "rotary_embedding_dim": 2 * int(cosine.shape[1]),  # type: ignore[arg-type]
+    }
+    return new.add("RotaryEmbedding", value, cosine, sine, positions, **attributes)
+
+
+def _scale(node: ir.Node, head: int) -> float:
+    return node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head)
+
+
+def _order_inputs(model: ir.Model) -> None:
+    """Put masks after the positions and remove the inputs that they replace."""
+    named = {str(value.name): value for value in model.graph.inputs}
+    first = [named.pop(name) for name in _ORDER if name in named]
+    model.graph.inputs[:] = [*first, *(value for name, value in named.items() if name not in (*_SCALARS, *_BIASES))]
+
+
+def _fix_inputs(model: ir.Model, size: StaticSize) -> None:
+    """Set the shapes of ids, positions, cache and adapters; a graph without a fixed rank keeps no adapter inputs."""
+    for value in model.graph.inputs:
+        shape = value.shape
+        assert shape is not None
+        if str(value.name).startswith("past_key_values"):
+            value.shape = ir.Shape([1, shape[1], size.slots, shape[3]])
+        elif str(value.name).startswith("lora."):
+            if not size.rank:
+                raise ExportError("the graph takes adapters: give the static graph their rank")
+            value.shape = ir.Shape([part if isinstance(part, int) else size.rank for part in shape])
+            value.const_value = None
+            model.graph.initializers.pop(str(value.name), None)  # the default has rank 0, which does not fit
+    for value in model.graph.outputs:
+        if str(value.name).startswith("present"):
+            assert value.shape is not None
+            value.shape = ir.Shape([1, value.shape[1], size.width, value.shape[3]])
+
+
+def _fix_values(model: ir.Model, size: StaticSize) -> None:
+    """Fix the dimensions S and R everywhere; the engine infers shapes that still have another dynamic dimension."""
+    known: dict[str, int] = {"S": size.width, "R": size.head_rows}
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    for value in values:
+        if value.shape is None or value.shape.is_static():
+            continue
+        fixed = [part if isinstance(part, int) else known.get(str(part.value)) for part in value.shape]
+        inside = not (value.is_graph_input() or value.is_graph_output())
+        value.shape = None if inside and None in fixed else ir.Shape(fixed)
