@@ -16,8 +16,9 @@ from edgedecode.errors import CapabilityError
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.concat.concat_model import CONCAT
 from edgedecode.runtimes.onnx.graph_choice import choose_graph
-from edgedecode.runtimes.onnx.graph_session import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
-from edgedecode.runtimes.onnx.providers import choose_provider
+from edgedecode.runtimes.onnx.graph_session import FULL_BIAS, WINDOW_BIAS, open_session
+from edgedecode.runtimes.onnx.onnx_engine import Untyped, import_engine
+from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
 from edgedecode.runtimes.threads import default_threads
 
 __all__ = ["BareLoop"]
@@ -45,11 +46,10 @@ class BareLoop:
         if CONCAT in graph.capabilities:
             raise CapabilityError("the bare loop updates the KV cache in place, and this model's graph does not")
         engine = import_engine()
-        cpu = choose_provider("cpu", installed=engine.get_available_providers())
         weights = folder / entry.weights
         threads = threads or default_threads(weights.stat().st_size)
         self.setting = f"context of {capacity}, {threads} threads, {KV_TYPE} KV cache"
-        self._session = open_session(folder / graph.file, weights=weights, provider=cpu, threads=threads)
+        self._session = open_session(folder / graph.file, weights=weights, provider=CpuProvider(), threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]
         self._cache = {name: engine.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for name in names}

@@ -21,6 +21,7 @@ __all__ = [
     "DRAFTERS",
     "LOOKUPS",
     "MAKERS",
+    "PROVIDERS",
     "RUNTIMES",
     "drafter_names",
     "every_entry_point",
@@ -38,13 +39,15 @@ LOOKUPS = "edgedecode.lookups"
 """Drafters that are plain functions (`drafters/lookup.py`)."""
 COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
+PROVIDERS = "edgedecode.providers"
+"""Execution providers of ONNX Runtime."""
 
 
 @cache
 def every_entry_point() -> Sequence[EntryPoint]:
     """Return the entry points of all our groups. Cached, because each query scans the metadata of all packages."""
     found = entry_points()
-    groups = (RUNTIMES, DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
+    groups = (RUNTIMES, PROVIDERS, DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
     return [entry for group in groups for entry in found.select(group=group)]
 
 

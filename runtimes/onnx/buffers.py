@@ -13,7 +13,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.memory.budget import Budget, Lease
 
-from .graph_session import Untyped
+from .onnx_engine import Untyped
 from .onnx_footprint import FLOAT_NBYTES, Footprint
 
 __all__ = ["Buffers", "bias_copies", "buffers_nbytes", "logits_nbytes"]

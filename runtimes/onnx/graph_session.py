@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
 
-from edgedecode.errors import BudgetExceeded, ManifestError, RuntimeUnavailable
+from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
-from .providers import Provider
+from .onnx_engine import SILENT, Untyped, first_line, import_engine
+from .providers.provider import Provider
 
 __all__ = [
     "FULL_BIAS",
@@ -23,18 +23,12 @@ __all__ = [
     "TRIM_LOGITS",
     "WINDOW_BIAS",
     "OwnKernels",
-    "Untyped",
     "cache_names",
     "check_allocated",
     "check_concat_contract",
     "check_contract",
-    "first_line",
-    "import_engine",
     "open_session",
 ]
-
-Untyped: TypeAlias = Any
-"""A value of the engine, which has no type annotations."""
 
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
@@ -53,19 +47,6 @@ SPINNING = {"session.intra_op.spin_duration_us": "1000", "session.intra_op.spin_
 _SHARED_ALLOCATORS = Lock()
 _LEAST_FOLDED_NBYTES = 1 << 20
 _DEAD_NBYTES = 4096
-SILENT = 4  # fatal only: our own errors report the rest
-
-
-def import_engine() -> Untyped:
-    """Import onnxruntime. Raises RuntimeUnavailable with the command that installs it."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise RuntimeUnavailable(
-            f"ONNX Runtime does not start ({first_line(error)}): pip install 'edgedecode[onnx]'"
-        ) from None
-    onnxruntime.set_default_logger_severity(SILENT)  # for messages outside a session, such as refused allocations
-    return onnxruntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +71,7 @@ def open_session(
 
     weights: in any folder, under the file name that the graph contains. limit_nbytes: limit of the session's allocator;
     a pass that needs more fails. region_nbytes: its first region, which should hold a full pass. Raises ManifestError
-    if the graph is missing or damaged.
+    if the graph is missing or damaged, CapabilityError if the provider does not run all of it.
     """
     engine = import_engine()
     options = engine.SessionOptions()
@@ -120,14 +101,14 @@ def open_session(
     elif weights.parent != path.parent:  # the engine looks in the graph's folder, unless it gets the graph as bytes
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
+    arguments = provider.configure(options, engine)
     try:
         with _limited(engine, options, limit_nbytes, region_nbytes=region_nbytes):
-            session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
+            session = engine.InferenceSession(source, options, **arguments)
     except Exception as error:  # the engine's exceptions share no base class
         check_allocated(error, f"{path}")
-        raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
-    if session.get_providers()[0] != provider.engine_name:
-        raise RuntimeUnavailable(f"{provider.engine_name} did not start for {path}; got {session.get_providers()}")
+        raise provider.not_opened(path, first_line(error)) from None
+    provider.check(session, subject=str(path))
     return session
 
 
@@ -223,10 +204,3 @@ def check_allocated(error: Exception, subject: str) -> None:
     if "smaller than requested" in str(error):
         advice = "use --runtime llama, or export the pack again"
         raise BudgetExceeded(f"{subject} needs more memory than was planned for it", advice, table="") from None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the printable first line of an engine's message, which may contain a stack trace and text of the pack."""
-    lines = str(error).strip().splitlines()
-    line = lines[0] if lines else type(error).__name__
-    return "".join(character if character.isprintable() else "\ufffd" for character in line)

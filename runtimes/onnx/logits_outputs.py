@@ -15,7 +15,8 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
 
 from .buffers import Buffers
-from .graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS, Untyped
+from .graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS
+from .onnx_engine import Untyped
 from .onnx_footprint import FLOAT_NBYTES
 
 __all__ = ["HeadBinding", "Heads"]

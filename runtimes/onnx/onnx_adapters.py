@@ -19,8 +19,8 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from .graph_session import Untyped
 from .kernels.deltas import TILE
+from .onnx_engine import Untyped
 
 __all__ = ["Adapters"]
 

@@ -22,10 +22,11 @@ from edgedecode.pack.manifest import ModelEntry
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .biases import Biases, TreePaths
 from .buffers import Buffers
-from .graph_session import Untyped, cache_names, check_allocated, first_line
+from .graph_session import cache_names, check_allocated
 from .kernels.thread_choice import chosen_threads
 from .logits_outputs import HeadBinding, Heads
 from .onnx_adapters import Adapters
+from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, state_nbytes
 from .session_model import SessionModel, split_rows

@@ -29,15 +29,17 @@ from .buffers import buffers_nbytes
 from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
 from .graph_choice import choose_graph, file_nbytes
 from .graph_needs import measured_sizes
-from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
+from .graph_session import OwnKernels, check_concat_contract, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice, kept_threads
-from .kernels.trial import kernels_line, load_kernels
+from .kernels.trial import load_kernels
+from .onnx_engine import import_engine
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
-from .providers import PROVIDERS, Provider, choose_provider
+from .providers.provider import Provider
+from .providers.provider_choice import choose_provider, every_provider, find_provider
 from .trimmed_head import read_trimmed
 
 __all__ = ["OnnxRuntime"]
@@ -83,14 +85,13 @@ class OnnxRuntime:
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
         """Return why `open` would refuse a model before opening a session; None if it would not."""
-        known = [each.name for each in PROVIDERS]
-        if provider not in known:
-            return Refusal(f"ONNX Runtime has no provider {provider!r}; it has: {', '.join(known)}")
         try:
-            choose_graph(entry, root, name=name, needs=needs)
+            found = find_provider(provider)
+            graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
         except CapabilityError as error:
             return Refusal(str(error))
-        return None
+        reason = found.problem() or found.refusal(entry, graph)
+        return Refusal(reason) if reason else None
 
     @staticmethod
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
@@ -109,17 +110,10 @@ class OnnxRuntime:
         return None if library is None else NativeRowDraw(library.handle)
 
     def devices(self) -> Sequence[Device]:
-        """Return every provider this runtime knows, and whether it is installed."""
-        installed: Sequence[str] = self._engine.get_available_providers()
+        """Return the devices of every installed provider, and why those of others cannot be used."""
+        version = str(self._engine.__version__)
         return [
-            Device(
-                runtime=self.name,
-                provider=provider.name,
-                description=f"{provider.description}, onnxruntime {self._engine.__version__}{_kernels(provider)}",
-                available=provider.engine_name in installed,
-                reason="" if provider.engine_name in installed else f"this onnxruntime has no {provider.engine_name}",
-            )
-            for provider in PROVIDERS
+            device for provider in every_provider() for device in provider.devices(runtime=self.name, version=version)
         ]
 
     def open(self, request: ModelRequest) -> LanguageModel:
@@ -207,9 +201,11 @@ class OnnxRuntime:
     def _find(self, request: ModelRequest) -> _Found:
         """Choose the provider and the graph, and plan the model."""
         entry, root, name = request.entry, request.root, request.name
-        provider = choose_provider(request.provider, installed=self._engine.get_available_providers())
+        provider = choose_provider(request.provider)
         check_threads(request.threads)
-        graph = choose_graph(entry, root, name=name, needs=request.needs)
+        graph = choose_graph(entry, root, name=name, needs=(*request.needs, *provider.needs))
+        if reason := provider.refusal(entry, graph):
+            raise CapabilityError(f"the provider {provider.full_name} cannot run the {name}: {reason}")
         path = root / graph.file
         concat = CONCAT in graph.capabilities
         served: Served | None = None
@@ -298,7 +294,3 @@ def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -
         kernel_noise=entry.kernel_noise,
         notes=entry.notes,
     )
-
-
-def _kernels(provider: Provider) -> str:
-    return f"; {kernels_line()}" if provider.own_kernels else ""

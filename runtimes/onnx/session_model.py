@@ -17,7 +17,7 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, RowState, check_capacity
-from .graph_session import Untyped
+from .onnx_engine import Untyped
 from .onnx_footprint import Footprint
 
 __all__ = ["Piece", "SessionModel", "SessionState", "split_rows"]

@@ -13,8 +13,9 @@ from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 
-from .graph_session import TRIM_LOGITS, Untyped
+from .graph_session import TRIM_LOGITS
 from .logits_outputs import HeadBinding
+from .onnx_engine import Untyped
 
 __all__ = ["TrimmedModelHead", "read_trimmed"]
 

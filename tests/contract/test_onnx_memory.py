@@ -18,7 +18,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.onnx_footprint import Footprint
-from edgedecode.runtimes.onnx.providers import choose_provider
+from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
 from tests.contract.conftest import Opener, assert_planned
 from tests.contract.toy_graph import ToyShape
 from tests.contract.toy_heads import open_headed, write_headed
@@ -354,10 +354,13 @@ def test_engine_session_stays_within_its_limit_for_any_graph(tmp_path: Path) -> 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(model, tmp_path / "base.onnx")
     (tmp_path / "weights.bin").touch()
-    cpu = choose_provider("cpu", installed=["CPUExecutionProvider"])
     opened = {
         limit: open_session(
-            tmp_path / "base.onnx", weights=tmp_path / "weights.bin", provider=cpu, threads=1, limit_nbytes=limit
+            tmp_path / "base.onnx",
+            weights=tmp_path / "weights.bin",
+            provider=CpuProvider(),
+            threads=1,
+            limit_nbytes=limit,
         )
         for limit in (64 * MIB, 16 * MIB, None)
     }

@@ -28,7 +28,8 @@ from ...row_state import (
     continues,
     wanted_rows,
 )
-from ..graph_session import Untyped, cache_names, check_allocated, first_line
+from ..graph_session import cache_names, check_allocated
+from ..onnx_engine import Untyped, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
 from ..session_model import SessionModel, SessionState, split_rows
 

@@ -1,0 +1,109 @@
+"""The base class of an execution provider, and the checks that nothing falls back to another one silently.
+
+A provider is a subclass in a file of its own, a row in the entry points of group `edgedecode.providers`, and an
+optional extra of the same name that installs what it needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from edgedecode.engines.interface import Device
+from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError, RuntimeUnavailable
+from edgedecode.pack.manifest import Graph, ModelEntry
+
+from ..onnx_engine import Untyped
+
+__all__ = ["Provider", "assigned_nodes", "check_assignment"]
+
+RECORD = {"session.record_ep_graph_assignment_info": "1"}
+_MOST_NAMED = 3
+"""Operators named in a refusal."""
+
+
+class Provider:
+    """One execution provider. device: which of its devices; empty: the first.
+
+    Subclasses set the class variables and override what differs from the defaults, which are those of a provider that
+    is part of onnxruntime itself, runs any graph and reads its inputs and outputs in host memory.
+    """
+
+    name: ClassVar[str]
+    """The name for `--provider`, and of the extra that installs it."""
+    engine_name: ClassVar[str]
+    """The name in onnxruntime, as `InferenceSession.get_providers` returns it."""
+    description: ClassVar[str]
+    own_kernels: ClassVar[bool] = False
+    """Whether graphs may be opened with edgedecode's own operators, which run on the processor."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Needs of every graph it opens, as in `ModelRequest.needs`, such as "static"."""
+    host_operators: ClassVar[frozenset[str]] = frozenset()
+    """Operators that may stay on the processor: bookkeeping on a few integers, never a model's arithmetic."""
+
+    def __init__(self, device: str = "") -> None:
+        self.device = device
+        if device not in {"", *self.device_names()}:
+            names = ", ".join(f"{self.name}:{each}" for each in self.device_names()) or "one device only"
+            raise CapabilityError(f"the provider {self.name} has no device {device!r}; it has: {names}")
+
+    @property
+    def full_name(self) -> str:
+        """The name for `--provider`, with the device if one was chosen."""
+        return f"{self.name}:{self.device}" if self.device else self.name
+
+    def device_names(self) -> Sequence[str]:
+        """Return the devices that can be chosen explicitly; empty: there is nothing to choose."""
+        return ()
+
+    def problem(self) -> str:
+        """Return why it cannot run here and what to do; empty: it can. Native code is tried in a child process only."""
+        return ""
+
+    def devices(self, *, runtime: str, version: str) -> Sequence[Device]:
+        """Return its devices as `edgedecode devices` lists them; one that is unavailable if it cannot run here."""
+        reason = self.problem()
+        description = f"{self.description}, onnxruntime {version}"
+        return [Device(runtime, self.name, description, available=not reason, reason=reason)]
+
+    def refusal(self, entry: ModelEntry, graph: Graph) -> str:
+        """Return why it cannot run a model's graph, and what to do; empty: no reason is known before it is opened."""
+        return ""
+
+    def configure(self, options: Untyped, engine: Untyped) -> Mapping[str, object]:
+        """Set the session options, and return further arguments of `InferenceSession`."""
+        return {"providers": [self.engine_name], "enable_fallback": 0}
+
+    def not_opened(self, path: Path, reason: str) -> EdgeDecodeError:
+        """Return the error for a graph that the engine did not open. The processor opens every intact one."""
+        return ManifestError(f"{path} cannot be opened ({reason}): export or import the pack again")
+
+    def check(self, session: Untyped, *, subject: str) -> None:
+        """Raise RuntimeUnavailable unless the session runs on this provider."""
+        if (found := session.get_providers())[0] != self.engine_name:
+            raise RuntimeUnavailable(f"{self.engine_name} did not start for {subject}; got {', '.join(found)}")
+
+
+def assigned_nodes(session: Untyped) -> Mapping[str, Counter[str]]:
+    """Return the number of nodes by operator for each provider, from a session that was opened with `RECORD`."""
+    found: dict[str, Counter[str]] = {}
+    for part in session.get_provider_graph_assignment_info():
+        nodes = found.setdefault(str(part.ep_name), Counter())
+        nodes.update(str(node.op_type) for node in part.get_nodes())
+    return found
+
+
+def check_assignment(session: Untyped, provider: Provider, *, allowed: Collection[str], subject: str) -> None:
+    """Raise CapabilityError if a node of another operator than `allowed` runs on another provider."""
+    others: Counter[str] = Counter()
+    for name, nodes in assigned_nodes(session).items():
+        if name != provider.engine_name:
+            others.update({operator: count for operator, count in nodes.items() if operator not in allowed})
+    if others:
+        named = ", ".join(f"{count} {operator}" for operator, count in others.most_common(_MOST_NAMED))
+        raise CapabilityError(
+            f"{provider.full_name} does not run all of {subject}: {others.total()} nodes would fall back to the "
+            f"processor ({named}); use --provider cpu"
+        )
