@@ -7,15 +7,15 @@ cache: which of them are kept, and where, is the runtime's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from edgedecode.errors import ExportError
 
+from .picked_rows import head_of
+from .rewriter import Rewriter
 from .surgery import add_input, attention_nodes
 
 __all__ = ["HEAD_ROWS", "HIDDEN_SCORE", "MASK", "WINDOW_MASK", "StaticSize", "static_shapes"]
@@ -53,7 +53,8 @@ def static_shapes(model: ir.Model, size: StaticSize) -> None:
     model.graph.opset_imports[""] = _OPSET
     for node in list(model.graph):
         if node.op_type in _NORMS:
-            _Rewriter(node).norm()
+            _norm(node)
+    _flat_logits_last(model)
     for layer, node in enumerate(attention_nodes(model)):
         _attention(model, node, layer=layer, size=size)
     common.RemoveUnusedNodesPass()(model)
@@ -62,70 +63,42 @@ def static_shapes(model: ir.Model, size: StaticSize) -> None:
     _fix_values(model, size)
 
 
-class _Rewriter:
-    """Builds the nodes that replace `node`, in order before it."""
+def _norm(node: ir.Node) -> None:
+    """Replace a norm, with or without the sum before it, by an Add and an RMSNormalization."""
+    new = Rewriter(node)
+    value, weight = node.inputs[0], node.inputs[1]
+    assert value is not None
+    if node.op_type != _NORMS[0]:
+        value, weight = new.add("Add", value, weight), node.inputs[2]
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            value = new.add("Add", value, node.inputs[3])
+        if len(node.outputs) > _SKIP_SUM:
+            new.take_over(node.outputs[_SKIP_SUM], value)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    new.take_over(node.outputs[0], new.add("RMSNormalization", value, weight, axis=-1, epsilon=epsilon))
+    new.remove()
 
-    def __init__(self, node: ir.Node) -> None:
-        assert node.graph is not None
-        self.node = node
-        self.graph = node.graph
-        self._count = 0
 
-    def add(self, op_type: str, *inputs: ir.Value | None, **attributes: int | float | Sequence[int]) -> ir.Value:
-        """Insert a float32 node with one output and return that."""
-        return self._insert(ir.node(op_type, inputs, attributes))[0]
-
-    def split(self, value: ir.Value, sizes: list[int]) -> list[ir.Value]:
-        """Split the last dimension."""
-        return self._insert(ir.node("Split", [value, self._constant(sizes)], {"axis": -1}, num_outputs=len(sizes)))
-
-    def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
-        return self.add("Reshape", value, self._constant(list(shape)))
-
-    def scaled(self, value: ir.Value, factor: float) -> ir.Value:
-        return self.add("Mul", value, self._float(factor))
-
-    def norm(self) -> None:
-        """Replace a norm, with or without the sum before it, by an Add and an RMSNormalization."""
-        node = self.node
-        value, weight = node.inputs[0], node.inputs[1]
-        assert value is not None
-        if node.op_type != _NORMS[0]:
-            value, weight = self.add("Add", value, weight), node.inputs[2]
-            if len(node.inputs) > 3 and node.inputs[3] is not None:
-                value = self.add("Add", value, node.inputs[3])
-            if len(node.outputs) > _SKIP_SUM:
-                self._take_over(node.outputs[_SKIP_SUM], value)
-        epsilon = node.attributes.get_float("epsilon", 1e-5)
-        self._take_over(node.outputs[0], self.add("RMSNormalization", value, weight, axis=-1, epsilon=epsilon))
-        self.graph.remove(node, safe=True)
-
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """Let `new` replace `old`, name and place in the graph's outputs included."""
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        old.name = f"{old.name}/replaced"
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-    def finish(self, *replacements: ir.Value) -> None:
-        """Let the replacements take the places of the node's first outputs, and remove the node."""
-        for old, new in zip(self.node.outputs, replacements, strict=True):
-            self._take_over(old, new)
-        self.graph.remove(self.node, safe=True)
-
-    def _constant(self, numbers: list[int]) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(numbers, np.int64))}))[0]
-
-    def _float(self, number: float) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray([number], np.float32))}))[0]
-
-    def _insert(self, new: ir.Node) -> list[ir.Value]:
-        new.name = f"{self.node.name}/{new.op_type}_{self._count}"
-        self._count += 1
-        kind = new.attributes["value"].as_tensor().dtype if new.op_type == "Constant" else ir.DataType.FLOAT
-        for index, output in enumerate(new.outputs):
-            output.name, output.type = f"{new.name}/output_{index}", ir.TensorType(kind)
-        self.graph.insert_before(self.node, new)
-        return list(new.outputs)
+def _flat_logits_last(model: ir.Model) -> None:
+    """Move the removal of the batch dimension behind the head: QNN's MatMulNBits takes three dimensions only."""
+    head = head_of(model)
+    squeeze = head.inputs[0].producer() if head.inputs[0] is not None else None
+    if squeeze is None or squeeze.op_type != "Squeeze":
+        return
+    head.replace_input_with(0, squeeze.inputs[0])
+    place, logits = next((index, value) for index, value in enumerate(model.graph.outputs) if value.name == "logits")
+    value: ir.Value | None = logits
+    while value is not None:  # scaling and capping between the head and the logits
+        assert value.shape is not None
+        value.shape = ir.Shape([1, *value.shape])
+        node = value.producer()
+        value = None if node is None or node is head else node.inputs[0]
+    flat = ir.node("Squeeze", [logits, squeeze.inputs[1]], name="/rows/Flat")
+    logits.name = "logits/batch"
+    flat.outputs[0].name, flat.outputs[0].type = "logits", logits.type
+    flat.outputs[0].shape = ir.Shape(logits.shape[1:])
+    model.graph.append(flat)
+    model.graph.outputs[place] = flat.outputs[0]
 
 
 def _attention(model: ir.Model, node: ir.Node, *, layer: int, size: StaticSize) -> None:
@@ -142,7 +115,7 @@ def _attention(model: ir.Model, node: ir.Node, *, layer: int, size: StaticSize) 
     assert past_key.shape is not None
     head = int(past_key.shape[3])  # type: ignore[arg-type]  # `declared_shapes` has set it
     width, slots = size.width, size.slots
-    new = _Rewriter(node)
+    new = Rewriter(node)
     if inputs[1] is not None:
         parts = [part for part in inputs[:3] if part is not None]
     else:
@@ -167,7 +140,7 @@ def _attention(model: ir.Model, node: ir.Node, *, layer: int, size: StaticSize) 
     new.finish(output, key, value)
 
 
-def _rotated(new: _Rewriter, value: ir.Value, *, node: ir.Node) -> ir.Value:
+def _rotated(new: Rewriter, value: ir.Value, *, node: ir.Node) -> ir.Value:
     cosine, sine, positions = node.inputs[7:10]
     assert cosine is not None
     assert cosine.shape is not None
