@@ -62,6 +62,11 @@ def add_pack_options(parser: ArgumentParser) -> None:
         default="cpu",
         help="execution provider of the engine, as listed by `edgedecode devices` (default: %(default)s)",
     )
+    group.add_argument(
+        "--draft-on",
+        metavar="ENGINE[:PROVIDER]",
+        help="run the draft model on another engine or provider than the target, for example onnx:webgpu",
+    )
     group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for the engine")
     group.add_argument(
         "--memory",
@@ -244,6 +249,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             repack=not arguments.no_repack,
             adapters=adapters,
             one_resident=one_resident,
+            draft_on=arguments.draft_on,
         )
 
 
@@ -266,6 +272,7 @@ def _takes_turns(arguments: Namespace) -> bool:
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
             one_resident=one_resident,
+            draft_on=arguments.draft_on,
         )
         fits[one_resident] = made.memory.fits
         if made.memory.fits:

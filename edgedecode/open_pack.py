@@ -9,10 +9,11 @@ from pathlib import Path
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.engine_choice import SLACK_NBYTES
 from edgedecode.engines.engine_speeds import EngineRequest
-from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
-from edgedecode.engines.one_resident import OneResident
+from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime, draft_engine
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
+from edgedecode.engines.wrappers.one_resident import OneResident
+from edgedecode.engines.wrappers.placed import Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -71,6 +72,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     repack: bool = True,
     adapters: bool = False,
     one_resident: bool = False,
+    draft_on: str | None = None,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
@@ -89,13 +91,15 @@ def load(  # noqa: PLR0913  (the options of a pack)
     adapters: open the models so that sessions may use the pack's adapters (`SessionOptions.adapter`).
     one_resident: keep only one of the two models in memory at a time; for `SwitchOptions`, with one hand-over per
     answer.
+    draft_on: run the draft model on another engine or provider than the target: ENGINE or ENGINE:PROVIDER, such as
+    "onnx" for a target on llama.cpp, or "onnx:webgpu".
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
     limit = _limit(memory)
-    wrap = _one_resident(wrap) if one_resident else wrap
+    wrap = _wrapped(wrap, one_resident=one_resident, draft_on=draft_on)
     request = _request(
         provider=provider,
         threads=threads,
@@ -128,6 +132,7 @@ def plan(  # noqa: PLR0913  (as `load`)
     mmap: bool = True,
     repack: bool = True,
     one_resident: bool = False,
+    draft_on: str | None = None,
 ) -> PackPlan:
     """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
 
@@ -155,12 +160,13 @@ def plan(  # noqa: PLR0913  (as `load`)
         engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
             raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
-        planned = OneResident(engine) if one_resident else engine
+        planned = _wrapped(None, one_resident=one_resident, draft_on=draft_on)(engine)
+        assert isinstance(planned, PlanningRuntime)
         footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=planned, request=request)
         options = options or SessionOptions()
         fitted = footprint.fit(options, None if limit is None else limit.nbytes)
         smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
-        experience = load_experience(_experience_path(manifest, engine.name, request, footprint.card))
+        experience = load_experience(_experience_path(manifest, planned, request, footprint.card))
 
         def speed(choice: Choice) -> PredictedSpeed | None:
             half = choice.context // 2
@@ -176,9 +182,21 @@ def plan(  # noqa: PLR0913  (as `load`)
         return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
 
 
-def _one_resident(wrap: Callable[[Runtime], Runtime] | None) -> Callable[[Runtime], Runtime]:
-    """Return a wrapper that applies `wrap`, then keeps only one of the engine's models in memory at a time."""
-    return lambda engine: OneResident(engine if wrap is None else wrap(engine))
+def _wrapped(
+    wrap: Callable[[Runtime], Runtime] | None, *, one_resident: bool, draft_on: str | None
+) -> Callable[[Runtime], Runtime]:
+    """Return a function that places the draft elsewhere, applies `wrap`, and keeps one model in memory at a time.
+
+    Raises InputError for an unknown place.
+    """
+    place = None if draft_on is None else Place.parse(draft_on)
+
+    def wrapped(engine: Runtime) -> Runtime:
+        engine = place_draft(engine, place)
+        engine = engine if wrap is None else wrap(engine)
+        return OneResident(engine) if one_resident else engine
+
+    return wrapped
 
 
 def _request(
@@ -221,7 +239,7 @@ def _open_pack(
     *,
     limit: Limit | None,
     verify: bool,
-    wrap: Callable[[Runtime], Runtime] | None,
+    wrap: Callable[[Runtime], Runtime],
     asked: bool,
 ) -> Pair:
     """Open the pack at `root`; "auto": on the fastest of its engines. asked: whether the caller asked for auto."""
@@ -231,12 +249,13 @@ def _open_pack(
     tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
     def open_on(engine: Runtime) -> Pair:
+        placed = wrap(engine)
         try:
             pair = Pair(
                 manifest,
                 root,
                 tokenizer=tokenizer,
-                runtime=engine if wrap is None else wrap(engine),
+                runtime=placed,
                 provider=request.provider,
                 threads=request.threads,
                 budget=Budget(limit),
@@ -245,9 +264,9 @@ def _open_pack(
             )
         except BudgetExceeded as error:
             raise _refused(
-                error, manifest, root, tokenizer=tokenizer, engine=engine, request=request, limit=limit
+                error, manifest, root, tokenizer=tokenizer, engine=placed, request=request, limit=limit
             ) from None
-        pair.keep_experience(_experience_path(manifest, engine.name, request, pair.target.card))
+        pair.keep_experience(_experience_path(manifest, placed, request, pair.target.card))
         return pair
 
     if engine is not None:
@@ -294,15 +313,17 @@ def _refused(
     return plan.refusal(error, limit, context_asked=request.context is not None)
 
 
-def _experience_path(manifest: Manifest, engine: str, request: EngineRequest, card: ModelCard) -> Path | None:
+def _experience_path(manifest: Manifest, engine: object, request: EngineRequest, card: ModelCard) -> Path | None:
     """Return the file of the scheduler's experience with the pack on this engine; None: it is not kept.
 
     card: the target's.
     """
-    if (version := engine_version(engine)) is None:
+    name, place = str(getattr(engine, "name", "")), getattr(engine, "draft_place", None)
+    if (version := engine_version(name)) is None:
         return None
-    settings = (request.provider, card.threads, request.kv_type, card.kernels)
-    return experience_path(manifest, engine=engine, version=version, settings=settings)
+    placed = () if place is None else (place, engine_version(draft_engine(engine)))
+    settings = (request.provider, card.threads, request.kv_type, card.kernels, *placed)
+    return experience_path(manifest, engine=name, version=version, settings=settings)
 
 
 def _warn_if_short(manifest: Manifest) -> None:

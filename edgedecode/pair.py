@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, role_needs
+from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -67,13 +68,15 @@ class Pair:
         self._closed = False
         process = process_holder(tokenizer, budget)
         self._process = budget.reserve(*process, fixed=True, following=target_nbytes(manifest))
+        footprint, turn = self._footprint(process), FairLock()
         try:
+            if (place := getattr(runtime, "draft_place", None)) is not None:
+                self._check_placed(place, footprint)
             target = self._open("target")
         except BaseException:
             self._process.release()
             raise
-        footprint, turn = self._footprint(process), FairLock()
-        heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
+        heads = default_heads(manifest.models.get("draft"), runtime=draft_engine(runtime))
         heads = heads if footprint is None else footprint.heads
         adapters = PackAdapters(manifest, root, model=target, runtime=runtime.name, budget=budget, turn=turn)
         self.shared = Resources(
@@ -84,7 +87,9 @@ class Pair:
             provider=provider,
             target=target,
             drafts=DraftModels(
-                self._load_draft if "draft" in manifest.models else None, likely=heads, adapters=adapters.of_draft
+                self._load_draft if "draft" in manifest.models else None,
+                likely=heads,
+                adapters=partial(adapters.of_draft, runtime=draft_engine(runtime)),
             ),
             footprint=footprint,
             heads=heads,
@@ -236,6 +241,13 @@ class Pair:
             loading=self._loading,
         )
 
+    def _check_placed(self, place: str, footprint: PackFootprint | None) -> None:
+        """Raise if the draft cannot run where it was explicitly placed: else sessions would silently do without it."""
+        if "draft" not in self.manifest.models:
+            raise InputError(f"{self.manifest.name} has no draft model to run on {place}: leave out --draft-on")
+        if footprint is not None:
+            footprint.check_draft()
+
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.models["draft"]
         graphs = (graph for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities)
@@ -259,9 +271,6 @@ class Pair:
             return self._open_with(role, needs=needs)
 
     def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
-        if self.provider != "cpu" and self.provider not in {device.provider for device in self._engine.devices()}:
-            known = ", ".join(device.provider for device in self._engine.devices())
-            raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self.provider!r}; it has: {known}")
         return self._engine.open(
             ModelRequest(
                 self.manifest.located(role),

@@ -240,6 +240,8 @@ class TableRuntime:
         return [Device(runtime=self.name, provider="cpu", description="tables", available=True)]
 
     def open(self, request: ModelRequest) -> TableModel:
+        if request.provider != "cpu":
+            raise CapabilityError(f"the runtime {self.name!r} has no provider {request.provider!r}; it has: cpu")
         if missing := set(request.needs) - {"tree"}:
             raise CapabilityError(f"a table model does not support {', '.join(sorted(missing))}")
         self.opened.append(request.name)

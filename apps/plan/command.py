@@ -84,6 +84,7 @@ class PlanCommand:
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
             one_resident=arguments.one_resident,
+            draft_on=arguments.draft_on,
         )
         _show(made)
         if arguments.json:

@@ -21,7 +21,7 @@ from edgedecode.decoding.model import (
     Output,
     State,
 )
-from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
+from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime, draft_engine
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 
@@ -126,6 +126,14 @@ class TimedRuntime:
     @property
     def name(self) -> str:
         return self._runtime.name
+
+    @property
+    def draft_name(self) -> str:
+        return draft_engine(self._runtime)
+
+    @property
+    def draft_place(self) -> str | None:
+        return getattr(self._runtime, "draft_place", None)
 
     def devices(self) -> Sequence[Device]:
         return self._runtime.devices()

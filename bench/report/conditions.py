@@ -45,7 +45,7 @@ class Conditions:
             device=_device(machine),
             threads=_threads(timed, asked=arguments.threads),
             pack=f"{pair.manifest.name}, digest {_digest(pair.root)}, "
-            f"{pair.runtime} on {arguments.provider}{_kv_type(timed)}",
+            f"{pair.runtime} on {arguments.provider}{_draft_place(arguments)}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
@@ -106,6 +106,10 @@ def _versions(known: Mapping[str, str], machine: Machine) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _draft_place(arguments: Namespace) -> str:
+    return "" if arguments.draft_on is None else f", draft on {arguments.draft_on}"
 
 
 def _kv_type(timed: TimedPair) -> str:

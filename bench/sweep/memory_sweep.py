@@ -93,6 +93,7 @@ def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
             "kv_type": arguments.kv_type,
             "mmap": not arguments.no_mmap,
             "repack": not arguments.no_repack,
+            "draft_on": arguments.draft_on,
         },
     }
 

@@ -138,13 +138,13 @@ class PackAdapters:
         self._choices: WeakSet[AdapterChoice] = WeakSet()
         self._uses = 0
 
-    def of_draft(self, model: LanguageModel) -> PackAdapters:
-        """Return the pack's adapters for `model`, a draft model."""
+    def of_draft(self, model: LanguageModel, *, runtime: str) -> PackAdapters:
+        """Return the pack's adapters for `model`, a draft model on the engine `runtime`."""
         return PackAdapters(
             self._manifest,
             self._root,
             model=model,
-            runtime=self._runtime,
+            runtime=runtime,
             budget=self._budget,
             turn=self._turn,
             role="draft",

@@ -22,6 +22,7 @@ __all__ = [
     "PlanningRuntime",
     "Runtime",
     "StateHolders",
+    "draft_engine",
     "role_needs",
 ]
 
@@ -100,6 +101,11 @@ class ModelFootprint:
     loaded: tuple[Holder, ...]
     state: StateHolders
     loading_nbytes: int = 0
+
+
+def draft_engine(runtime: object) -> str:
+    """Return the name of the engine that opens the draft: an engine's own, unless it places the draft elsewhere."""
+    return str(getattr(runtime, "draft_name", getattr(runtime, "name", "")))
 
 
 @runtime_checkable

@@ -14,9 +14,17 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import distributions_nbytes
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
-from edgedecode.engines.interface import ADAPTERS, NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime, role_needs
-from edgedecode.engines.one_resident import OneResident
+from edgedecode.engines.interface import (
+    ADAPTERS,
+    NO_MMAP,
+    ModelFootprint,
+    ModelRequest,
+    PlanningRuntime,
+    draft_engine,
+    role_needs,
+)
 from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
@@ -74,6 +82,10 @@ class PackFootprint:
     def card(self) -> ModelCard:
         """The target's card."""
         return self._model("target", self._kv_type).card
+
+    def check_draft(self) -> None:
+        """Raise what planning the draft model raises: its engine or its graph is missing."""
+        self._model("draft", self._kv_type)
 
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
         """Return the plan of a session under a limit. Raises as opening a session with these options does."""
@@ -212,7 +224,7 @@ class PackFootprint:
         """How the draft model is loaded: with its adapters if it can take them, and then with heads if it has both."""
         if isinstance(self._engine, OneResident):
             return ()
-        heads = default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
+        heads = default_heads(self._manifest.models.get("draft"), runtime=draft_engine(self._engine))
         if ADAPTERS in self._loading and self._manifest.has_draft_adapters:
             for needs in ((*heads, ADAPTERS), (ADAPTERS,)):
                 with suppress(EdgeDecodeError):

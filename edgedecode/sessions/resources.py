@@ -13,8 +13,8 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
-from edgedecode.engines.one_resident import OneResident
 from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.planner import MemoryPlan

@@ -16,7 +16,7 @@ from edgedecode.decoding.policy import NO_DRAFTER, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.engines.one_resident import OneResident
+from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.entries import DRAFT_ADAPTER

@@ -56,7 +56,7 @@ def test_conditions_report_the_threads_in_use(toy: Pair, monkeypatch: pytest.Mon
     def reported_threads(*, requested: int | None, with_draft: bool = True) -> str:
         timed = TimedPair(toy, with_draft=with_draft)
         arguments = Namespace(
-            threads=requested, prompts=None, provider="cpu", overhead=False, draws=False, calibrate=False
+            threads=requested, prompts=None, provider="cpu", draft_on=None, overhead=False, draws=False, calibrate=False
         )
         return Conditions.of(timed, settings(), arguments=arguments).threads
 

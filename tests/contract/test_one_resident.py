@@ -90,7 +90,7 @@ def test_one_resident_takes_no_adapters_and_needs_an_engine_that_plans() -> None
     pytest.importorskip("onnxruntime")
     with pytest.raises(CapabilityError, match="take turns in memory"):
         edgedecode.load(runtime="onnx", one_resident=True, adapters=True)
-    from edgedecode.engines.one_resident import OneResident
+    from edgedecode.engines.wrappers.one_resident import OneResident
 
     with toy_pair() as pair, pytest.raises(CapabilityError, match="cannot plan"):
         OneResident(pair.shared.engine)

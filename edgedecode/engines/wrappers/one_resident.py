@@ -19,7 +19,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.footprint import total_nbytes
 from edgedecode.memory.process_memory import release_pages
 
-from .interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
+from ..interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime, draft_engine
 
 __all__ = ["OneResident"]
 
@@ -43,6 +43,14 @@ class OneResident:
     @property
     def name(self) -> str:
         return self._engine.name
+
+    @property
+    def draft_name(self) -> str:
+        return draft_engine(self._engine)
+
+    @property
+    def draft_place(self) -> str | None:
+        return getattr(self._engine, "draft_place", None)
 
     def devices(self) -> Sequence[Device]:
         return self._engine.devices()
