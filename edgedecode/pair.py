@@ -251,7 +251,7 @@ class Pair:
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.models["draft"]
         graphs = (graph for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities)
-        names = {entry.weights, entry.gguf, *(graph.file for graph in graphs)}
+        names = {entry.weights, entry.gguf, *(name for graph in graphs for name in graph.files)}
         with opening(self.root):
             check_unchanged(self.manifest, self.root, names)
             if ADAPTERS in self._loading and self.manifest.has_draft_adapters:

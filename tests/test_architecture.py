@@ -67,6 +67,7 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/plot_file.py"): "matplotlib",
 }
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
+HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
@@ -165,6 +166,8 @@ def _allowed(source: Source) -> set[str]:
         return CORE_PACKAGES | (ENGINES.get(source.path.parts[1], set()))
     if source.path == LLAMA_CHILD:
         return CORE_PACKAGES | {"llama_cpp"}
+    if source.path == HTP_CHILD:
+        return EXPORT | {"onnxruntime_qnn"}
     return {"export": EXPORT, "apps": APPS, DEVELOPERS: BENCH}[source.folder]
 
 

@@ -1,4 +1,4 @@
-"""Manifest entries other than models: files, adapters, activation widths and a draft's trimmed head."""
+"""Manifest entries other than models: files, adapters, activation widths, compiled graphs and a draft's trim."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from edgedecode.typed_json import Amount, Count, Finite, Positive, Share
 __all__ = [
     "ADAPTERS",
     "DRAFT_ADAPTER",
+    "NPU_FOLDER",
+    "STATIC_PREFIX",
     "TRIM_NAMES",
     "ActivationsEntry",
     "ActivationsWay",
     "AdapterEntry",
+    "CompiledEntry",
     "FileEntry",
     "OutsideFile",
     "ProductError",
@@ -136,6 +139,28 @@ class ActivationsEntry:
     def way(self) -> ActivationsWay | None:
         """Return the measurements at the chosen widths."""
         return self.ways.get("chosen") or self.ways.get("8" if not self.wide else "16")
+
+
+NPU_FOLDER = "npu"
+"""The folder of a pack that holds compiled graphs, in a folder for each chip or group of chips."""
+STATIC_PREFIX = "static-"
+"""Begins the file names of static graphs, which lie next to the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledEntry:
+    """A static graph compiled ahead of time for an NPU: a small graph file that names a binary next to it."""
+
+    file: str
+    binary: str
+    provider: str
+    """The provider that opens it: qnn."""
+    socs: tuple[Positive, ...]
+    """The systems on chip it was compiled for, by Qualcomm's numbers."""
+    sdk: str = ""
+    """Version of the compiler; a device's driver must not be older."""
+    agreement: Share | None = None
+    """Share of positions where the emulator chose the processor's token; None: not run on the emulator."""
 
 
 TRIM_NAMES = {

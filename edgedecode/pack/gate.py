@@ -20,14 +20,15 @@ from edgedecode.onnx_format.graph_file import ValueInfo
 from edgedecode.onnx_format.graph_memory import UnknownOperator
 from edgedecode.text.chat_template import MOST_CHARACTERS
 
-from .entries import ADAPTERS, TRIM_NAMES
+from .context_check import check_context
+from .entries import ADAPTERS, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
 from .gguf_check import check_header
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 
 __all__ = ["check_listing", "check_pack", "is_downloaded"]
 
-_GATE = 2
+_GATE = 3
 """Version of the checks; increase it when they change, so that cached results no longer count."""
 _IGNORED = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
 """Files of repositories and downloads next to the manifest. No pack entry can refer to them."""
@@ -38,8 +39,10 @@ _TEXT_SUFFIXES = ("", ".md", ".pdf", ".rst", ".txt")
 """Prefixes and suffixes of documents allowed next to the manifest; nothing reads them."""
 _SYSTEM, _SYSTEM_PREFIXES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"}), ("._", ".nfs")
 """Files that operating systems leave in any folder."""
-_WORK = (".trim-", f"{MANIFEST_NAME}.")
-"""Prefixes of temporary files of a pack change that is not committed yet."""
+_WORK = (".trim-", f"{MANIFEST_NAME}.", STATIC_PREFIX)
+"""Prefixes of files of a pack change that is not committed yet."""
+_MADE_LATER = (ADAPTERS, NPU_FOLDER)
+"""Folders that are added to finished packs."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
 """Largest graph without its trimmed head: a constant plus a share per layer; 10 kB per layer are typical."""
 _TEMPLATE_NBYTES, _TOKENIZER_NBYTES, _PLAN_NBYTES = 4 * MOST_CHARACTERS, 64 << 20, 4 << 20
@@ -88,8 +91,8 @@ def check_listing(manifest: Manifest, root: Path) -> None:
         if entry.is_symlink():
             raise ManifestError(f"{path} is a link: a pack holds its own files; copy the target of the link there")
         if entry.is_dir(follow_symlinks=False):
-            if name in folders or name in _IGNORED or PurePosixPath(name).parts[0] == ADAPTERS:
-                continue  # a crash while an adapter is added or removed leaves its folder
+            if name in folders or name in _IGNORED or PurePosixPath(name).parts[0] in _MADE_LATER:
+                continue  # a crash while they are added or removed leaves their folders
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
         elif name in listed or _is_ignored(name) or entry.name.startswith(_WORK) or entry.name in trim_files:
@@ -123,7 +126,7 @@ def _is_ignored(name: str) -> bool:
 
 def _unused(manifest: Manifest) -> list[str]:
     """Return files in graph folders that no model refers to: an engine might pick them up there."""
-    graphs = (graph.file for entry in manifest.models.values() for graph in entry.graphs.values())
+    graphs = (name for entry in manifest.models.values() for graph in entry.graphs.values() for name in graph.files)
     folders = {PurePosixPath(file).parent for file in graphs} - {PurePosixPath()}
     return sorted(name for name in {*manifest.files} - manifest.named() if PurePosixPath(name).parent in folders)
 
@@ -148,8 +151,19 @@ def _check_models(manifest: Manifest, root: Path) -> None:
                 raise ManifestError(
                     f"the graph {path} is refused: {error}; export or import the pack again{newer}"
                 ) from None
+            _check_compiled(graph, root)
         if entry.gguf:
             check_header(read_header(root / entry.gguf), entry, path=root / entry.gguf)
+
+
+def _check_compiled(graph: Graph, root: Path) -> None:
+    """Check the files that name a graph's binaries, which are in a vendor's format that only its library reads."""
+    for compiled in graph.compiled:
+        path = root / compiled.file
+        try:
+            check_context(path, root / compiled.binary, inputs=graph.inputs, outputs=graph.outputs)
+        except (ValueError, OSError) as error:
+            raise ManifestError(f"the compiled graph {path} is refused: {error}; compile it again") from None
 
 
 def _upgrade(manifest: Manifest) -> str:

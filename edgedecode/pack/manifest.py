@@ -20,7 +20,16 @@ from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .engine_equality import Equality
-from .entries import DRAFT_ADAPTER, ActivationsEntry, AdapterEntry, FileEntry, OutsideFile, TrimEntry, plain_path
+from .entries import (
+    DRAFT_ADAPTER,
+    ActivationsEntry,
+    AdapterEntry,
+    CompiledEntry,
+    FileEntry,
+    OutsideFile,
+    TrimEntry,
+    plain_path,
+)
 from .switch_curve import SwitchCurve
 
 __all__ = [
@@ -82,6 +91,13 @@ class Graph:
     """Rows of every pass of a static graph; 0: any number."""
     slots: _Window = 0
     """Past positions that a static graph attends to; 0: any number."""
+    compiled: tuple[CompiledEntry, ...] = ()
+    """The same graph compiled for NPUs."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The graph's own files: its ONNX file and what was compiled from it."""
+        return (self.file, *(name for each in self.compiled for name in (each.file, each.binary)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +266,7 @@ class Manifest:
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template is not None else set())
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
-            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
+            named |= {name for graph in entry.graphs.values() for name in graph.files} | ({entry.gguf_plan} - {""})
             if entry.trim is not None:
                 named |= {entry.trim.token_ids, *([entry.trim.gguf] if entry.trim.gguf else [])}
         adapters = {name for adapter in self.adapters.values() for name in (adapter.file, adapter.config) if name}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, count
 
 from .common import add_prepare, finish, quiet
+from .compile_command import add_device, check_device, compile_exported
 from .export_modes import add_comparison, add_optimum, run_comparison, run_optimum
 from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
@@ -52,6 +53,7 @@ class ExportCommand:
         add_graphs(parser)
         add_gguf(parser)
         add_trim(parser)
+        add_device(parser)
         add_prepare(parser)
         add_comparison(parser)
         add_optimum(parser)
@@ -78,6 +80,7 @@ def _make(arguments: Namespace) -> Report:
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_gguf_options(arguments)
     check_trim(arguments)
+    check_device(arguments)
     require_frameworks()
     from ..pair_export import PairRequest
 
@@ -105,6 +108,8 @@ def _make(arguments: Namespace) -> Report:
     report = _export(request)
     if arguments.trim_vocab is not None:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
+    if arguments.device is not None:
+        report["npu"] = compile_exported(arguments)
     return report
 
 

@@ -141,6 +141,7 @@ OPTIONAL |= {
     "lora_modules",
     "width",
     "slots",
+    "compiled",
     "window",
     "quantization",
     "trim",

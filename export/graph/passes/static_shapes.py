@@ -87,6 +87,8 @@ def _flat_logits_last(model: ir.Model) -> None:
         return
     head.replace_input_with(0, squeeze.inputs[0])
     place, logits = next((index, value) for index, value in enumerate(model.graph.outputs) if value.name == "logits")
+    assert logits.shape is not None
+    flat_shape = logits.shape
     value: ir.Value | None = logits
     while value is not None:  # scaling and capping between the head and the logits
         assert value.shape is not None
@@ -96,7 +98,7 @@ def _flat_logits_last(model: ir.Model) -> None:
     flat = ir.node("Squeeze", [logits, squeeze.inputs[1]], name="/rows/Flat")
     logits.name = "logits/batch"
     flat.outputs[0].name, flat.outputs[0].type = "logits", logits.type
-    flat.outputs[0].shape = ir.Shape(logits.shape[1:])
+    flat.outputs[0].shape = flat_shape
     model.graph.append(flat)
     model.graph.outputs[place] = flat.outputs[0]
 

@@ -1,0 +1,118 @@
+"""The verb `compile`, and `export --device`. Heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.commands import Command, count
+from edgedecode.errors import InputError
+
+from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest, require_compiler
+from ..npu.socs import SOCS
+from .common import notices_shown, pack_is_there, quiet
+
+if TYPE_CHECKING:
+    from ..npu.compile_pack import CompiledGraph
+    from .display import Report
+
+__all__ = ["add_device", "check_device", "compile_exported", "compile_verb"]
+
+
+class CompileCommand:
+    """Adds graphs to a pack that are compiled for NPUs."""
+
+    name = "compile"
+    help = "compile a pack's models for an NPU"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", type=Path, metavar="PACK", help="folder of the pack to change")
+        parser.add_argument("--remove", action="store_true", help="remove the pack's compiled graphs")
+        parser.add_argument(
+            "-c", "--context", type=count, metavar="N", help="past positions (default: the model's context, up to 2048)"
+        )
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        _add_options(parser)
+        parser.set_defaults(usage_error=parser.error)
+
+    def run(self, arguments: Namespace) -> int:
+        with quiet(debug=arguments.debug):
+            if arguments.remove:
+                from ..npu.npu_files import take_out_static
+
+                gone = take_out_static(arguments.pack)
+                print(f"removed {', '.join(gone) or 'nothing: the pack has no compiled graphs'}")
+                report: Report = {"pack": str(arguments.pack), "removed": gone}
+            else:
+                if arguments.device is None:
+                    arguments.usage_error("the following arguments are required: --device")
+                report = _compile(arguments.pack, _read(arguments))
+        if arguments.json:
+            print(json.dumps(report))
+        return 0
+
+
+def add_device(parser: ArgumentParser) -> None:
+    """Add the options of `export`."""
+    _add_options(parser.add_argument_group("NPUs"))  # type: ignore[arg-type]  # a group has the same method
+
+
+def _add_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=DEVICES, help="then compile the pack's models ahead of time: qnn is for Qualcomm's NPUs"
+    )
+    parser.add_argument(
+        "--soc",
+        metavar="N,N",
+        help="the chips to compile for, such as 57,69,87 (`--soc list` names them); 69+87: one binary for both",
+    )
+    parser.add_argument(
+        "--widths",
+        metavar="N,N",
+        help=f"rows of a pass, each a graph with its own copy of the weights (default {DEFAULT_WIDTHS}: prefill, "
+        f"verification, single tokens); a pass is padded to the next width",
+    )
+
+
+def check_device(arguments: Namespace) -> None:
+    """Exit with a usage error, or raise EdgeDecodeError, for a compilation that cannot succeed."""
+    if arguments.device is None:
+        if given := [name for name in ("soc", "widths") if getattr(arguments, name) is not None]:
+            arguments.usage_error(f"argument --{given[0]}: it needs --device qnn")
+        return
+    if arguments.dry_run:
+        arguments.usage_error("argument --device: --dry-run makes no pack to compile")
+    _read(arguments)
+    require_compiler()
+
+
+def compile_exported(arguments: Namespace) -> Report:
+    """Compile a new pack; print the result and return it as JSON values."""
+    with pack_is_there(f"the pack {arguments.out} is complete and not compiled (`edgedecode compile` tries again)"):
+        return _compile(arguments.out, _read(arguments))
+
+
+def _read(arguments: Namespace) -> CompileRequest:
+    known = "; ".join(f"{soc.number}: {soc.name}" for soc in SOCS.values())
+    if arguments.soc in {None, "list"}:
+        raise InputError(f"--soc: give the chips to compile for, such as --soc 57,69 ({known})")
+    widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
+    return CompileRequest.of(arguments.device, socs=arguments.soc, widths=widths, slots=arguments.context)
+
+
+def _compile(pack: Path, request: CompileRequest) -> Report:
+    from ..npu.compile_pack import compile_pack
+    from ..stages import Stages
+    from .compile_tables import compile_report, show_compiled
+    from .display import LiveDisplay
+
+    with notices_shown(), LiveDisplay() as display:
+        results: Sequence[CompiledGraph] = compile_pack(pack, request, Stages(display))
+    show_compiled(pack, results)
+    return compile_report(pack, results)
+
+
+compile_verb: Command = CompileCommand()

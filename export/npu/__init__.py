@@ -1,0 +1,1 @@
+"""Compiles a pack's models for NPUs ahead of time."""

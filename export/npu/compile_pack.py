@@ -1,0 +1,228 @@
+"""Adds static graphs to a pack and compiles them for NPUs: one graph a width, one binary for each chip or group.
+
+Each compilation and each run on the emulator happens in a child process with a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from edgedecode.engines.child import ChildReply, ask_child, child_command
+from edgedecode.errors import ExportError
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.context_check import context_node
+from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.manifest import Graph, Manifest
+from edgedecode.text.tokenizer import Tokenizer
+
+from ..graph.passes.static_shapes import StaticSize, static_shapes
+from ..graph.passes.table_lookup import plain_lookup
+from ..stages import Stages
+from ..trim.trim_texts import bundled_prompts
+from .compile_request import CompileRequest, require_compiler
+from .npu_files import check_changeable, save_static, take_out_static
+from .socs import SocGroup
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["CompiledGraph", "compile_pack"]
+
+_COMPILE_SECONDS, _CHECK_SECONDS = 3600.0, 900.0
+_SOURCES = {"base": STATIC_PREFIX, "lora": f"{STATIC_PREFIX}lora-"}
+"""Graphs with a static form, and the prefix of its name."""
+_PASSES, _FEW_PASSES = 12, 2
+"""Passes on the emulator: for the first chip, and for each further one, whose graph is the same."""
+_LEAST_AGREEMENT = 0.95
+_SECONDS_PER_WEIGHT_ROW = 15e-9
+"""Time on the emulator, from the bundled draft: 1.44 million weights, 8 rows, 0.15 s."""
+_MOST_PASS_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """One compiled graph: the result for the report. agreed, positions 0: not run on the emulator."""
+
+    role: str
+    graph: str
+    group: SocGroup
+    nbytes: int
+    positions: int = 0
+    agreed: int = 0
+    error: float = 0.0
+    """Largest difference in logits, relative to the logits' standard deviation."""
+    reason: str = ""
+    """Why it was not run on the emulator."""
+
+
+def compile_pack(root: Path, request: CompileRequest, stages: Stages) -> Sequence[CompiledGraph]:
+    """Compile every model of the pack at `root`, replacing earlier compiled graphs.
+
+    Raises EdgeDecodeError, and then leaves the pack as it was, or without its earlier compiled graphs.
+    """
+    require_compiler()
+    with stages.stage("check the pack"):
+        manifest = check_pack(root)
+        check_changeable(root, manifest)
+        slots = request.slots_of(manifest)
+    with TemporaryDirectory(prefix=f".{root.resolve().name}-npu-", dir=root.resolve().parent) as place:
+        job = _Job(root, Path(place), manifest, request, slots, stages)
+        for role in manifest.models:
+            job.compile_model(role)
+        take_out_static(root)
+        save_static(root, job.work, job.graphs)
+    return job.results
+
+
+class _Job:
+    """The compilation of one pack, in the folder `work`, which is laid out as the pack."""
+
+    def __init__(
+        self, root: Path, work: Path, manifest: Manifest, request: CompileRequest, slots: int, stages: Stages
+    ) -> None:
+        self.root = root
+        self.work = work
+        self.manifest = manifest
+        self.request = request
+        self.slots = slots
+        self.stages = stages
+        self.graphs: dict[str, dict[str, Graph]] = {}
+        """The new graphs by role and name."""
+        self.results: list[CompiledGraph] = []
+        tokenizer = Tokenizer.from_file(root / manifest.tokenizer)
+        text = "\n".join(turn for prompt in bundled_prompts() for turn in prompt.turns)
+        self.tokens = tokenizer.encode(text)[:slots]
+
+    def compile_model(self, role: str) -> None:
+        """Write the static graphs of a model and compile each for every group of chips."""
+        entry = self.manifest.models[role]
+        if "base" not in entry.graphs:
+            raise ExportError(f"the pack's {role} has no base graph: export it again")
+        self.graphs[role] = {}
+        folder = self.work / Path(entry.graphs["base"].file).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        _linked(self.root / entry.weights, folder / Path(entry.weights).name)
+        _linked(self.root / entry.graphs["base"].file, folder / "base.onnx")
+        for name, prefix in _SOURCES.items():
+            if name not in entry.graphs:
+                continue
+            for width in self.request.widths:
+                self._compile_width(role, entry.graphs[name], f"{prefix}{width}", width=width)
+
+    def _compile_width(self, role: str, source: Graph, name: str, *, width: int) -> None:
+        import onnx_ir as ir
+
+        size = StaticSize(width, self.slots, source.lora_rank if "lora" in source.capabilities else 0)
+        model = ir.load(self.root / source.file)
+        static_shapes(model, size)
+        folder = Path(source.file).parent
+        graph = _entry_of(model, source, f"{folder.as_posix()}/{name}.onnx", size)
+        ir.save(model, self.work / graph.file)
+        plain_lookup(model, width=width)
+        ready = self.work / folder / f"htp-{name}.onnx"
+        ir.save(model, ready)
+        compiled: list[CompiledEntry] = []
+        for group in self.request.socs:
+            out = self.work / NPU_FOLDER / group.folder / f"{role}-{name}_ctx.onnx"
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with self.stages.stage(f"{role}: {name} for {group.folder}"):
+                nbytes = self._compiled(ready, out, group)
+            result = CompiledGraph(role, name, group, nbytes)
+            if reason := self._unchecked(role, group, width=width):
+                result = replace(result, reason=reason)
+            else:
+                with self.stages.stage(f"{role}: {name} on the emulator of {group.folder}"):
+                    result = self._checked(result, self.work / folder / "base.onnx", out, first=not compiled)
+            self.results.append(result)
+            compiled.append(self._compiled_entry(out, result))
+        self.graphs[role][name] = replace(graph, compiled=tuple(compiled))
+
+    def _compiled(self, ready: Path, out: Path, group: SocGroup) -> int:
+        reply = _ask("compile_graph", str(ready), str(out), json.dumps(group.options), seconds=_COMPILE_SECONDS)
+        if reply.failure or not out.is_file():
+            raise ExportError(
+                f"{ready.stem.removeprefix('htp-')} was not compiled for {group.folder}: {_words(reply)}; leave out "
+                f"this chip, or report this with --debug"
+            )
+        return int(reply.told[0]["nbytes"])
+
+    def _unchecked(self, role: str, group: SocGroup, *, width: int) -> str:
+        """Return why a graph is not run on the emulator; empty: it is."""
+        if len(group.socs) > 1:
+            return "binary of several chips"
+        seconds = self.manifest.models[role].parameters * width * _SECONDS_PER_WEIGHT_ROW
+        if seconds > _MOST_PASS_SECONDS:
+            return f"{seconds:.0f} s a pass"
+        return ""
+
+    def _checked(self, result: CompiledGraph, base: Path, out: Path, *, first: bool) -> CompiledGraph:
+        options, passes = json.dumps(result.group.options), _PASSES if first else _FEW_PASSES
+        words = (str(base), str(out), options, json.dumps(self.tokens[: self.slots // 2]), str(passes))
+        reply = _ask("check_graph", *words, seconds=_CHECK_SECONDS)
+        if reply.failure or not reply.told:
+            raise ExportError(f"{out.name} for {result.group.folder} fails on the emulator: {_words(reply)}")
+        found = reply.told[0]
+        if found["elsewhere"]:
+            raise ExportError(f"{out.name} for {result.group.folder} runs partly on the processor: report this")
+        result = replace(result, positions=found["positions"], agreed=found["agreed"], error=found["error"])
+        if result.agreed < _LEAST_AGREEMENT * result.positions - 1:
+            raise ExportError(
+                f"{out.name} for {result.group.folder} chooses another token than the processor on "
+                f"{result.positions - result.agreed} of {result.positions} positions: nothing was changed"
+            )
+        return result
+
+    def _compiled_entry(self, out: Path, result: CompiledGraph) -> CompiledEntry:
+        node = context_node(GraphFile.parse(out.read_bytes()))
+        binary, sdk = node.attributes["ep_cache_context"], node.attributes.get("ep_sdk_version", b"")
+        assert isinstance(binary, bytes)
+        assert isinstance(sdk, bytes)
+        folder = out.parent.relative_to(self.work).as_posix()
+        return CompiledEntry(
+            file=f"{folder}/{out.name}",
+            binary=f"{folder}/{binary.decode()}",
+            provider=self.request.device,
+            socs=result.group.numbers,
+            sdk=sdk.decode().removeprefix("v"),
+            agreement=result.agreed / result.positions if result.positions else None,
+        )
+
+
+def _entry_of(model: ir.Model, source: Graph, file: str, size: StaticSize) -> Graph:
+    return replace(
+        source,
+        file=file,
+        inputs=tuple(str(value.name) for value in model.graph.inputs),
+        outputs=tuple(str(value.name) for value in model.graph.outputs),
+        capabilities=(*source.capabilities, "static"),
+        width=size.width,
+        slots=size.slots,
+    )
+
+
+def _linked(source: Path, link: Path) -> None:
+    """Make `link` the same file, or a copy where the file system has no hard links."""
+    try:
+        os.link(source, link)
+    except OSError:
+        shutil.copyfile(source, link)
+
+
+def _ask(function: str, *words: str, seconds: float) -> ChildReply:
+    command = child_command(f"{__package__}.htp_child:{function}")
+    if command is None:
+        raise ExportError("this Python cannot start the compiler's process: use an ordinary installation of Python")
+    return ask_child(command, *words, seconds=seconds)
+
+
+def _words(reply: ChildReply) -> str:
+    """Return the child's last words without the engine's prefixes."""
+    return (reply.failure or "it wrote no file").rpartition(" : ")[2]

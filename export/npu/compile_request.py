@@ -1,0 +1,78 @@
+"""What to compile: for which chips, which widths, and how many past positions."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
+from edgedecode.pack.manifest import Manifest
+
+from .socs import SocGroup, read_socs
+
+__all__ = ["DEFAULT_WIDTHS", "DEVICES", "CompileRequest", "require_compiler"]
+
+DEVICES = ("qnn",)
+DEFAULT_WIDTHS = "128,8,1"
+_DEFAULT_SLOTS = 2048
+_MOST_WIDTH, _MOST_WIDTHS = 512, 6
+_PACKAGE, _DISTRIBUTION, _SERIES = "onnxruntime_qnn", "onnxruntime-qnn", "2.7."
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """slots: past positions; None: the model's context, up to 2048."""
+
+    device: str
+    socs: tuple[SocGroup, ...]
+    widths: tuple[int, ...]
+    """Rows of a pass, ascending."""
+    slots: int | None = None
+
+    @classmethod
+    def of(cls, device: str, *, socs: str, widths: str = DEFAULT_WIDTHS, slots: int | None = None) -> CompileRequest:
+        """Parse the command line's values. Raises InputError."""
+        if device not in DEVICES:
+            raise InputError(f"--device {device}: graphs can be compiled for {', '.join(DEVICES)}")
+        return cls(device, read_socs(socs), _read_widths(widths), slots)
+
+    def slots_of(self, manifest: Manifest) -> int:
+        """Return the past positions for a pack. Raises ExportError if a model or a width does not allow them."""
+        context = min(entry.context for entry in manifest.models.values())
+        slots = self.slots or min(context, _DEFAULT_SLOTS)
+        if slots > context:
+            raise ExportError(
+                f"--context {slots}: the pack's models have a context of {context}: give at most that, or export the "
+                f"pack again with a longer one"
+            )
+        if self.widths[-1] > slots:
+            raise ExportError(
+                f"--widths {self.widths[-1]}: a pass cannot be wider than the context of {slots}: give a smaller width"
+            )
+        return slots
+
+
+def _read_widths(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if wrong := [part for part in parts if not (part.isdecimal() and len(part) < 6 and 1 <= int(part) <= _MOST_WIDTH)]:
+        raise InputError(f"--widths: {wrong[0]!r} is not a number of rows from 1 to {_MOST_WIDTH}")
+    widths = sorted({int(part) for part in parts})
+    if len(widths) > _MOST_WIDTHS:
+        raise InputError(f"--widths: {len(widths)} widths, each a copy of the weights: give at most {_MOST_WIDTHS}")
+    return tuple(widths)
+
+
+def require_compiler() -> None:
+    """Raise RuntimeUnavailable with the remedy unless the compiler is installed."""
+    remedy = "pip install 'edgedecode[export,qnn]'"
+    if find_spec(_PACKAGE) is None:
+        where = "" if sys.platform == "linux" else " (the compiler needs Linux on x86-64)"
+        raise RuntimeUnavailable(f"{_DISTRIBUTION}, which compiles for Hexagon NPUs, is not installed{where}: {remedy}")
+    try:
+        found = version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        found = "unknown"
+    if not found.startswith(_SERIES):
+        raise RuntimeUnavailable(f"{_DISTRIBUTION} {found} is installed, {_SERIES}* is needed: {remedy}")

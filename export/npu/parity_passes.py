@@ -1,0 +1,130 @@
+"""Passes over a text with a static graph, chains and trees in turn, and the same passes with the base graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgedecode.arrays import FloatArray
+
+__all__ = ["BasePasses", "StaticPasses", "TextPass", "text_passes"]
+
+_HIDDEN = -1e4
+_BRANCH = 3
+"""In a tree, every third row continues the text's path; the others are its siblings."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPass:
+    """Rows of a pass. kept: those that continue the text, whose cache rows stay."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def text_passes(tokens: Sequence[int], *, width: int, count: int) -> Iterator[TextPass]:
+    """Yield up to `count` passes; every second one is a tree if the width allows."""
+    place = 0
+    for number in range(count):
+        rows = min(width, len(tokens) - place)
+        if rows < 1:
+            return
+        if number % 2 and rows > _BRANCH:
+            found = _tree(tokens, place, rows)
+        else:
+            found = TextPass(tuple(tokens[place : place + rows]), tuple(range(-1, rows - 1)), tuple(range(rows)))
+        place += len(found.kept)
+        yield found
+
+
+def _tree(tokens: Sequence[int], place: int, rows: int) -> TextPass:
+    """Return a tree with a path through rows 0, 3, 6, …; the rows between are siblings of the next path row."""
+    parents = [-1, *(_BRANCH * ((row - 1) // _BRANCH) for row in range(1, rows))]
+    kept = tuple(range(0, rows, _BRANCH))
+    own = [
+        tokens[place + row // _BRANCH] if row in kept else tokens[(place + 7 * row) % len(tokens)]
+        for row in range(rows)
+    ]
+    return TextPass(tuple(own), tuple(parents), kept)
+
+
+class _Passes:
+    """A session and its settled cache, [2 · layers, KV heads, positions, head size]."""
+
+    def __init__(self, session: Any) -> None:  # noqa: ANN401  (the engine is untyped)
+        self.session = session
+        self.shapes: Mapping[str, Sequence[int]] = {value.name: value.shape for value in session.get_inputs()}
+        self.caches = [name for name in self.shapes if name.startswith("past_key_values.")]
+        shape = self.shapes[self.caches[0]]
+        self.past: FloatArray = np.zeros((len(self.caches), shape[1], 0, shape[3]), np.float32)
+
+    def keep(self, new: FloatArray, kept: Sequence[int]) -> None:
+        self.past = np.concatenate([self.past, new[:, :, list(kept)]], axis=2)
+
+    def split(self, cache: FloatArray) -> dict[str, FloatArray]:
+        return {name: cache[index : index + 1] for index, name in enumerate(self.caches)}
+
+
+class BasePasses(_Passes):
+    """A base graph, of any width."""
+
+    def run(self, one: TextPass) -> FloatArray:
+        """Run a pass, keep its rows and return the logits of every row."""
+        length, rows = self.past.shape[2], len(one.tokens)
+        visible = np.concatenate([np.ones((rows, length), bool), _ancestors(one.parents)], axis=1)
+        feeds: dict[str, Any] = {
+            "input_ids": np.asarray([one.tokens], np.int64),
+            "position_ids": _positions(one.parents, length),
+            "seqlens_k": np.asarray([length + rows - 1], np.int32),
+            "total_length": np.asarray([length + rows], np.int32),
+            "attention_bias": np.where(visible, 0, -1e30).astype(np.float32)[None, None],
+            "rows": np.arange(rows),
+        }
+        logits, *present = self.session.run(None, feeds | self.split(self.past))
+        self.keep(np.concatenate(present)[:, :, length:], one.kept)
+        return np.asarray(logits)
+
+
+class StaticPasses(_Passes):
+    """A static graph; passes are padded to its width."""
+
+    def run(self, one: TextPass) -> FloatArray:
+        """Run a pass, keep its rows, and return the logits of every row, or of the last one only."""
+        columns, picked = self.shapes["attention_mask"][3], self.shapes["rows"][0]
+        width = self.shapes["attention_mask"][2]
+        slots, count, length = columns - width, len(one.tokens), self.past.shape[2]
+        visible = np.zeros((width, columns), bool)
+        visible[:, slots:] = np.eye(width, dtype=bool)
+        visible[:count, :length] = True
+        visible[:count, slots : slots + count] = _ancestors(one.parents)
+        ids, positions = np.zeros((2, 1, width), np.int64)
+        ids[0, :count], positions[0, :count] = one.tokens, _positions(one.parents, length)
+        buffer = np.zeros((*self.past.shape[:2], slots, self.past.shape[3]), np.float32)
+        buffer[:, :, :length] = self.past
+        rows = np.arange(picked) if picked == width else np.full(picked, count - 1)
+        mask = np.where(visible, 0, _HIDDEN).astype(np.float32)[None, None]
+        feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "rows": rows}
+        others = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if name.startswith("lora.")}
+        logits, *present = self.session.run(None, feeds | others | self.split(buffer))
+        self.keep(np.concatenate(present), one.kept)
+        return np.asarray(logits[:count])
+
+
+def _ancestors(parents: Sequence[int]) -> Any:  # noqa: ANN401
+    """Return which rows each row sees, [rows, rows]: its ancestors and itself."""
+    seen = np.eye(len(parents), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            seen[row] |= seen[parent]
+    return seen
+
+
+def _positions(parents: Sequence[int], length: int) -> Any:  # noqa: ANN401
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return np.asarray([depths], np.int64) + length

@@ -1,0 +1,246 @@
+"""`compile` and `export --device`: bad input in one line, and a real model compiled and run on the NPU's emulator."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode.cli import main
+from edgedecode.engines.child import ChildReply
+from edgedecode.errors import ManifestError
+from edgedecode.pack.context_check import check_context
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+
+pytest.importorskip("onnx_ir")
+from edgedecode.export.npu import compile_pack as compiling
+from edgedecode.export.npu import compile_request
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+on_the_emulator = pytest.mark.skipif(
+    find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed: pip install 'edgedecode[qnn]'"
+)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    return small_pack(tmp_path / "pack")
+
+
+def small_pack(folder: Path) -> Path:
+    """Write a pack whose target is the bundled draft: trained weights, 1.4 million of them."""
+    manifest = Manifest.load(BUNDLED_PACK)
+    draft = manifest.models["draft"]
+    graphs = {name: draft.graphs[name] for name in ("base", "lora")}
+    entry = replace(draft, graphs=graphs, trim=None, gguf="", gguf_plan="", activations=None)
+    small = replace(manifest, models={"target": entry}, switching=None, files={})
+    small = replace(small, files={name: manifest.files[name] for name in sorted(small.named())})
+    for name in small.files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(BUNDLED_PACK / name, folder / name)
+    (folder / MANIFEST_NAME).write_text(small.to_json(), encoding="utf-8")
+    return folder
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """Run a command that fails, and return its only line."""
+    assert run(*words) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+QNN = ("--device", "qnn")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--soc", "58"), r"'58' is not a known system on chip, which are 30: .*57: Snapdragon 8 Gen 3"),
+        (("--soc", "list"), r"give the chips to compile for, such as --soc 57,69 \(30: "),
+        ((), r"give the chips to compile for"),
+        (("--soc", "57,"), r"'' is not a known system on chip"),
+        (("--soc", "1" * 5000), r"is not a known system on chip"),
+        (("--soc", "57,57+69"), r"57 is given twice"),
+        (("--soc", "93"), r"QCS6490 \(Hexagon v68\) has no 16-bit float products.*leave it out"),
+        (("--soc", "57", "--widths", "0"), r"--widths: '0' is not a number of rows from 1 to 512"),
+        (("--soc", "57", "--widths", "8,x"), r"--widths: 'x' is not a number of rows"),
+        (("--soc", "57", "--widths", "1,2,3,4,5,6,7"), r"--widths: 7 widths, each a copy of the weights: .*at most 6"),
+    ],
+)
+def test_impossible_requests_are_refused_in_one_line(
+    words: tuple[str, ...], said: str, pack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    line = refused(capsys, "compile", pack, *QNN, *words)
+    assert re.search(said, line), line
+    assert (pack / MANIFEST_NAME).read_text(encoding="utf-8") == Manifest.load(pack).to_json()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--context", "2049"), "the pack's models have a context of 2048: give at most that"),
+        (("--context", "64", "--widths", "65"), "a pass cannot be wider than the context of 64"),
+    ],
+)
+def test_sizes_beyond_the_model_are_refused(
+    words: tuple[str, ...],
+    said: str,
+    pack: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(compiling, "require_compiler", lambda: None)
+    assert said in refused(capsys, "compile", pack, *QNN, "--soc", "57", *words)
+
+
+def test_a_missing_or_other_compiler_is_named_with_its_remedy(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("compile", pack, *QNN, "--soc", "57")
+    monkeypatch.setattr(compile_request, "find_spec", lambda name: None)
+    line = refused(capsys, *words)
+    assert "onnxruntime-qnn, which compiles for Hexagon NPUs, is not installed" in line
+    assert "pip install 'edgedecode[export,qnn]'" in line
+    monkeypatch.setattr(compile_request, "find_spec", lambda name: object())
+    monkeypatch.setattr(compile_request, "version", lambda name: "1.24.0")
+    assert "onnxruntime-qnn 1.24.0 is installed, 2.7.* is needed" in refused(capsys, *words)
+
+
+def test_export_checks_the_options_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("export", "--target", tmp_path / "none", "--out", tmp_path / "out")
+    for more, said in (
+        (("--soc", "57"), "argument --soc: it needs --device qnn"),
+        (("--widths", "8"), "argument --widths: it needs --device qnn"),
+        ((*QNN, "--soc", "57", "--dry-run"), "--dry-run makes no pack to compile"),
+    ):
+        with pytest.raises(SystemExit):
+            run(*words, *more)
+        assert said in capsys.readouterr().err
+    assert "is not a known system on chip" in refused(capsys, *words, *QNN, "--soc", "1")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (ChildReply(failure="its native code died with SIGSEGV"), "not compiled for 57_v75: its native code died"),
+        (ChildReply(failure="it did not answer within 3600 s"), "it did not answer within 3600 s"),
+        (ChildReply(), "it wrote no file"),
+    ],
+)
+def test_a_compiler_that_crashes_or_hangs_leaves_the_pack_as_it_was(
+    reply: ChildReply,
+    said: str,
+    pack: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = sorted(path.relative_to(pack) for path in pack.rglob("*"))
+    text = (pack / MANIFEST_NAME).read_text(encoding="utf-8")
+    monkeypatch.setattr(compiling, "require_compiler", lambda: None)
+    monkeypatch.setattr(compiling, "ask_child", lambda *words, seconds: reply)
+    assert run("compile", pack, *QNN, "--soc", "57", "--context", "64", "--widths", "8") == 1
+    assert said in capsys.readouterr().err
+    assert sorted(path.relative_to(pack) for path in pack.rglob("*")) == before
+    assert (pack / MANIFEST_NAME).read_text(encoding="utf-8") == text
+    assert [path.name for path in pack.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a pack compiled with two widths for one chip, and for two chips together."""
+    pack = small_pack(tmp_path_factory.mktemp("compiled") / "pack")
+    words = ("--soc", "57,69+87", "--widths", "8,1", "--context", "128")
+    assert run("compile", pack, *QNN, *words) == 0
+    return pack
+
+
+@on_the_emulator
+def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(compiled: Path) -> None:
+    graphs = check_pack(compiled).models["target"].graphs
+    assert list(graphs) == ["base", "lora", "static-1", "static-8", "static-lora-1", "static-lora-8"]
+    for name in ("static-1", "static-8", "static-lora-1", "static-lora-8"):
+        graph = graphs[name]
+        assert (graph.width, graph.slots) == (int(name.rpartition("-")[2]), 128)
+        assert "static" in graph.capabilities
+        alone, together = graph.compiled
+        assert (alone.socs, together.socs) == ((57,), (69, 87))
+        assert alone.agreement is not None  # the check also refuses nodes that run elsewhere
+        assert alone.agreement >= 0.98
+        assert together.agreement is None
+        assert alone.sdk.startswith("2.")
+        assert alone.file == f"npu/57_v75/target-{name}_ctx.onnx"
+
+
+@on_the_emulator
+def test_a_compiled_pack_still_runs_on_the_processor(compiled: Path) -> None:
+    with edgedecode.load(compiled, runtime="onnx") as pair, pair.session() as session:
+        assert session.generate("Tell me a story.", max_tokens=8).tokens
+
+
+@on_the_emulator
+def test_a_second_run_replaces_the_graphs_and_remove_takes_them_out(
+    compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(compiled, pack)
+    words = ("--soc", "69", "--widths", "4", "--context", "64", "--json")
+    assert run("compile", pack, *QNN, *words) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [graph["graph"] for graph in report["compiled"]] == ["static-4", "static-lora-4"]
+    assert all(graph["agreed"] >= 0.95 * graph["positions"] > 0 for graph in report["compiled"])
+    assert not (pack / "npu" / "57_v75").exists()
+    check_pack(pack)
+    assert run("compile", pack, "--remove") == 0
+    assert "npu/69_v79/target-static-4_ctx.onnx" in capsys.readouterr().out
+    assert set(check_pack(pack).models["target"].graphs) == {"base", "lora"}
+    assert not (pack / "npu" / "69_v79").exists()
+
+
+@on_the_emulator
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data.replace(b"static-8_ctx_qnn.bin", b"static-1_ctx_qnn.bin"), "does not name"),
+        (lambda data: data.replace(b"embed_mode", b"embed_mods"), "unknown attribute"),
+        (lambda data: data.replace(b"EPContext", b"EPContexs"), "not one EPContext"),
+        (lambda data: data.replace(b"logits", b"logitz"), "inputs or outputs"),
+        (lambda data: data[:-40], "."),
+    ],
+    ids=["other binary", "attribute", "operator", "output", "cut"],
+)
+def test_a_changed_compiled_graph_is_refused(
+    change: Callable[[bytes], bytes], said: str, compiled: Path, tmp_path: Path
+) -> None:
+    graph = Manifest.load(compiled).models["target"].graphs["static-8"]
+    path, binary = tmp_path / "a_ctx.onnx", tmp_path / Path(graph.compiled[0].binary).name
+    content = (compiled / graph.compiled[0].file).read_bytes()
+    path.write_bytes(content)
+    check_context(path, binary, inputs=graph.inputs, outputs=graph.outputs)
+    path.write_bytes(change(content))
+    with pytest.raises(ValueError, match=said):
+        check_context(path, binary, inputs=graph.inputs, outputs=graph.outputs)
+
+
+@on_the_emulator
+def test_a_pack_without_its_binary_is_refused(compiled: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(compiled, pack)
+    (pack / "npu" / "57_v75" / "target-static-8_ctx_qnn.bin").unlink()
+    with pytest.raises(ManifestError, match=r"target-static-8_ctx_qnn\.bin"):
+        check_pack(pack)
