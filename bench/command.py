@@ -55,6 +55,12 @@ class BenchCommand:
             "engine; exits with 1 if a chat exceeds its budget",
         )
         kind.add_argument(
+            "--place",
+            choices=["auto"],
+            help="measure the pack's models on every engine and provider of this machine, also the draft on another "
+            "one than the target, and keep the fastest placement for --runtime auto",
+        )
+        kind.add_argument(
             "--replay", metavar="TRACE", help="check that a recorded trace leads to the same draft decisions again"
         )
         _add_peer_options(parser)
@@ -124,6 +130,7 @@ class BenchCommand:
     def run(self, arguments: Namespace) -> int:
         _check_peer_options(arguments)
         _check_sweep(arguments)
+        _check_place(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p applies to sampling: give --temp with it")
         prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
@@ -137,7 +144,8 @@ class BenchCommand:
         if arguments.plot is not None:
             _check_plot(arguments)
         if arguments.repetitions is None:
-            arguments.repetitions = QUICK_REPETITIONS if arguments.quick and arguments.scale else REPETITIONS
+            short = arguments.place or (arguments.quick and arguments.scale)
+            arguments.repetitions = QUICK_REPETITIONS if short else REPETITIONS
         from .kinds import run
 
         return run(arguments)
@@ -179,6 +187,15 @@ def _check_sweep(arguments: Namespace) -> None:
     if given := [name for name in names if getattr(arguments, name)]:
         option = given[0].replace("_", "-")
         arguments.usage_error(f"--memory-sweep always runs the same chat: leave --{option} out")
+
+
+def _check_place(arguments: Namespace) -> None:
+    """Exit with a usage error for options that contradict --place."""
+    given = {"runtime": arguments.runtime, "draft-on": arguments.draft_on, "drafters": arguments.drafters}
+    given |= {"provider": arguments.provider != "cpu", "lengths": arguments.lengths, "fixed": arguments.fixed}
+    given |= {"adapter": arguments.adapter, "plot": arguments.plot, "against": arguments.against}
+    if arguments.place and (named := [name for name, value in given.items() if value]):
+        arguments.usage_error(f"--place measures scheduled decoding on every engine: leave --{named[0]} out")
 
 
 def _check_adapter(arguments: Namespace) -> None:

@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedecode import Pair
+from edgedecode import CapabilityError, Pair
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
+from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.wrappers.kept_placement import keep_placement
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.trace import replay
 from edgedecode.text.prompts import Prompt
 
-from .choices import read_choices, settings_of
+from .choices import Prompts, read_choices, settings_of
 from .lock import one_at_a_time
 from .loops.greedy_loop import open_loops
 from .measure.cost_meter import WIDEST, CostMeter, Costs
@@ -26,11 +28,13 @@ from .measure.draws import draw_shapes, measure_draws
 from .measure.families import measure_family
 from .measure.family_results import ArmResult, FamilyResult
 from .measure.overhead import compare_loops, measure_host_work
+from .measure.placements import candidates, measure_placements
 from .measure.timed import TimedPair, TimedRuntime
 from .measure.timed_answers import Requests
 from .peers.against import against, check_names
 from .report.bench_tables import Report
 from .report.conditions import Conditions
+from .report.placement_table import placement_table
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 from .sweep.memory_sweep import memory_sweep
@@ -71,6 +75,8 @@ def run(arguments: Namespace) -> int:
         arguments.model = str(scaled_pack(arguments))
     if arguments.memory_sweep is not None:
         return memory_sweep(arguments)
+    if arguments.place is not None:
+        return _place(arguments, prompts)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # start without saved experience, and do not save what a bench's prompts teach
             pair.keep_experience(None)
@@ -179,6 +185,26 @@ def _draws(bench: _Bench) -> Json:
         )
     bench.report.draws(costs)
     return {"draws": [asdict(cost) for cost in costs]}
+
+
+def _place(arguments: Namespace, prompts: Prompts) -> int:
+    """Measure every placement, keep the fastest for --runtime auto, and return 0; 1 if none can run the pack."""
+    manifest = Manifest.load(find_pack(arguments.model))
+    show_notices()
+    with one_at_a_time():
+        placements = candidates(draft="draft" in manifest.models)
+        with progress("placements", len(placements) * arguments.repetitions) as advance:
+            measured = measure_placements(arguments, prompts, placements, advance=advance)
+    best = measured[0]
+    placement_table(measured)
+    if not best.tokens_per_second:
+        raise CapabilityError("no engine of this machine can run the pack")
+    if arguments.scale is None:
+        keep_placement(manifest, EngineRequest(threads=arguments.threads, kv_type=arguments.kv_type), best.placement)
+        print(f"Kept for --runtime auto on this device: {best.placement}.")
+    if arguments.json:
+        print(json.dumps({"placements": [asdict(each) for each in measured]}))
+    return 0
 
 
 def _replay(arguments: Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.decoding.model import ModelCard
@@ -12,8 +12,9 @@ from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime, draft_engine
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
+from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.engines.wrappers.one_resident import OneResident
-from edgedecode.engines.wrappers.placed import Place, place_draft
+from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -112,9 +113,12 @@ def load(  # noqa: PLR0913  (the options of a pack)
     )
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
+    may_place = provider == PROCESSOR and draft_on is None
     try:
         with opening(root):
-            return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
+            return _open_pack(
+                root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO, may_place=may_place
+            )
     except BudgetExceeded as error:
         advice = f"{error.advice}; `edgedecode plan` lists what a session needs"
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
@@ -157,6 +161,11 @@ def plan(  # noqa: PLR0913  (as `load`)
         manifest = check_pack(root, full=False)
         engine = None if wanted == AUTO else find_runtime(wanted)  # in `load`'s order, for the same process memory
         tokenizer = pack_tokenizer(manifest, root, Budget())
+        kept = None
+        if engine is None and provider == PROCESSOR and draft_on is None:
+            kept = kept_placement(manifest, request)
+        if kept is not None:
+            engine, request = kept.engine(), replace(request, provider=kept.target.provider)
         engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
             raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
@@ -241,14 +250,18 @@ def _open_pack(
     verify: bool,
     wrap: Callable[[Runtime], Runtime],
     asked: bool,
+    may_place: bool,
 ) -> Pair:
-    """Open the pack at `root`; "auto": on the fastest of its engines. asked: whether the caller asked for auto."""
+    """Open the pack at `root`; "auto": on the fastest of its engines. asked: whether the caller asked for auto.
+
+    may_place: whether the models may run where `bench --place auto` found them fastest.
+    """
     manifest = check_pack(root, full=verify)
     _warn_if_short(manifest)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
-    def open_on(engine: Runtime) -> Pair:
+    def open_on(engine: Runtime, request: EngineRequest = request) -> Pair:
         placed = wrap(engine)
         try:
             pair = Pair(
@@ -271,6 +284,12 @@ def _open_pack(
 
     if engine is not None:
         return open_on(engine)
+    kept = kept_placement(manifest, request) if may_place else None
+    if kept is not None:
+        try:
+            return open_on(kept.engine(), replace(request, provider=kept.target.provider))
+        except (BudgetExceeded, CapabilityError, RuntimeUnavailable, InputError) as error:
+            notice(f"the fastest placement here ({kept}) cannot be used ({error}); choosing an engine again")
     return _open_on_first(chosen_engines(manifest, root, request, asked=asked), open_on)
 
 

@@ -26,8 +26,12 @@ from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
+from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.registry import drafter_names
+from edgedecode.engines.wrappers.kept_placement import kept_placement
+from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.text.prompts import Prompt, read_prompts
 from tests.peft_folders import list_adapter, write_peft
@@ -264,6 +268,8 @@ def test_measure_draws_covers_every_row_shape() -> None:
         (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
+        (["--place", "auto", "--draft-on", "onnx"], 2, "on every engine: leave --draft-on out"),
+        (["--draft-on", "psychic"], 1, "there is no engine 'psychic'; write ENGINE or ENGINE:PROVIDER"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),
@@ -292,6 +298,19 @@ def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
+
+
+def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "--json")
+    done = run("bench", "--place", "auto", "--quick", *words)
+    measured = json.loads(done.stdout.splitlines()[-1])["placements"]
+    engines = {row["placement"]["target"]["runtime"] for row in measured}
+    assert len(measured) == len(engines) ** 2
+    assert [row["refusal"] for row in measured] == [""] * len(measured)
+    kept = kept_placement(Manifest.load(BUNDLED_PACK), EngineRequest())
+    assert f"Kept for --runtime auto on this device: {kept}." in done.stdout.decode()
+    assert str(Place(**measured[0]["placement"]["target"])) == str(kept.target if kept else None)
 
 
 def test_bench_measures_an_adapter(run: Run, tmp_path: Path) -> None:

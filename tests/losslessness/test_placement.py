@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +12,14 @@ import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.interface import draft_engine
+from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
+from edgedecode.user_notices import NOTICES
 from tests.toys import why_refused
 
 PLACES = {"onnx": "llama", "llama": "onnx"}
@@ -108,3 +113,30 @@ def test_place_is_an_engine_and_a_provider() -> None:
         "llama",
         "onnx:webgpu",
     ]
+
+
+def test_auto_opens_the_kept_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in ("onnxruntime", "llama_cpp"):
+        pytest.importorskip(engine)
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    manifest = Manifest.load(BUNDLED_PACK)
+    for target, draft in (("onnx", "llama"), ("llama", "onnx")):
+        keep_placement(manifest, EngineRequest(), Placement(Place(target), Place(draft)))
+        with edgedecode.load(runtime="auto") as pair:
+            assert pair.runtime == target
+            assert draft_engine(pair.shared.engine) == draft
+        assert edgedecode.plan(runtime="auto").engine == target
+        with edgedecode.load(runtime="auto", draft_on=target) as pair:
+            assert draft_engine(pair.shared.engine) == target, "an explicit place comes first"
+
+
+def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    keep_placement(Manifest.load(BUNDLED_PACK), EngineRequest(), Placement(Place("onnx", "gpu")))
+    with caplog.at_level(logging.INFO), edgedecode.load(runtime="auto") as pair:
+        assert pair.runtime in ("onnx", "llama")
+    assert "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used" in caplog.text

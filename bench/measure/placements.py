@@ -1,0 +1,88 @@
+"""Measures where a pack's two models run fastest on this device: every pair of engines and providers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from statistics import median
+
+from edgedecode import EdgeDecodeError
+from edgedecode.apps.devices.command import probe
+from edgedecode.apps.verb_options import open_pair
+from edgedecode.engines.registry import RUNTIMES, installed
+from edgedecode.engines.wrappers.kept_placement import Placement
+from edgedecode.engines.wrappers.placed import Place
+
+from ..choices import Prompts, settings_of
+from ..settings import SCHEDULED
+from .timed import TimedPair, TimedRuntime
+from .timed_answers import Requests
+
+__all__ = ["MeasuredPlacement", "candidates", "measure_placements"]
+
+
+@dataclass(slots=True)
+class MeasuredPlacement:
+    """A placement's seconds per token of full requests, one figure per repetition; or why it cannot run the pack."""
+
+    placement: Placement
+    seconds: list[float] = field(default_factory=list)
+    refusal: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median over the repetitions; 0 if it was refused."""
+        return 1 / median(self.seconds) if self.seconds and not self.refusal else 0.0
+
+
+def candidates(*, draft: bool) -> Sequence[Placement]:
+    """Return every pair of available devices, those with both models on one device first. draft: the pack has one."""
+    devices = [device for runtime in installed(RUNTIMES) for device in probe(runtime) if device.available]
+    places = [Place(device.runtime, device.provider) for device in devices]
+    mixed = [Placement(target, other) for target in places for other in places if other != target and draft]
+    return [*map(Placement, places), *mixed]
+
+
+def measure_placements(
+    arguments: Namespace, prompts: Prompts, placements: Sequence[Placement], *, advance: Callable[[], None]
+) -> Sequence[MeasuredPlacement]:
+    """Answer the prompts with the scheduler at each placement, in turns, and return them fastest first.
+
+    One placement is open at a time: the memory of one suffices. Loading is not counted.
+    """
+    found = [MeasuredPlacement(placement) for placement in placements]
+    for repetition in range(arguments.repetitions):
+        start = repetition % len(found)
+        for each in (*found[start:], *found[:start]):  # each time another one goes first
+            if not each.refusal:
+                try:
+                    each.seconds.append(_seconds_per_token(_placed(arguments, each.placement), prompts))
+                except EdgeDecodeError as error:
+                    each.refusal = " ".join(str(error).split())
+            advance()
+    return sorted(found, key=lambda each: -each.tokens_per_second)
+
+
+def _seconds_per_token(arguments: Namespace, prompts: Prompts) -> float:
+    with open_pair(arguments, wrap=TimedRuntime) as pair:
+        pair.keep_experience(None)
+        settings = settings_of(arguments, pair, prompts)
+        timed = TimedPair(pair, with_draft="draft" in pair.manifest.models, drafters=settings.drafters)
+        requests = Requests(timed, settings)
+        requests.warm_up(prompts.others)
+        runs = [requests.answer(prompt, SCHEDULED) for prompt in settings.prompts]
+    return sum(run.whole_seconds for run in runs) / sum(len(run.tokens) for run in runs)
+
+
+def _placed(arguments: Namespace, placement: Placement) -> Namespace:
+    """Return the arguments with this placement."""
+    placed = copy(arguments)
+    options: Mapping[str, object] = {
+        "runtime": placement.target.runtime,
+        "provider": placement.target.provider,
+        "draft_on": None if placement.draft is None else f"{placement.draft.runtime}:{placement.draft.provider}",
+    }
+    vars(placed).update(options)
+    return placed

@@ -1,0 +1,57 @@
+"""The measured best placement of a pack's models on this device, kept by `bench --place auto` for `--runtime auto`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgedecode.cache import keep_json, kept_json
+from edgedecode.pack.manifest import Manifest
+
+from ..engine_speeds import EngineRequest, finding_path
+from ..interface import Runtime
+from ..registry import RUNTIMES, find_runtime, installed
+from ..selection import engine_version
+from .placed import Place, place_draft
+
+__all__ = ["Placement", "keep_placement", "kept_placement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the two models run. draft None: next to the target."""
+
+    target: Place
+    draft: Place | None = None
+
+    def engine(self) -> Runtime:
+        """Return the engine that opens the models there. Raises as `place_draft`."""
+        return place_draft(find_runtime(self.target.runtime), self.draft)
+
+    def __str__(self) -> str:
+        return f"target on {self.target}, draft on {self.draft or self.target}"
+
+
+def keep_placement(manifest: Manifest, request: EngineRequest, placement: Placement) -> Path | None:
+    """Keep the best placement of a pack for requests like this one; None: there is no cache folder."""
+    path = _path(manifest, request)
+    if path is not None:
+        keep_json(path, asdict(placement))
+    return path
+
+
+def kept_placement(manifest: Manifest, request: EngineRequest) -> Placement | None:
+    """Return the kept placement; None if none was measured with these engines and options."""
+    path = _path(manifest, request)
+    try:
+        return None if path is None else kept_json(path, Placement)
+    except (OSError, ValueError):
+        return None
+
+
+def _path(manifest: Manifest, request: EngineRequest) -> Path | None:
+    """Return the cache file, by pack, versions of the engines, threads and KV type."""
+    request = EngineRequest(threads=request.threads, kv_type=request.kv_type)
+    versions = {name: version for name in installed(RUNTIMES) if (version := engine_version(name)) is not None}
+    path = finding_path(manifest, request, versions=versions)
+    return None if path is None else path.with_name(path.name.replace("speed-", "placement-", 1))
