@@ -269,7 +269,6 @@ def test_measure_draws_covers_every_row_shape() -> None:
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
         (["--place", "auto", "--draft-on", "onnx"], 2, "on every engine: leave --draft-on out"),
-        (["--draft-on", "psychic"], 1, "there is no engine 'psychic'; write ENGINE or ENGINE:PROVIDER"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),
