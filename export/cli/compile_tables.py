@@ -17,7 +17,7 @@ __all__ = ["compile_report", "show_compiled"]
 
 _LEGEND = (
     "same token: positions of chains and trees where the NPU's emulator and the processor choose the same token; "
-    "error: largest difference in logits, relative to their deviation. The emulator says nothing about speed."
+    "error: root mean square difference in logits, relative to their deviation. The emulator says nothing about speed."
 )
 
 

@@ -6,7 +6,6 @@ The vendor's library may crash or hang, and holds its memory until the process e
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +34,34 @@ def compile_graph(graph: str, out: str, options: str) -> None:
     tell_parent({"nbytes": sum(path.stat().st_size for path in Path(out).parent.glob(f"{Path(out).stem}*"))})
 
 
-def check_graph(base: str, compiled: str, options: str, tokens: str, passes: str) -> None:
-    """Run a text's passes on the emulator and on the processor's base graph, and tell how they agree."""
+def check_graph(base: str, compiled: str, options: str, text: str, passes: str) -> None:
+    """Run a text's passes on the emulator and on the processor's base graph, and tell how they agree.
+
+    text: its token ids, and the model's window (0: none), as JSON.
+    """
     import onnxruntime
 
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 4
-    processor = BasePasses(onnxruntime.InferenceSession(base, quiet, providers=["CPUExecutionProvider"]))
+    tokens, window = json.loads(text)
+    base_session = onnxruntime.InferenceSession(base, quiet, providers=["CPUExecutionProvider"])
+    processor = BasePasses(base_session, window=window)
     session = onnxruntime.InferenceSession(compiled, _options(json.loads(options)))
     session.disable_fallback()
     others = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != _NAME]
-    npu = StaticPasses(session)
+    npu = StaticPasses(session, window=window)
     width = npu.shapes["input_ids"][1]
     positions = agreed = 0
-    error = 0.0
-    for one in islice(text_passes(json.loads(tokens), width=width, count=int(passes)), int(passes)):
+    errors: list[float] = []
+    for one in text_passes(tokens, width=width, count=int(passes)):
         wanted, found = processor.run(one), npu.run(one)
         wanted = wanted[-len(found) :]
         positions += len(found)
         agreed += int((wanted.argmax(axis=1) == found.argmax(axis=1)).sum())
-        error = max(error, float(np.abs(wanted - found).max() / wanted.std()))
-    tell_parent({"positions": positions, "agreed": agreed, "error": error, "elsewhere": len(others)})
+        errors.append(float(np.square(wanted - found).mean() / wanted.var()))
+    tell_parent(
+        {"positions": positions, "agreed": agreed, "error": float(np.sqrt(np.mean(errors))), "elsewhere": len(others)}
+    )
 
 
 def _options(chosen: dict[str, str]) -> Any:  # noqa: ANN401  (the engine is untyped)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edgedecode.arrays import FloatArray
+from edgedecode.arrays import FloatArray, IntArray
+
+from ..graph.passes.static_shapes import HIDDEN_SCORE, MASK, WINDOW_MASK
 
 __all__ = ["BasePasses", "StaticPasses", "TextPass", "text_passes"]
 
-_HIDDEN = -1e4
+_BIASES = ("attention_bias", "window_bias")
 _BRANCH = 3
 """In a tree, every third row continues the text's path; the others are its siblings."""
 
@@ -55,8 +58,9 @@ def _tree(tokens: Sequence[int], place: int, rows: int) -> TextPass:
 class _Passes:
     """A session and its settled cache, [2 · layers, KV heads, positions, head size]."""
 
-    def __init__(self, session: Any) -> None:  # noqa: ANN401  (the engine is untyped)
+    def __init__(self, session: Any, *, window: int = 0) -> None:  # noqa: ANN401  (the engine is untyped)
         self.session = session
+        self.window = window
         self.shapes: Mapping[str, Sequence[int]] = {value.name: value.shape for value in session.get_inputs()}
         self.caches = [name for name in self.shapes if name.startswith("past_key_values.")]
         shape = self.shapes[self.caches[0]]
@@ -64,6 +68,20 @@ class _Passes:
 
     def keep(self, new: FloatArray, kept: Sequence[int]) -> None:
         self.past = np.concatenate([self.past, new[:, :, list(kept)]], axis=2)
+
+    def masks(
+        self, names: Sequence[str], visible: npt.NDArray[np.bool_], distance: IntArray, *, hidden: float
+    ) -> dict[str, FloatArray]:
+        """Return the mask inputs that the graph has: the full one, and the one of sliding-window layers.
+
+        visible, distance: by row and column, the latter in positions.
+        """
+        seen = {names[0]: visible, names[1]: visible & (distance < self.window)}
+        return {
+            name: np.where(rows, 0, hidden).astype(np.float32)[None, None]
+            for name, rows in seen.items()
+            if name in self.shapes
+        }
 
     def split(self, cache: FloatArray) -> dict[str, FloatArray]:
         return {name: cache[index : index + 1] for index, name in enumerate(self.caches)}
@@ -76,14 +94,16 @@ class BasePasses(_Passes):
         """Run a pass, keep its rows and return the logits of every row."""
         length, rows = self.past.shape[2], len(one.tokens)
         visible = np.concatenate([np.ones((rows, length), bool), _ancestors(one.parents)], axis=1)
+        positions = _positions(one.parents, length)
+        columns = np.concatenate([np.arange(length), positions[0]])
         feeds: dict[str, Any] = {
             "input_ids": np.asarray([one.tokens], np.int64),
-            "position_ids": _positions(one.parents, length),
+            "position_ids": positions,
             "seqlens_k": np.asarray([length + rows - 1], np.int32),
             "total_length": np.asarray([length + rows], np.int32),
-            "attention_bias": np.where(visible, 0, -1e30).astype(np.float32)[None, None],
             "rows": np.arange(rows),
         }
+        feeds |= self.masks(_BIASES, visible, positions[0][:, None] - columns, hidden=-1e30)
         logits, *present = self.session.run(None, feeds | self.split(self.past))
         self.keep(np.concatenate(present)[:, :, length:], one.kept)
         return np.asarray(logits)
@@ -94,8 +114,8 @@ class StaticPasses(_Passes):
 
     def run(self, one: TextPass) -> FloatArray:
         """Run a pass, keep its rows, and return the logits of every row, or of the last one only."""
-        columns, picked = self.shapes["attention_mask"][3], self.shapes["rows"][0]
-        width = self.shapes["attention_mask"][2]
+        width, picked = self.shapes["input_ids"][1], self.shapes["rows"][0]
+        columns = self.shapes[self.caches[0]][2] + width
         slots, count, length = columns - width, len(one.tokens), self.past.shape[2]
         visible = np.zeros((width, columns), bool)
         visible[:, slots:] = np.eye(width, dtype=bool)
@@ -106,15 +126,16 @@ class StaticPasses(_Passes):
         buffer = np.zeros((*self.past.shape[:2], slots, self.past.shape[3]), np.float32)
         buffer[:, :, :length] = self.past
         rows = np.arange(picked) if picked == width else np.full(picked, count - 1)
-        mask = np.where(visible, 0, _HIDDEN).astype(np.float32)[None, None]
-        feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "rows": rows}
+        feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "rows": rows}
+        places = np.concatenate([np.arange(slots), positions[0]])
+        feeds |= self.masks((MASK, WINDOW_MASK), visible, positions[0][:, None] - places, hidden=HIDDEN_SCORE)
         others = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if name.startswith("lora.")}
         logits, *present = self.session.run(None, feeds | others | self.split(buffer))
         self.keep(np.concatenate(present), one.kept)
         return np.asarray(logits[:count])
 
 
-def _ancestors(parents: Sequence[int]) -> Any:  # noqa: ANN401
+def _ancestors(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Return which rows each row sees, [rows, rows]: its ancestors and itself."""
     seen = np.eye(len(parents), dtype=bool)
     for row, parent in enumerate(parents):
@@ -123,7 +144,7 @@ def _ancestors(parents: Sequence[int]) -> Any:  # noqa: ANN401
     return seen
 
 
-def _positions(parents: Sequence[int], length: int) -> Any:  # noqa: ANN401
+def _positions(parents: Sequence[int], length: int) -> IntArray:
     depths: list[int] = []
     for parent in parents:
         depths.append(depths[parent] + 1 if parent >= 0 else 0)

@@ -83,7 +83,7 @@ def _flat_logits_last(model: ir.Model) -> None:
     """Move the removal of the batch dimension behind the head: QNN's MatMulNBits takes three dimensions only."""
     head = head_of(model)
     squeeze = head.inputs[0].producer() if head.inputs[0] is not None else None
-    if squeeze is None or squeeze.op_type != "Squeeze":
+    if squeeze is None or squeeze.op_type != "Squeeze" or head.op_type != "MatMulNBits":
         return
     head.replace_input_with(0, squeeze.inputs[0])
     place, logits = next((index, value) for index, value in enumerate(model.graph.outputs) if value.name == "logits")
