@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, count
 from edgedecode.errors import InputError
+from edgedecode.pack.chips import CHIPS
 
 from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest, require_compiler
-from ..npu.socs import SOCS
 from .common import notices_shown, pack_is_there, quiet
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def compile_exported(arguments: Namespace) -> Report:
 
 
 def _read(arguments: Namespace) -> CompileRequest:
-    known = "; ".join(f"{soc.number}: {soc.name}" for soc in SOCS.values())
+    known = "; ".join(f"{soc.number}: {soc.name}" for soc in CHIPS.values())
     if arguments.soc in {None, "list"}:
         raise InputError(f"--soc: give the chips to compile for, such as --soc 57,69 ({known})")
     widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths

@@ -1,46 +1,23 @@
-"""Qualcomm's systems on chip by the numbers and generations that the compiler takes."""
+"""The chips that a pack is compiled for: reads `--soc`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from edgedecode.errors import InputError
+from edgedecode.pack.chips import CHIPS, Chip
 
-__all__ = ["SOCS", "Soc", "SocGroup", "read_socs"]
+__all__ = ["SocGroup", "read_socs"]
 
 _FLOAT_GENERATION = 73
 """The first generation that these graphs were compiled for here. v68 has no 16-bit float products."""
 
 
 @dataclass(frozen=True, slots=True)
-class Soc:
-    """One system on chip: its number, Hexagon generation, and name."""
-
-    number: int
-    generation: int
-    name: str
-
-
-SOCS = {
-    soc.number: soc
-    for soc in (
-        Soc(30, 68, "Snapdragon 888"),
-        Soc(43, 73, "Snapdragon 8 Gen 2, QCS8550"),
-        Soc(57, 75, "Snapdragon 8 Gen 3"),
-        Soc(60, 73, "Snapdragon X Elite"),
-        Soc(69, 79, "Snapdragon 8 Elite"),
-        Soc(87, 81, "Snapdragon 8 Elite Gen 5"),
-        Soc(88, 81, "Snapdragon X2 Elite"),
-        Soc(93, 68, "QCS6490"),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True)
 class SocGroup:
     """The systems on chip that share one binary; usually one."""
 
-    socs: tuple[Soc, ...]
+    socs: tuple[Chip, ...]
 
     @property
     def folder(self) -> str:
@@ -70,10 +47,10 @@ def read_socs(text: str) -> tuple[SocGroup, ...]:
     return tuple(groups)
 
 
-def _soc(text: str) -> Soc:
-    soc = SOCS.get(int(text)) if text.strip().isdecimal() and len(text) < 6 else None
+def _soc(text: str) -> Chip:
+    soc = CHIPS.get(int(text)) if text.strip().isdecimal() and len(text) < 6 else None
     if soc is None:
-        known = "; ".join(f"{each.number}: {each.name}" for each in SOCS.values())
+        known = "; ".join(f"{each.number}: {each.name}" for each in CHIPS.values())
         raise InputError(f"--soc: {text.strip()!r} is not a known system on chip, which are {known}")
     if soc.generation < _FLOAT_GENERATION:
         raise InputError(

@@ -67,6 +67,8 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     remedy = f"export the pack again with --graphs {','.join(['base', *exported])}"
     if "trim" in needs:
         remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
+    elif STATIC in needs:
+        remedy = "`edgedecode compile PACK` adds them, or use --provider cpu"
     elif not exported:
         remedy = "use the default"
     return (

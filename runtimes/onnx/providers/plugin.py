@@ -130,7 +130,9 @@ def load_plugin(package: str) -> None:
     """Register the plugin library of a package with the engine, once a process. Raises RuntimeUnavailable."""
     try:
         plugin = import_module(package)
-        import_engine().register_execution_provider_library(package, plugin.get_library_path())
+        # Some libraries name their provider as they are registered; graphs compiled for it contain that name.
+        name = plugin.get_ep_name() if hasattr(plugin, "get_ep_name") else package
+        import_engine().register_execution_provider_library(name, plugin.get_library_path())
     except Exception as error:  # the engine's exceptions share no base class
         raise RuntimeUnavailable(f"{package} does not load: {first_line(error)}; use --provider cpu") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,11 +18,19 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..onnx_engine import Untyped
 
-__all__ = ["Provider", "assigned_nodes", "check_assignment"]
+__all__ = ["GraphFiles", "Provider", "assigned_nodes", "check_assignment"]
 
 RECORD = {"session.record_ep_graph_assignment_info": "1"}
 _MOST_NAMED = 3
 """Operators named in a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFiles:
+    """The files of a pack that a session reads, by their names there: the graph's, and the one with its weights."""
+
+    graph: str
+    weights: str
 
 
 class Provider:
@@ -71,6 +80,10 @@ class Provider:
     def refusal(self, entry: ModelEntry, graph: Graph) -> str:
         """Return why it cannot run a model's graph, and what to do; empty: no reason is known before it is opened."""
         return ""
+
+    def files(self, entry: ModelEntry, graph: Graph) -> GraphFiles:
+        """Return the files to open for a graph. Raises CapabilityError as `refusal` explains."""
+        return GraphFiles(graph.file, entry.weights)
 
     def configure(self, options: Untyped, engine: Untyped) -> Mapping[str, object]:
         """Set the session options, and return further arguments of `InferenceSession`."""

@@ -1,0 +1,149 @@
+"""Qualcomm's NPUs: which compiled graph is opened, refusals, and passes on the emulator through the provider."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.engines.child import ask_child, child_command, tell_parent
+from edgedecode.errors import CapabilityError
+from edgedecode.pack.entries import CompiledEntry
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
+
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+from edgedecode.runtimes.onnx.graph_choice import choose_graph
+from edgedecode.runtimes.onnx.graph_session import open_session
+from edgedecode.runtimes.onnx.providers import qnn
+from edgedecode.runtimes.onnx.providers.provider import GraphFiles, assigned_nodes
+from edgedecode.runtimes.onnx.providers.provider_choice import choose_provider
+from edgedecode.runtimes.onnx.providers.qnn import QnnProvider
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+on_the_emulator = pytest.mark.skipif(
+    find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed: pip install 'edgedecode[qnn]'"
+)
+
+
+def compiled(*socs: int) -> CompiledEntry:
+    name = "+".join(map(str, socs))
+    return CompiledEntry(file=f"npu/{name}/a.onnx", binary=f"npu/{name}/a.bin", provider="qnn", socs=socs)
+
+
+@pytest.fixture
+def entry() -> ModelEntry:
+    return Manifest.load(BUNDLED_PACK).models["draft"]
+
+
+def static(entry: ModelEntry, *parts: CompiledEntry) -> Graph:
+    return replace(entry.graphs["base"], capabilities=("tree", "rows", "static"), width=8, slots=64, compiled=parts)
+
+
+@pytest.mark.parametrize(
+    ("chip", "emulates", "file"),
+    [
+        ("", True, "npu/57/a.onnx"),
+        ("", False, "npu/43+60/a.onnx"),
+        ("60", False, "npu/43+60/a.onnx"),
+        ("69", True, "npu/69/a.onnx"),
+    ],
+)
+def test_the_graph_of_the_chosen_chip_is_opened(
+    chip: str, emulates: bool, file: str, entry: ModelEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qnn.platform, "machine", lambda: "x86_64" if emulates else "aarch64")
+    graph, provider = static(entry, compiled(43, 60), compiled(57), compiled(69)), QnnProvider(chip)
+    assert provider.refusal(entry, graph) == ""
+    assert provider.files(entry, graph) == GraphFiles(file, file.replace(".onnx", ".bin"))
+    assert provider.full_name == ("qnn" if not chip else f"qnn:{chip}")
+
+
+@pytest.mark.parametrize(
+    ("chip", "parts", "said"),
+    [
+        ("", (), "the pack is not compiled: run `edgedecode compile PACK --device qnn --soc N`"),
+        (
+            "87",
+            (compiled(57), compiled(69)),
+            "is compiled for 57, 69: run `edgedecode compile PACK --device qnn --soc 87`",
+        ),
+        ("57", (compiled(57, 69),), "the emulator loads no binary for several chips"),
+        ("", (replace(compiled(57), provider="other"),), "the pack is not compiled"),
+    ],
+)
+def test_a_pack_without_the_chip_is_refused_with_the_remedy(
+    chip: str, parts: tuple[CompiledEntry, ...], said: str, entry: ModelEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qnn.platform, "machine", lambda: "x86_64")
+    provider, graph = QnnProvider(chip), static(entry, *parts)
+    assert said in provider.refusal(entry, graph)
+    assert "--provider cpu" in provider.refusal(entry, graph) or "edgedecode compile" in provider.refusal(entry, graph)
+    with pytest.raises(CapabilityError, match="cannot run"):
+        provider.files(entry, graph)
+
+
+def test_an_unknown_chip_is_refused() -> None:
+    with pytest.raises(CapabilityError, match=r"no device '58'; it has: qnn:30, .*qnn:93"):
+        QnnProvider("58")
+
+
+def test_a_pack_without_static_graphs_names_what_is_missing(entry: ModelEntry) -> None:
+    with pytest.raises(CapabilityError, match=r"no graph that offers static.*edgedecode compile PACK"):
+        choose_graph(entry, BUNDLED_PACK, name="draft", needs=QnnProvider.needs)
+
+
+def run_passes(root: str, base: str, chip: str) -> None:
+    """Run chains and trees through the provider and on the processor; in a child process."""
+    from edgedecode.export.npu.parity_passes import BasePasses, StaticPasses, text_passes
+
+    pack = Path(root)
+    entry = Manifest.load(pack).models["target"]
+    provider = choose_provider(f"qnn:{chip}")
+    graph = choose_graph(entry, pack, name="target", needs=provider.needs)
+    files = provider.files(entry, graph)
+    session = open_session(pack / files.graph, weights=pack / files.weights, provider=provider, threads=1)
+    cpu = choose_provider("cpu")
+    plain = open_session(Path(base), weights=pack / entry.weights, provider=cpu, threads=1)
+    processor, npu = BasePasses(plain), StaticPasses(session)
+    agreed: list[bool] = []
+    tokens = np.random.default_rng(3).integers(3, 8192, 60).tolist()
+    for one in text_passes(tokens, width=graph.width, count=4):
+        agreed += (processor.run(one).argmax(axis=1) == npu.run(one).argmax(axis=1)).tolist()
+    tell_parent({"agreed": sum(agreed), "positions": len(agreed), "nodes": assigned_nodes(session)})
+
+
+def ask(*words: str | Path) -> Mapping[str, object]:
+    command = child_command("tests.contract.test_onnx_qnn:run_passes")
+    assert command is not None
+    root = str(Path(__file__).parents[2])
+    reply = ask_child(command, *map(str, words), seconds=300, environment={"PYTHONPATH": root})
+    assert not reply.failure, reply.words
+    found: Mapping[str, object] = reply.told[0]
+    return found
+
+
+@on_the_emulator
+def test_passes_on_the_emulator_agree_and_run_nowhere_else(tmp_path: Path) -> None:
+    pytest.importorskip("onnx_ir", reason="the export extras are not installed")
+    from edgedecode.cli import main
+    from tests.export.test_compile import small_pack
+
+    pack = small_pack(tmp_path / "pack")
+    words = ["compile", str(pack), "--device", "qnn", "--soc", "57,69", "--widths", "8", "--context", "64"]
+    assert main(words) == 0
+    found = ask(pack, pack / "draft" / "base.onnx", "69")
+    assert found["nodes"] == {"QNNExecutionProvider": {"EPContext": 1}}
+    assert found["positions"] == 32
+    assert found["agreed"] >= 30  # random text: near ties
+    shutil.rmtree(pack / "npu" / "69_v79")
+    with pytest.raises(AssertionError, match=r"ctx\.onnx is missing"):
+        ask(pack, pack / "draft" / "base.onnx", "69")
