@@ -110,7 +110,9 @@ class BasePasses(_Passes):
 
 
 class StaticPasses(_Passes):
-    """A static graph; passes are padded to its width."""
+    """A static graph; passes are padded to its width. adapter: its matrices by input name; zeros by default."""
+
+    adapter: Mapping[str, FloatArray] = {}
 
     def run(self, one: TextPass) -> FloatArray:
         """Run a pass, keep its rows, and return the logits of every row, or of the last one only."""
@@ -130,7 +132,7 @@ class StaticPasses(_Passes):
         places = np.concatenate([np.arange(slots), positions[0]])
         feeds |= self.masks((MASK, WINDOW_MASK), visible, positions[0][:, None] - places, hidden=HIDDEN_SCORE)
         others = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if name.startswith("lora.")}
-        logits, *present = self.session.run(None, feeds | others | self.split(buffer))
+        logits, *present = self.session.run(None, feeds | others | dict(self.adapter) | self.split(buffer))
         self.keep(np.concatenate(present), one.kept)
         return np.asarray(logits[:count])
 

@@ -41,9 +41,9 @@ class SocGroup:
 def read_socs(text: str) -> tuple[SocGroup, ...]:
     """Parse `57,69+87`: a binary for 57, and one for 69 and 87 together. Raises InputError."""
     groups = [SocGroup(tuple(_soc(part) for part in parts.split("+"))) for parts in text.split(",")]
-    numbers = [number for group in groups for number in group.numbers]
-    if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise InputError(f"--soc {text}: {twice[0]} is given twice")
+    for group in groups:
+        if groups.count(group) > 1 or len(set(group.numbers)) < len(group.numbers):
+            raise InputError(f"--soc {text}: {'+'.join(map(str, group.numbers))} names a chip twice")
     return tuple(groups)
 
 

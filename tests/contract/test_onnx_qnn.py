@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from edgedecode.runtimes.onnx.providers import qnn
 from edgedecode.runtimes.onnx.providers.provider import GraphFiles, assigned_nodes
 from edgedecode.runtimes.onnx.providers.provider_choice import choose_provider
 from edgedecode.runtimes.onnx.providers.qnn import QnnProvider
+
+if TYPE_CHECKING:
+    from edgedecode.export.npu.parity_passes import StaticPasses
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -121,29 +124,83 @@ def run_passes(root: str, base: str, chip: str) -> None:
     tell_parent({"agreed": sum(agreed), "positions": len(agreed), "nodes": assigned_nodes(session)})
 
 
-def ask(*words: str | Path) -> Mapping[str, object]:
-    command = child_command("tests.contract.test_onnx_qnn:run_passes")
+def swap_adapters(root: str, chip: str) -> None:
+    """Run one pass with no adapter, two others and none again, on one compiled graph; in a child process."""
+    from edgedecode.export.npu.parity_passes import StaticPasses, TextPass
+
+    pack = Path(root)
+    entry = Manifest.load(pack).models["target"]
+    npu_provider, cpu_provider = choose_provider(f"qnn:{chip}"), choose_provider("cpu")
+    graph = choose_graph(entry, pack, name="target", needs=("static", "lora"))
+    files = npu_provider.files(entry, graph)
+    npu, processor = (
+        open_session(pack / file, weights=pack / weights, provider=provider, threads=1)
+        for file, weights, provider in (
+            (files.graph, files.weights, npu_provider),
+            (graph.file, entry.weights, cpu_provider),
+        )
+    )
+    one = TextPass(tuple(range(40, 48)), (-1, 0, 1, 2, 3, 1, 5, 5), ())
+    told: list[dict[str, float]] = []
+    for seed in (0, 1, 2, 0):
+        found, wanted = (with_adapter(StaticPasses(session), seed).run(one) for session in (npu, processor))
+        agreed = float((found.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+        error = float(np.sqrt(np.square(found - wanted).mean() / wanted.var()))
+        told.append({"agreed": agreed, "error": error, "first": float(found[0, 0])})
+    tell_parent(told)
+
+
+def with_adapter(passes: StaticPasses, seed: int) -> StaticPasses:
+    """Give the passes a random adapter; seed 0: none."""
+    rng = np.random.default_rng(seed)
+    names = [name for name in passes.shapes if name.startswith("lora.") and seed]
+    passes.adapter = {name: 0.1 * rng.standard_normal(passes.shapes[name]).astype(np.float32) for name in names}
+    return passes
+
+
+def ask(function: str, *words: str | Path) -> Any:
+    command = child_command(f"tests.contract.test_onnx_qnn:{function}")
     assert command is not None
     root = str(Path(__file__).parents[2])
     reply = ask_child(command, *map(str, words), seconds=300, environment={"PYTHONPATH": root})
     assert not reply.failure, reply.words
-    found: Mapping[str, object] = reply.told[0]
-    return found
+    return reply.told[0]
 
 
-@on_the_emulator
-def test_passes_on_the_emulator_agree_and_run_nowhere_else(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a pack compiled for two chips."""
     pytest.importorskip("onnx_ir", reason="the export extras are not installed")
     from edgedecode.cli import main
     from tests.export.test_compile import small_pack
 
-    pack = small_pack(tmp_path / "pack")
+    pack = small_pack(tmp_path_factory.mktemp("compiled") / "pack")
     words = ["compile", str(pack), "--device", "qnn", "--soc", "57,69", "--widths", "8", "--context", "64"]
     assert main(words) == 0
-    found = ask(pack, pack / "draft" / "base.onnx", "69")
+    return pack
+
+
+@on_the_emulator
+def test_adapters_are_swapped_on_a_compiled_graph(pack: Path) -> None:
+    none, first, second, again = ask("swap_adapters", pack, "57")
+    assert all(one["agreed"] >= 7 / 8 and one["error"] < 0.05 for one in (none, first, second, again))
+    assert none == again
+    assert len({one["first"] for one in (none, first, second)}) == 3
+
+
+@on_the_emulator
+def test_passes_on_the_emulator_agree_and_run_nowhere_else(pack: Path) -> None:
+    found = ask("run_passes", pack, pack / "draft" / "base.onnx", "69")
     assert found["nodes"] == {"QNNExecutionProvider": {"EPContext": 1}}
     assert found["positions"] == 32
     assert found["agreed"] >= 30  # random text: near ties
-    shutil.rmtree(pack / "npu" / "69_v79")
-    with pytest.raises(AssertionError, match=r"ctx\.onnx is missing"):
-        ask(pack, pack / "draft" / "base.onnx", "69")
+
+
+@on_the_emulator
+def test_a_damaged_binary_is_refused_in_one_line(pack: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "pack"
+    shutil.copytree(pack, copy)
+    binary = next((copy / "npu" / "69_v79").glob("*static-8*.bin"))
+    binary.write_bytes(binary.read_bytes()[: 1 << 20])
+    with pytest.raises(AssertionError, match=r"does not open .*compile the pack for this chip"):
+        ask("run_passes", copy, copy / "draft" / "base.onnx", "69")

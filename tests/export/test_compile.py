@@ -21,6 +21,7 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
 pytest.importorskip("onnx_ir")
+from edgedecode.export.cli import compile_command
 from edgedecode.export.npu import compile_pack as compiling
 from edgedecode.export.npu import compile_request
 
@@ -74,7 +75,8 @@ QNN = ("--device", "qnn")
         ((), r"give the chips to compile for"),
         (("--soc", "57,"), r"'' is not a known system on chip"),
         (("--soc", "1" * 5000), r"is not a known system on chip"),
-        (("--soc", "57,57+69"), r"57 is given twice"),
+        (("--soc", "57,69,57"), r"57 names a chip twice"),
+        (("--soc", "57+57"), r"57\+57 names a chip twice"),
         (("--soc", "93"), r"QCS6490 \(Hexagon v68\) has no 16-bit float products.*leave it out"),
         (("--soc", "57", "--widths", "0"), r"--widths: '0' is not a number of rows from 1 to 512"),
         (("--soc", "57", "--widths", "8,x"), r"--widths: 'x' is not a number of rows"),
@@ -244,3 +246,29 @@ def test_a_pack_without_its_binary_is_refused(compiled: Path, tmp_path: Path) ->
     (pack / "npu" / "57_v75" / "target-static-8_ctx_qnn.bin").unlink()
     with pytest.raises(ManifestError, match=r"target-static-8_ctx_qnn\.bin"):
         check_pack(pack)
+
+
+@on_the_emulator
+def test_export_compiles_the_pack_it_makes(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pack"
+    words = ("--draft", llama, "--noise-positions", "0", "--context", "192", "--json")
+    assert run("export", "--target", llama, "--out", out, *words, *QNN, "--soc", "57") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [graph["graph"] for graph in report["npu"]["compiled"]] == 2 * ["static-1", "static-8", "static-128"]
+    manifest = check_pack(out)
+    for entry in manifest.models.values():
+        assert {graph.slots for graph in entry.graphs.values() if graph.width} == {192}
+
+
+def test_an_export_that_cannot_compile_says_that_the_pack_is_there(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pack"
+    for module in (compiling, compile_command):
+        monkeypatch.setattr(module, "require_compiler", lambda: None)
+    monkeypatch.setattr(compiling, "ask_child", lambda *words, seconds: ChildReply(failure="no licence"))
+    assert run("export", "--target", llama, "--out", out, "--noise-positions", "0", *QNN, "--soc", "57") == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"the pack {out} is complete and not compiled (`edgedecode compile` tries again): " in line
+    assert "no licence" in line
+    check_pack(out)
