@@ -43,7 +43,7 @@ class ShowCommand:
 
 
 def _show(manifest: Manifest, root: Path) -> None:
-    from .manifest_tables import adapter_table, file_table, graph_table, model_table, pack_table
+    from .manifest_tables import adapter_table, compiled_table, file_table, graph_table, model_table, pack_table
 
     console = table_console()
     console.print(pack_table(manifest, root))
@@ -53,6 +53,9 @@ def _show(manifest: Manifest, root: Path) -> None:
         if entry.graphs:
             console.print()
             console.print(graph_table(entry, manifest))
+        if any(graph.compiled for graph in entry.graphs.values()):
+            console.print()
+            console.print(compiled_table(entry, manifest))
     if manifest.adapters:
         console.print()
         console.print(adapter_table(manifest))

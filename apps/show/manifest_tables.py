@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.chips import CHIPS
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, TrimCategory
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.text.printable import shown
 
-__all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]
+__all__ = ["adapter_table", "compiled_table", "file_table", "graph_table", "model_table", "pack_table"]
 
 _DIGEST = 12
 """Characters shown of a digest; --json has all of them."""
@@ -83,6 +84,18 @@ def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
     for name, graph in entry.graphs.items():
         size = f"{manifest.files[graph.file].nbytes / 1e3:.0f} kB"
         _add(table, name, graph.file, size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
+    return table
+
+
+def compiled_table(entry: ModelEntry, manifest: Manifest) -> Table:
+    """Return a line for each graph that was compiled for an NPU."""
+    table = _table("compiled graph", "for", "size", "compiler", "same token on the emulator")
+    for name, graph in entry.graphs.items():
+        for each in graph.compiled:
+            chips = ", ".join(CHIPS[number].name if number in CHIPS else f"chip {number}" for number in each.socs)
+            size = format_nbytes(manifest.files[each.file].nbytes + manifest.files[each.binary].nbytes)
+            same = "not run" if each.agreement is None else f"{each.agreement:.1%}"
+            _add(table, name, f"{each.provider}: {chips}", size, each.sdk, same)
     return table
 
 

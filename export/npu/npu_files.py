@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,10 +16,9 @@ from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest
 from edgedecode.pack.pack_lock import changing, commit, remove_files, replace_manifest
+from edgedecode.pack.static_graphs import STATIC
 
-__all__ = ["check_changeable", "save_static", "take_out_static"]
-
-_STATIC = "static"
+__all__ = ["check_changeable", "check_room", "save_static", "take_out_static"]
 
 
 def check_changeable(root: Path, manifest: Manifest) -> None:
@@ -33,6 +33,18 @@ def check_changeable(root: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{closed[0]} cannot be written: copy the pack elsewhere and compile the copy")
     if outside := [entry.weights for entry in manifest.models.values() if entry.weights in manifest.outside]:
         raise ManifestError(f"the pack uses {outside[0]} in place: import it again with --copy, then compile it")
+
+
+def check_room(root: Path, manifest: Manifest, *, copies: int) -> None:
+    """Raise ManifestError if the disk has no room for so many compiled copies of every model."""
+    graphs = sum(name in entry.graphs for entry in manifest.models.values() for name in ("base", "lora"))
+    weights = sum(manifest.weights_nbytes(role) for role in manifest.models)
+    needed = copies * weights * graphs // len(manifest.models) * 5 // 4
+    if (free := shutil.disk_usage(root).free) < needed:
+        raise ManifestError(
+            f"the compiled graphs need about {needed / 1e6:.0f} MB, {root} has {free / 1e6:.0f} MB left: make room, or "
+            f"give fewer chips or widths"
+        )
 
 
 def save_static(root: Path, work: Path, graphs: Mapping[str, Mapping[str, Graph]]) -> None:
@@ -58,7 +70,7 @@ def take_out_static(root: Path) -> list[str]:
         gone: list[str] = []
         for role, entry in Manifest.load(root).models.items():
             for name, graph in entry.graphs.items():
-                if _STATIC in graph.capabilities:
+                if STATIC in graph.capabilities:
                     gone += graph.files
                     del value["models"][role]["graphs"][name]
         if not gone:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray, IntArray
-
-from ..graph.passes.static_shapes import HIDDEN_SCORE, MASK, WINDOW_MASK
+from edgedecode.pack.static_graphs import HIDDEN_SCORE, MASK, WINDOW_MASK
 
 __all__ = ["BasePasses", "StaticPasses", "TextPass", "text_passes"]
 

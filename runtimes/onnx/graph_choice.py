@@ -8,12 +8,11 @@ from pathlib import Path
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.static_graphs import STATIC
 
-__all__ = ["INT8_KV", "STATIC", "choose_graph", "file_nbytes"]
+__all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 
 INT8_KV = "kv:int8"
-STATIC = "static"
-"""Capability of graphs with fixed shapes. Only providers that need them ask for it."""
 _KV = "kv:"
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 pytest.importorskip("onnx_ir")
 from edgedecode.export.cli import compile_command
 from edgedecode.export.npu import compile_pack as compiling
-from edgedecode.export.npu import compile_request
+from edgedecode.export.npu import compile_request, npu_files
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -190,6 +191,14 @@ def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(
 
 
 @on_the_emulator
+def test_show_lists_what_was_compiled(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", compiled) == 0
+    printed = capsys.readouterr().out
+    assert "qnn: Snapdragon 8 Gen 3" in printed
+    assert "not run" in printed
+
+
+@on_the_emulator
 def test_a_compiled_pack_still_runs_on_the_processor(compiled: Path) -> None:
     with edgedecode.load(compiled, runtime="onnx") as pair, pair.session() as session:
         assert session.generate("Tell me a story.", max_tokens=8).tokens
@@ -272,3 +281,13 @@ def test_an_export_that_cannot_compile_says_that_the_pack_is_there(
     assert f"the pack {out} is complete and not compiled (`edgedecode compile` tries again): " in line
     assert "no licence" in line
     check_pack(out)
+
+
+def test_a_full_disk_is_refused_before_anything_is_compiled(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "require_compiler", lambda: None)
+    monkeypatch.setattr(npu_files.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    line = refused(capsys, "compile", pack, *QNN, "--soc", "57", "--context", "64", "--widths", "8")
+    assert "the compiled graphs need about 5 MB" in line
+    assert "make room, or give fewer chips or widths" in line

@@ -17,7 +17,8 @@ pytest.importorskip("onnx_ir")
 import onnx_ir as ir
 import onnxruntime
 
-from edgedecode.export.graph.passes.static_shapes import HIDDEN_SCORE, StaticSize, static_shapes
+from edgedecode.export.graph.passes.static_shapes import StaticSize, static_shapes
+from edgedecode.pack.static_graphs import HIDDEN_SCORE
 
 DEMO = Path(str(__import__("edgedecode").__file__)).parent / "packs" / "demo"
 WIDTH, SLOTS, PAST = 8, 64, 21

@@ -13,18 +13,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from edgedecode.errors import ExportError
+from edgedecode.pack.static_graphs import HEAD_ROWS, MASK, WINDOW_MASK
 
 from .picked_rows import head_of
 from .rewriter import Rewriter
 from .surgery import add_input, attention_nodes
 
-__all__ = ["HEAD_ROWS", "HIDDEN_SCORE", "MASK", "WINDOW_MASK", "StaticSize", "static_shapes"]
+__all__ = ["StaticSize", "static_shapes"]
 
-MASK, WINDOW_MASK = "attention_mask", "window_mask"
-HIDDEN_SCORE = -1e4
-"""Mask value of a slot that a row does not see. It fits 16-bit floats, where -inf turns a softmax into NaN on NPUs."""
-HEAD_ROWS = 16
-"""Widest pass whose rows all get logits. Wider ones are prefill, which needs the logits of one row."""
 _OPSET = 23  # RMSNormalization and RotaryEmbedding
 _BIASES = {"attention_bias": MASK, "window_bias": WINDOW_MASK}
 _ORDER = ("input_ids", "position_ids", MASK, WINDOW_MASK, "rows")
