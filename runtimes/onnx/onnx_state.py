@@ -19,7 +19,7 @@ from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "position_nbytes", "state_holders", "state_nbytes"]
+__all__ = ["OnnxState", "TreeState", "position_nbytes", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
@@ -65,8 +65,56 @@ def _slots(capacity: int, tiled: bool) -> int:
     return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
 
 
-class OnnxState(SessionState):
-    """Implements `State`: slots 0 to length are settled, the next `pending` slots hold pending rows in arrival order.
+class TreeState(SessionState):
+    """A state whose slots 0 to length are settled; the next `pending` slots hold pending rows in arrival order."""
+
+    tree: Ancestors | None = None
+    """The tree of the pending rows; None: a chain."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        count = len(path)
+        check_kept(path, pending=self._pending)
+        if self.tree is None:
+            check_chain(path)
+        elif count:
+            self.tree.check_path(path, pending=self._pending)
+            if path[-1] >= count:  # else its rows are there already
+                self._gather(path)
+        self._settle(self._length + count)
+
+    def crop(self, length: int) -> None:
+        check_crop(length, settled=self._length)
+        self._settle(length)
+
+    def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
+        """Check that `count` rows fit, and add them to the tree. They count as pending only after `commit`."""
+        check_room(count, used=self._length + self._pending, capacity=self._capacity)
+        if parents is not None and not continues(parents, count=count, after=self._pending):
+            if self.tree is None:
+                self.tree = Ancestors(self._pending)
+            self.tree.grow(parents, after=self._pending)
+        elif self.tree is not None:
+            self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Return the positions of pending rows."""
+        if self.tree is None:
+            return range(self._length + start, self._length + stop)
+        return [self._length + depth for depth in self.tree.depths(start, stop)]
+
+    def _drop(self) -> None:
+        self.tree = None
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the path's rows to the first pending slots in all layers."""
+        raise NotImplementedError
+
+    def _settle(self, length: int) -> None:
+        self._length, self._pending, self.tree = length, 0, None
+
+
+class OnnxState(TreeState):
+    """Implements `State`.
 
     All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size].
     The engine reads the past from the used slots and writes the present into the following ones.
@@ -90,8 +138,6 @@ class OnnxState(SessionState):
         self._tiled = tiled
         shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
         self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
-        self.tree: Ancestors | None = None
-        """The tree of the pending rows; None: a chain."""
         self.bound_width = 0
         """The current values of the binding, here and below."""
         self.bound_rows = -1
@@ -101,50 +147,21 @@ class OnnxState(SessionState):
         self.bound_chain = False
         self.bound_parents: object = None
 
-    def keep(self, path: Sequence[int]) -> None:
-        count = len(path)
-        check_kept(path, pending=self._pending)
-        if self.tree is None:
-            check_chain(path)
-        elif count:
-            self.tree.check_path(path, pending=self._pending)
-            self._gather(path)
-        self._settle(self._length + count)
-
-    def crop(self, length: int) -> None:
-        check_crop(length, settled=self._length)
-        self._settle(length)
-
-    def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
-        """Check that `count` rows fit, and add them to the tree. They count as pending only after `commit`."""
-        check_room(count, used=self._length + self._pending, capacity=self._capacity)
-        if parents is not None and not continues(parents, count=count, after=self._pending):
-            if self.tree is None:
-                self.tree = Ancestors(self._pending)
-            self.tree.grow(parents, after=self._pending)
-        elif self.tree is not None:
-            self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
-
     def _drop(self) -> None:
-        self.tree = None
+        super()._drop()
         self.bound_adapter = None  # the binding, which has its matrices too, is gone
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
 
     def _gather(self, path: Sequence[int]) -> None:
-        """Move the path's rows to the first pending slots in all layers, unless they are there already."""
-        if path[-1] >= len(path):
-            start, sources = self._length, np.asarray(path, np.int64) + self._length
-            if not self._tiled:
-                self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
-                return
-            values, slots = self.cache[1::2], np.arange(start, start + len(path))
-            values[:, :, :, slots] = values[:, :, :, sources]
-            layers, _, heads, room, size = values.shape
-            keys = self.cache[0::2].reshape(layers, heads, room // KEY_TILE, size, KEY_TILE)
-            assert np.shares_memory(keys, self.cache)
-            tiles, lanes = divmod(slots, KEY_TILE)
-            from_tiles, from_lanes = divmod(sources, KEY_TILE)
-            keys[:, :, tiles, :, lanes] = keys[:, :, from_tiles, :, from_lanes]
-
-    def _settle(self, length: int) -> None:
-        self._length, self._pending, self.tree = length, 0, None
+        start, sources = self._length, np.asarray(path, np.int64) + self._length
+        if not self._tiled:
+            self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
+            return
+        values, slots = self.cache[1::2], np.arange(start, start + len(path))
+        values[:, :, :, slots] = values[:, :, :, sources]
+        layers, _, heads, room, size = values.shape
+        keys = self.cache[0::2].reshape(layers, heads, room // KEY_TILE, size, KEY_TILE)
+        assert np.shares_memory(keys, self.cache)
+        tiles, lanes = divmod(slots, KEY_TILE)
+        from_tiles, from_lanes = divmod(sources, KEY_TILE)
+        keys[:, :, tiles, :, lanes] = keys[:, :, from_tiles, :, from_lanes]
