@@ -11,8 +11,9 @@ import onnx_ir as ir
 from edgedecode.export.graph.passes.static_shapes import StaticSize, static_shapes
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.static_graphs import STATIC
+from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
 
-__all__ = ["WIDTHS", "add_static"]
+__all__ = ["WIDTHS", "StaticCpu", "add_static"]
 
 WIDTHS = (1, 4, 8, 128)
 
@@ -36,3 +37,11 @@ def add_static(root: Path, entry: ModelEntry, *, slots: int, widths: Sequence[in
             slots=slots,
         )
     return replace(entry, graphs=graphs)
+
+
+class StaticCpu(CpuProvider):
+    """A provider that needs static graphs, on the processor."""
+
+    name = "static"
+    own_kernels = False
+    needs = (STATIC,)
