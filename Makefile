@@ -7,6 +7,7 @@ DEMO_VENV ?= .venv-demo
 DEMO_PAIR ?=
 TORCH ?= torch==2.13.0
 LLAMA ?= yes
+PROVIDERS ?= yes
 # A build for this very processor dies on some virtual machines that hide a part of it: see `edgedecode devices`.
 LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=OFF
 
@@ -24,13 +25,14 @@ PACK_LIMIT_KIB := 15360
 FAST := tests/unit tests/property $(wildcard tests/test_*.py)
 MIRROR := build/typecheck/edgedecode
 
-.PHONY: help demo test test-fast lint pack clean
+.PHONY: help demo test test-fast providers lint pack clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack, widened to 300 MB'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make test-fast  the tests of the core and of the surface alone, about a minute'
+	@echo 'make providers  what tests of NPUs and graphics processors need, as far as it can be installed here'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'
 	@echo 'make clean  remove what make made: environments made by make demo, build output, caches'
@@ -49,12 +51,18 @@ $(DEMO_STAMP): pyproject.toml
 	@touch $@
 
 test: $(TEST_STAMP)
+	@test -z '$(PROVIDERS)' || $(MAKE) --no-print-directory providers
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial'
 	$(BIN)/python -m pytest -m serial $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
 
 test-fast: $(TEST_STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial and not memory and not slow' $(FAST)
+
+# Without these, the tests of the providers skip with the reason. It installs Vulkan in software through apt, as root only;
+# make test PROVIDERS= leaves it out.
+providers: $(TEST_STAMP)
+	tests/install_providers.sh $(BIN)/python
 
 # torch goes first and by its exact pin: a plain `torch` may bring gigabytes of CUDA libraries.
 $(TEST_STAMP): pyproject.toml

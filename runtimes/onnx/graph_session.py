@@ -10,7 +10,6 @@ from threading import Lock
 
 from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.pack.static_graphs import MASK
 
 from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
@@ -28,7 +27,6 @@ __all__ = [
     "check_allocated",
     "check_concat_contract",
     "check_contract",
-    "check_static_contract",
     "open_session",
 ]
 
@@ -66,14 +64,16 @@ def open_session(
     provider: Provider,
     threads: int,
     own: OwnKernels | None = None,
+    data: bytes | None = None,
     limit_nbytes: int | None = None,
     region_nbytes: int = 1 << 20,
 ) -> Untyped:
     """Open the graph at `path` on exactly this provider.
 
-    weights: in any folder, under the file name that the graph contains. limit_nbytes: limit of the session's allocator;
-    a pass that needs more fails. region_nbytes: its first region, which should hold a full pass. Raises ManifestError
-    if the graph is missing or damaged, CapabilityError if the provider does not run all of it.
+    data: the graph to open instead of the file (`Provider.rewritten`). weights: in any folder, under the file name that
+    the graph contains. limit_nbytes: limit of the session's allocator; a pass that needs more fails. region_nbytes: its
+    first region, which should hold a full pass. Raises ManifestError if the graph is missing or damaged,
+    CapabilityError if the provider does not run all of it.
     """
     engine = import_engine()
     options = engine.SessionOptions()
@@ -100,9 +100,9 @@ def open_session(
         options.register_custom_ops_library(str(own.library))
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = own.data
-    elif weights.parent != path.parent:  # the engine looks in the graph's folder, unless it gets the graph as bytes
+    elif data is not None or weights.parent != path.parent:  # bytes have no folder to look in
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
-        source = path.read_bytes()
+        source = data or path.read_bytes()
     arguments = provider.configure(options, engine)
     try:
         with _limited(engine, options, limit_nbytes, region_nbytes=region_nbytes):
@@ -174,20 +174,6 @@ def check_contract(
 def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs of one that concatenates past and present."""
     _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
-
-
-def check_static_contract(
-    session: Untyped, entry: ModelEntry, *, path: Path, width: int, slots: int, windows: Sequence[str]
-) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs of a static one of this size."""
-    _check_contract(session, entry, path=path, needed=["input_ids", "position_ids", "rows", *windows], more=[MASK])
-    shapes = {value.name: value.shape for value in session.get_inputs()}
-    found = shapes["input_ids"][-1], shapes["past_key_values.0.key"][2]
-    if found != (width, slots):
-        raise ManifestError(
-            f"{path} has passes of {found[0]} rows and {found[1]} past slots, the manifest says {width} and {slots}: "
-            f"make the pack's static graphs again"
-        )
 
 
 def _check_contract(

@@ -1,7 +1,8 @@
 """A model on ONNX Runtime: split rows to append into forward passes.
 
-A pass's inputs and outputs are bound once and updated in place. Bound again are the attention bias at every pass (its
-shape contains the total length), ids and positions when the width changes, logits when their number or place changes.
+A pass's inputs and outputs are bound once and updated in place, where the provider shares host memory. Bound again are
+the attention bias at every pass (its shape contains the total length), ids and positions when the width changes, logits
+when their number or place changes.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
-from .biases import Biases, TreePaths
 from .buffers import Buffers
 from .graph_session import cache_names, check_allocated
+from .inputs.biases import Biases, TreePaths
+from .inputs.pass_inputs import POSITIONS, PassInputs
 from .kernels.thread_choice import chosen_threads
 from .logits_outputs import HeadBinding, Heads
 from .onnx_adapters import Adapters
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
-from .onnx_state import OnnxState, state_nbytes
+from .onnx_state import OnnxState, cache_shape, state_nbytes
+from .providers.provider import Provider
 from .session_model import SessionModel, split_rows
 from .trimmed_head import TrimmedModelHead
 
@@ -47,6 +50,7 @@ class OnnxModel(SessionModel[OnnxState]):
         engine: Untyped,
         *,
         session: Untyped,
+        provider: Provider,
         entry: ModelEntry,
         card: ModelCard,
         footprint: Footprint,
@@ -58,7 +62,6 @@ class OnnxModel(SessionModel[OnnxState]):
         use_threads: Callable[[int], None] | None,
     ) -> None:
         super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
-        self._engine = engine
         self._use_threads = use_threads
         self._buffers = Buffers(
             engine,
@@ -70,22 +73,24 @@ class OnnxModel(SessionModel[OnnxState]):
             budget=budget,
         )
         try:
-            inputs = [value.name for value in session.get_inputs()]
+            inputs = {value.name: value.shape for value in session.get_inputs()}
             self._tiled = tiled
             value = engine.OrtValue.ortvalue_from_numpy
             self._tiles = {name: value(array) for name, array in tiles.items()}
             self._biases: Biases | TreePaths = (
-                TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=inputs, window=entry.window)
+                TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=list(inputs), window=entry.window)
             )
             self._trimmed = trimmed
             self._heads = Heads(
-                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=trimmed
+                engine, self._buffers, card=card, inputs=list(inputs), columns=entry.hidden_size, trimmed=trimmed
             )
+            by_slot = len(inputs[POSITIONS]) == 1
+            self._inputs = PassInputs(self._buffers, self._heads, in_place=provider.in_place, by_slot=by_slot)
+            self._new_cache = provider.new_caches(engine, entry)
             self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         except BaseException:
             self._buffers.close()
             raise
-        self._kv_type = card.kv_type
 
     def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
         """Use the fastest number of threads, up to the card's, with our kernels: cached at `kept`, or measured now.
@@ -116,20 +121,17 @@ class OnnxModel(SessionModel[OnnxState]):
         def make(lease: Lease, held: int) -> OnnxState:
             self._buffers.hold_rows(held)
             self._biases.plan(capacity, tree=tree and self._card.tree)
-            state = OnnxState(
-                self._entry,
-                capacity=capacity,
-                lease=lease,
-                owner=self,
-                kv_type=self._kv_type,
+            cache = self._new_cache(
+                cache_shape(self._entry, capacity, tiled=self._tiled),
+                kv_type=self._card.kv_type,
                 tiled=self._tiled,
-                busy=self._lock,
             )
+            state = OnnxState(cache, capacity=capacity, lease=lease, owner=self, busy=self._lock)
             state.plans_tree = tree
             state.binding = self._bind(state)
             return state
 
-        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type, tiled=self._tiled)
+        nbytes = state_nbytes(self._entry, capacity, kv_type=self._card.kv_type, tiled=self._tiled)
         return self._new_state(capacity, nbytes, rows=rows, make=make)
 
     def forward(
@@ -228,19 +230,16 @@ class OnnxModel(SessionModel[OnnxState]):
         return Output(self._heads.logits(outlet, count), hidden)
 
     def _bind(self, state: OnnxState) -> Untyped:
-        """Bind the parts that never change: the cache, read as past and written as present, and the two lengths."""
+        """Bind the parts that never change: the cache, read as past and written as present, and the lengths."""
         binding = self._session.io_binding()
         layers = self._entry.layers
         names = zip(cache_names("past_key_values", layers), cache_names("present", layers), strict=True)
-        for (past, present), values in zip(names, state.cache, strict=True):
-            value = self._engine.OrtValue.ortvalue_from_numpy(values)
+        for (past, present), value in zip(names, state.cache.values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
-        binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
-        binding.bind_ortvalue_input("total_length", self._buffers.total_value)
         for name, tiles in self._tiles.items():
             binding.bind_ortvalue_input(name, tiles)
-        self._heads.bind_counts(binding)
+        self._inputs.bind_lengths(binding)
         return binding
 
     def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
@@ -277,35 +276,14 @@ class OnnxModel(SessionModel[OnnxState]):
         slot: int = 0,
     ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
-        buffers, binding = self._buffers, state.binding
         width = len(tokens)
-        total = state.length + start + width
         if len(rows) == 1 and width > 1 and not self._card.row_invariant:
             rows = (rows[0], rows[0])
-        if state.bound_width != width:
-            state.bound_width = 0  # after an interrupt between the two bindings, both are bound again
-            ids, positions = buffers.width_values(width)
-            binding.bind_ortvalue_input("input_ids", ids)
-            binding.bind_ortvalue_input("position_ids", positions)
-            state.bound_width = width
-        places = self._heads.places(outlet, slot)
-        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
-            state.bound_rows = -1
-            self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
-            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
-        self._heads.share(outlet, len(rows))
-        buffers.ids[:width] = tokens
-        buffers.pick(rows)
-        buffers.last_slot[0] = total - 1
-        buffers.total[0] = total
-        if state.tree is None:
-            buffers.positions[:width] = buffers.counter[total - width : total]
-        else:
-            buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
-        self._biases.bind(binding, state, start=start, width=width)
+        self._inputs.bind(state, tokens, start=start, rows=rows, outlet=outlet, slot=slot)
+        self._biases.bind(state.binding, state, start=start, width=width)
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(state.binding)
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""

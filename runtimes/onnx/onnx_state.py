@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
-import numpy.typing as npt
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.memory.budget import Lease
@@ -17,21 +16,18 @@ from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_r
 from .ancestors import Ancestors
 from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
+from .providers.kv_cache import KvCache, KvShape, slot_count
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "TreeState", "position_nbytes", "state_holders", "state_nbytes"]
+__all__ = ["OnnxState", "cache_shape", "position_nbytes", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
 
 
-KEY_TILE = 16
-"""Slots per tile of keys, which our attention stores transposed."""
-
-
 def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
     """Return the bytes of a state of `capacity` rows; tiled: for our attention."""
-    return _slots(capacity, tiled) * (position_nbytes(entry, kv_type=kv_type) + TREE_ROW_NBYTES)
+    return slot_count(capacity, tiled=tiled) * (position_nbytes(entry, kv_type=kv_type) + TREE_ROW_NBYTES)
 
 
 def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
@@ -61,15 +57,34 @@ def state_holders(
     )
 
 
-def _slots(capacity: int, tiled: bool) -> int:
-    return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
+def cache_shape(entry: ModelEntry, capacity: int, *, tiled: bool) -> KvShape:
+    """Return the shape of a state's keys and values."""
+    return 2 * entry.layers, 1, entry.kv_heads, slot_count(capacity, tiled=tiled), entry.head_size
 
 
-class TreeState(SessionState):
-    """A state whose slots 0 to length are settled; the next `pending` slots hold pending rows in arrival order."""
+class OnnxState(SessionState):
+    """Implements `State`: slots 0 to length are settled, the next `pending` slots hold pending rows in arrival order.
 
-    tree: Ancestors | None = None
-    """The tree of the pending rows; None: a chain."""
+    It owns the given cache.
+    """
+
+    def __init__(
+        self, cache: KvCache, *, capacity: int, lease: Lease, owner: object, busy: AbstractContextManager[object]
+    ) -> None:
+        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
+        self.plans_tree = False
+        """Whether the model's buffers must hold a bias for trees because of this state."""
+        self.cache = cache
+        self.tree: Ancestors | None = None
+        """The tree of the pending rows; None: a chain."""
+        self.bound_width = 0
+        """The current values of the binding, here and below."""
+        self.bound_rows = -1
+        self.bound_places = (0, 0)
+        self.bound_outlet: object = None
+        self.bound_adapter: object = None
+        self.bound_chain = False
+        self.bound_parents: object = None
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
@@ -78,8 +93,7 @@ class TreeState(SessionState):
             check_chain(path)
         elif count:
             self.tree.check_path(path, pending=self._pending)
-            if path[-1] >= count:  # else its rows are there already
-                self._gather(path)
+            self._gather(path)
         self._settle(self._length + count)
 
     def crop(self, length: int) -> None:
@@ -96,72 +110,16 @@ class TreeState(SessionState):
         elif self.tree is not None:
             self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
 
-    def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Return the positions of pending rows."""
-        if self.tree is None:
-            return range(self._length + start, self._length + stop)
-        return [self._length + depth for depth in self.tree.depths(start, stop)]
-
     def _drop(self) -> None:
         self.tree = None
+        self.bound_adapter = None  # the binding, which has its matrices too, is gone
+        self.cache.close()
 
     def _gather(self, path: Sequence[int]) -> None:
-        """Move the path's rows to the first pending slots in all layers."""
-        raise NotImplementedError
+        """Move the path's rows to the first pending slots in all layers, unless they are there already."""
+        if path[-1] >= len(path):
+            with self._busy:  # a device may be running another state's pass
+                self.cache.move([self._length + row for row in path], start=self._length)
 
     def _settle(self, length: int) -> None:
         self._length, self._pending, self.tree = length, 0, None
-
-
-class OnnxState(TreeState):
-    """Implements `State`.
-
-    All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size].
-    The engine reads the past from the used slots and writes the present into the following ones.
-    tiled: our attention's layout, which stores keys in tiles of 16 slots, [slots / 16, head size, 16].
-    """
-
-    def __init__(
-        self,
-        entry: ModelEntry,
-        *,
-        capacity: int,
-        lease: Lease,
-        owner: object,
-        kv_type: str = "float32",
-        tiled: bool = False,
-        busy: AbstractContextManager[object],
-    ) -> None:
-        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
-        self.plans_tree = False
-        """Whether the model's buffers must hold a bias for trees because of this state."""
-        self._tiled = tiled
-        shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
-        self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
-        self.bound_width = 0
-        """The current values of the binding, here and below."""
-        self.bound_rows = -1
-        self.bound_places = (0, 0)
-        self.bound_outlet: object = None
-        self.bound_adapter: object = None
-        self.bound_chain = False
-        self.bound_parents: object = None
-
-    def _drop(self) -> None:
-        super()._drop()
-        self.bound_adapter = None  # the binding, which has its matrices too, is gone
-        self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
-
-    def _gather(self, path: Sequence[int]) -> None:
-        start, sources = self._length, np.asarray(path, np.int64) + self._length
-        if not self._tiled:
-            self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
-            return
-        values, slots = self.cache[1::2], np.arange(start, start + len(path))
-        values[:, :, :, slots] = values[:, :, :, sources]
-        layers, _, heads, room, size = values.shape
-        keys = self.cache[0::2].reshape(layers, heads, room // KEY_TILE, size, KEY_TILE)
-        assert np.shares_memory(keys, self.cache)
-        tiles, lanes = divmod(slots, KEY_TILE)
-        from_tiles, from_lanes = divmod(sources, KEY_TILE)
-        keys[:, :, tiles, :, lanes] = keys[:, :, from_tiles, :, from_lanes]

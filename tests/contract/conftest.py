@@ -23,7 +23,8 @@ from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
 TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
-NAMES = [*TOYS, "llama", "table", "concat", "static", "static window", *(["pack"] if PACK else [])]
+PROVIDERS = ["webgpu", "webgpu hidden"]
+NAMES = [*TOYS, *PROVIDERS, "llama", "table", "concat", *(["pack"] if PACK else [])]
 
 
 def assert_planned(figures: Mapping[str, int]) -> None:
@@ -59,12 +60,17 @@ class Opener:
         budget: Budget | None = None,
         threads: int = 1,
         needs: Sequence[str] = (),
+        provider: str = "cpu",
     ) -> LanguageModel:
         shape = shape or ToyShape()
-        return open_entry(self.entry(shape), self.root(shape), budget=budget or Budget(), threads=threads, needs=needs)
+        budget = budget or Budget()
+        entry, root = self.entry(shape), self.root(shape)
+        return open_entry(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
 
 
-def _request(entry: ModelEntry, root: Path, *, budget: Budget, threads: int, needs: Sequence[str]) -> ModelRequest:
+def _request(
+    entry: ModelEntry, root: Path, *, budget: Budget, threads: int, needs: Sequence[str], provider: str = "cpu"
+) -> ModelRequest:
     return ModelRequest(
         entry,
         root,
@@ -72,19 +78,36 @@ def _request(entry: ModelEntry, root: Path, *, budget: Budget, threads: int, nee
         vocabulary_size=entry.rows,
         budget=budget,
         threads=threads,
-        provider="cpu",
+        provider=provider,
         needs=needs,
     )
 
 
 def open_entry(
-    entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1, needs: Sequence[str] = ()
+    entry: ModelEntry,
+    root: Path,
+    *,
+    budget: Budget,
+    threads: int = 1,
+    needs: Sequence[str] = (),
+    provider: str = "cpu",
 ) -> LanguageModel:
     runtimes = pytest.importorskip("edgedecode.runtimes.onnx")
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     runtime = runtimes.OnnxRuntime()
-    model: LanguageModel = runtime.open(_request(entry, root, budget=budget, threads=threads, needs=needs))
+    request = _request(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
+    model: LanguageModel = runtime.open(request)
     return model
+
+
+def skip_without(provider: str) -> None:
+    """Skip the test with the reason if a provider cannot run here; software may stand in for a graphics processor."""
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    from edgedecode.runtimes.onnx.providers.provider_choice import find_provider
+
+    os.environ.setdefault("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
+    if problem := find_provider(provider).problem():
+        pytest.skip(problem)
 
 
 @pytest.fixture(scope="session")
@@ -162,6 +185,14 @@ def _toy_of(*needs: str) -> Callable[[Opener], LanguageModel]:
     return lambda opener: opener(ToyShape(graphs=("base", "hidden", "lora", "kv8")), needs=needs)
 
 
+def _on(provider: str, *needs: str) -> Callable[[Opener], LanguageModel]:
+    def make(opener: Opener) -> LanguageModel:
+        skip_without(provider)
+        return opener(ToyShape(graphs=("base", "hidden")), needs=needs, provider=provider)
+
+    return make
+
+
 def _llama(opener: Opener) -> LanguageModel:
     return GgufOpener(opener.root(ToyShape()).with_name("ggufs"))()
 
@@ -172,18 +203,6 @@ def _table(opener: Opener) -> LanguageModel:
 
 def _concat(opener: Opener) -> LanguageModel:
     return opener.concat()
-
-
-def _static_of(**sizes: int) -> Callable[[Opener], LanguageModel]:
-    """Return a function that opens graphs of fixed widths."""
-
-    def made(opener: Opener) -> LanguageModel:
-        add_static = pytest.importorskip("tests.contract.static_graph", reason="onnx_ir is missing").add_static
-        shape = ToyShape(**sizes)
-        entry = add_static(opener.root(shape), opener.entry(shape), slots=512)
-        return open_entry(entry, opener.root(shape), budget=Budget(), needs=["static"])
-
-    return made
 
 
 def _pack(opener: Opener) -> LanguageModel:
@@ -197,11 +216,11 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy hidden": _toy_of("hidden"),
     "toy lora": _toy_of("lora"),
     "toy kv8": _toy_of("kv:int8"),
+    "webgpu": _on("webgpu"),
+    "webgpu hidden": _on("webgpu", "hidden"),
     "llama": _llama,
     "table": _table,
     "concat": _concat,
-    "static": _static_of(),
-    "static window": _static_of(window=24),
     "pack": _pack,
 }
 

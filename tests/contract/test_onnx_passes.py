@@ -143,9 +143,9 @@ def test_state_keeps_past_and_present_in_one_array(opener: Opener, long_tokens: 
     model = opener()
     state: Any = settled(model, long_tokens[:10], capacity=32)
     outputs = {value.data_ptr() for value in state.binding.get_outputs()}
-    assert {layer.ctypes.data for layer in state.cache} <= outputs
-    assert np.abs(state.cache[:, :, :, :10]).min(axis=(2, 4)).max() > 0
-    assert not state.cache[:, :, :, 10:].any()
+    assert {layer.ctypes.data for layer in state.cache.array} <= outputs
+    assert np.abs(state.cache.array[:, :, :, :10]).min(axis=(2, 4)).max() > 0
+    assert not state.cache.array[:, :, :, 10:].any()
     model.close()
 
 

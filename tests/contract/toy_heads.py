@@ -37,9 +37,12 @@ def write_headed(folder: Path, shape: ToyShape, *, ids: IntArray = KEPT) -> Mode
     return add_heads(write_toy(folder, shape), folder, ids=ids)
 
 
-def open_headed(entry: ModelEntry, folder: Path, *, budget: Budget | None = None, threads: int = 1) -> OnnxModel:
+def open_headed(
+    entry: ModelEntry, folder: Path, *, budget: Budget | None = None, threads: int = 1, provider: str = "cpu"
+) -> OnnxModel:
     """Open the graph with the trimmed head."""
-    model = open_entry(entry, folder, budget=budget or Budget(), needs=("trim",), threads=threads)
+    budget = budget or Budget()
+    model = open_entry(entry, folder, budget=budget, needs=("trim",), threads=threads, provider=provider)
     assert isinstance(model, OnnxModel)
     assert isinstance(model, HeadedModel)
     return model

@@ -19,6 +19,7 @@ class CpuProvider(Provider):
     engine_name = "CPUExecutionProvider"
     description = "ONNX Runtime on the processor"
     own_kernels = True
+    manifest_noise = True
 
     def devices(self, *, runtime: str, version: str) -> Sequence[Device]:
         description = f"{self.description}, onnxruntime {version}; {kernels_line()}"

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from os import environ
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ class Found:
     """The devices that a plugin reported in the child process, one line of text each by name; or why it has none."""
 
     devices: Mapping[str, str]
+    most_rows: int = 0
     problem: str = ""
 
 
@@ -46,6 +48,8 @@ class PluginProvider(Provider):
     distribution: ClassVar[str]
     versions: ClassVar[tuple[str, ...]]
     """Prefixes of the versions that edgedecode was tried with, such as "0.4."."""
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that decide which devices it finds."""
     environment: ClassVar[str] = ""
     """What its hardware needs besides the package, as the end of a message; empty: nothing to say."""
 
@@ -82,6 +86,16 @@ class PluginProvider(Provider):
         """Return the provider options of a session."""
         return {}
 
+    def try_out(self, engine: Untyped) -> int | None:
+        """Run something tiny, in the child process that lists the devices; return `most_rows`.
+
+        None: there is no device after all. Raises if it does not work.
+        """
+        return 0
+
+    def most_rows(self) -> int:
+        return self._tried().most_rows
+
     def device_name(self, device: Untyped) -> str:
         """Return the name of one of the engine's devices (`OrtEpDevice`) for `--provider NAME:DEVICE`."""
         return str(device.device.type.name).lower()
@@ -94,7 +108,7 @@ class PluginProvider(Provider):
         if not chosen:
             raise RuntimeUnavailable(f"{self.full_name}: {self.problem() or 'the device is gone'}; use --provider cpu")
         options.add_provider_for_devices(chosen, dict(self.session_options()))
-        return {}
+        return {"enable_fallback": 0}
 
     def not_opened(self, path: Path, reason: str) -> EdgeDecodeError:
         return CapabilityError(f"the provider {self.full_name} does not run {path} ({reason}); use --provider cpu")
@@ -145,7 +159,8 @@ def try_plugin(module: str, name: str) -> None:
         hardware = each.device
         words = [hardware.metadata.get("Description", ""), str(hardware.vendor), hardware.type.name]
         found.setdefault(provider.device_name(each), ", ".join(dict.fromkeys(word for word in words if word)))
-    tell_parent(found)
+    most_rows = provider.try_out(import_engine()) if found else 0
+    tell_parent({"devices": {}, "most_rows": 0} if most_rows is None else {"devices": found, "most_rows": most_rows})
 
 
 _TRIED: dict[str, Found] = {}
@@ -163,13 +178,13 @@ def _try(kind: type[PluginProvider]) -> Found:
     if command is None:  # a frozen application: its packager chose the plugin
         return Found({"": ""})
     reply = ask_child(command, kind.__module__, kind.__name__, seconds=TIMEOUT_SECONDS)
-    for devices in reply.told:
-        found = Found(devices)
-        if path is not None and devices:  # without a device, a driver may be installed later
+    for told in reply.told:
+        found = Found(told["devices"], told["most_rows"])
+        if path is not None and found.devices:  # without a device, a driver may be installed later
             keep_json(path, asdict(found))
         return found
     reason = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ").removesuffix("; use --provider cpu")
-    return Found({}, f"{kind.distribution} does not run here: {reason}")
+    return Found({}, problem=f"{kind.distribution} does not run here: {reason}")
 
 
 def _cache_path(kind: type[PluginProvider]) -> Path | None:
@@ -179,5 +194,5 @@ def _cache_path(kind: type[PluginProvider]) -> Path | None:
         return None
     files = sorted(Path(spec.origin).parent.glob("*.so")) + sorted(Path(spec.origin).parent.glob("*.dll"))
     facts = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
-    build = version(kind.distribution), version("onnxruntime")
+    build = version(kind.distribution), version("onnxruntime"), *(environ.get(name, "") for name in kind.variables)
     return folder / f"{kind.name}-{facts_key(*build, *facts, *processor_facts())}.json"

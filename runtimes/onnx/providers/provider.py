@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError, R
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..onnx_engine import Untyped
+from .kv_cache import HostCache, NewCache
 
 __all__ = ["GraphFiles", "Provider", "assigned_nodes", "check_assignment"]
 
@@ -49,6 +51,10 @@ class Provider:
     """Whether graphs may be opened with edgedecode's own operators, which run on the processor."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Needs of every graph it opens, as in `ModelRequest.needs`, such as "static"."""
+    in_place: ClassVar[bool] = True
+    """Whether passes read bound arrays of host memory; otherwise binding an input copies it to the device."""
+    manifest_noise: ClassVar[bool] = False
+    """Whether the kernel noise in a manifest, which was measured on the processor, is this provider's."""
     host_operators: ClassVar[frozenset[str]] = frozenset()
     """Operators that may stay on the processor: bookkeeping on a few integers, never a model's arithmetic."""
 
@@ -84,6 +90,18 @@ class Provider:
     def files(self, entry: ModelEntry, graph: Graph) -> GraphFiles:
         """Return the files to open for a graph. Raises CapabilityError as `refusal` explains."""
         return GraphFiles(graph.file, entry.weights)
+
+    def most_rows(self) -> int:
+        """Return how many rows a pass may have at most; 0: any number."""
+        return 0
+
+    def rewritten(self, path: Path) -> bytes | None:
+        """Return a graph as this provider runs it; None: it runs the file as it is."""
+        return None
+
+    def new_caches(self, engine: Untyped, entry: ModelEntry) -> NewCache:
+        """Return what makes the keys and values of the model's states."""
+        return partial(HostCache, engine)
 
     def configure(self, options: Untyped, engine: Untyped) -> Mapping[str, object]:
         """Set the session options, and return further arguments of `InferenceSession`."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 
-from .ancestors import BLOCKED
-from .buffers import Buffers
-from .graph_session import FULL_BIAS, WINDOW_BIAS
-from .kernels.rewriting import PARENTS
-from .onnx_engine import Untyped
-from .onnx_state import OnnxState
+from ..ancestors import BLOCKED
+from ..buffers import Buffers
+from ..graph_session import FULL_BIAS, WINDOW_BIAS
+from ..kernels.rewriting import PARENTS
+from ..onnx_engine import Untyped
+from ..onnx_state import OnnxState
 
 __all__ = ["Biases", "TreePaths", "block_far"]
 

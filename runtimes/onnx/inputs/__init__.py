@@ -1,0 +1,1 @@
+"""What a pass reads: ids, positions, lengths and rows, and which slots each row sees."""

@@ -1,0 +1,88 @@
+"""The inputs of a pass besides the attention bias: ids, positions, lengths and the rows that get logits.
+
+A provider that shares host memory reads the arrays in place, so they are bound once and again where a width changes.
+Other engines' bindings copy an input to the device when it is bound, so it is bound in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..buffers import Buffers
+from ..logits_outputs import HeadBinding, Heads
+from ..onnx_engine import Untyped
+from ..onnx_state import OnnxState
+
+__all__ = ["POSITIONS", "PassInputs"]
+
+POSITIONS = "position_ids"
+"""int64 [1, rows]: each row's position. [slots]: each used slot's position, for attention that rotates by slot."""
+
+
+class PassInputs:
+    """Fills and binds one model's inputs. in_place: the provider shares host memory. by_slot: see `POSITIONS`."""
+
+    def __init__(self, buffers: Buffers, heads: Heads, *, in_place: bool, by_slot: bool) -> None:
+        self._buffers, self._heads = buffers, heads
+        self._in_place, self._by_slot = in_place, by_slot
+
+    def bind_lengths(self, binding: Untyped) -> None:
+        """Bind the lengths and the number of rows by head: once per state, or in every pass on a device."""
+        binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
+        binding.bind_ortvalue_input("total_length", self._buffers.total_value)
+        self._heads.bind_counts(binding)
+
+    def bind(
+        self,
+        state: OnnxState,
+        tokens: Sequence[int],
+        *,
+        start: int,
+        rows: Sequence[int],
+        outlet: HeadBinding,
+        slot: int,
+    ) -> None:
+        """Bind a pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
+        self._fill(state, tokens, start=start, rows=rows)
+        self._heads.share(outlet, len(rows))
+        binding, width = state.binding, len(tokens)
+        if not self._in_place:
+            self.bind_lengths(binding)
+            state.bound_width = 0
+            state.bound_rows = -1
+        if state.bound_width != width:
+            state.bound_width = 0  # after an interrupt between the two bindings, both are bound again
+            ids, positions = self._buffers.width_values(width)
+            binding.bind_ortvalue_input("input_ids", ids)
+            if not self._by_slot:
+                binding.bind_ortvalue_input(POSITIONS, positions)
+            state.bound_width = width
+        if self._by_slot:
+            self._bind_slots(state, total=state.length + start + width)
+        places = self._heads.places(outlet, slot)
+        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
+            state.bound_rows = -1
+            self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
+            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
+
+    def _fill(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int]) -> None:
+        buffers, width = self._buffers, len(tokens)
+        total = state.length + start + width
+        buffers.ids[:width] = tokens
+        buffers.pick(rows)
+        buffers.last_slot[0] = total - 1
+        buffers.total[0] = total
+        if state.tree is None:
+            buffers.positions[:width] = buffers.counter[total - width : total]
+        else:
+            buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
+
+    def _bind_slots(self, state: OnnxState, *, total: int) -> None:
+        """Bind the positions of all used slots: the slot itself, except for a tree's pending rows."""
+        positions = self._buffers.counter[:total]
+        if state.tree is not None:
+            positions = positions.copy()
+            positions[state.length :] = np.add(state.tree.depths(0, total - state.length), state.length)
+        state.binding.bind_cpu_input(POSITIONS, positions)

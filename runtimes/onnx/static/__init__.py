@@ -1,1 +1,0 @@
-"""Graphs of fixed width: model, state, and splitting of requests into passes."""
