@@ -61,6 +61,12 @@ class BenchCommand:
             "one than the target, and keep the fastest placement for --runtime auto",
         )
         kind.add_argument(
+            "--two-devices",
+            action="store_true",
+            help="simulate a draft model on a second device, from the costs recorded here: where drafting while the "
+            "target verifies would pay",
+        )
+        kind.add_argument(
             "--replay", metavar="TRACE", help="check that a recorded trace leads to the same draft decisions again"
         )
         _add_peer_options(parser)

@@ -31,10 +31,11 @@ from .measure.overhead import compare_loops, measure_host_work
 from .measure.placements import candidates, measure_placements
 from .measure.timed import TimedPair, TimedRuntime
 from .measure.timed_answers import Requests
+from .overlap.two_devices import ACCEPTED, STEPS, measured_gains, recorded_passes, write_overlap_chart
 from .peers.against import against, check_names
 from .report.bench_tables import Report
 from .report.conditions import Conditions
-from .report.placement_table import placement_table
+from .report.placement_table import gains_table, placement_table
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 from .sweep.memory_sweep import memory_sweep
@@ -46,6 +47,8 @@ COMPARED_TEXT_TOKENS = 64
 COST_SAMPLES = 9
 """Samples of the cost of forward passes, taken before the runs if there are no fixed arms."""
 QUICK_SAMPLES = 2
+OVERLAP_CONTEXT = 512
+"""Tokens of context for whose costs a second device is simulated."""
 DRAWS, QUICK_DRAWS = 200, 9
 """Measured draws per shape of row and set of options."""
 
@@ -77,6 +80,8 @@ def run(arguments: Namespace) -> int:
         return memory_sweep(arguments)
     if arguments.place is not None:
         return _place(arguments, prompts)
+    if arguments.two_devices:
+        return _two_devices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # start without saved experience, and do not save what a bench's prompts teach
             pair.keep_experience(None)
@@ -204,6 +209,22 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
         print(f"Kept for --runtime auto on this device: {best.placement}.")
     if arguments.json:
         print(json.dumps({"placements": [asdict(each) for each in measured]}))
+    return 0
+
+
+def _two_devices(arguments: Namespace) -> int:
+    """Simulate drafting on a second device; print where overlapping it with verification pays, and return 0."""
+    with open_pair(arguments) as pair:
+        name, engine = pair.manifest.name, pair.runtime
+        passes = recorded_passes(pair.experience, context_tokens=OVERLAP_CONTEXT)
+    with progress("simulations", len(STEPS) * len(ACCEPTED)) as advance:
+        gains = measured_gains(passes, advance=advance)
+    conditions = f"passes as recorded for {name} on {engine}; jitter 10%, 2% of the passes three times as long"
+    gains_table(gains, conditions)
+    if arguments.plot is not None:
+        write_overlap_chart(arguments.plot, gains, conditions=conditions)
+    if arguments.json:
+        print(json.dumps({"gains": [asdict(gain) for gain in gains]}))
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Simulates draft and target on two devices."""
