@@ -120,6 +120,7 @@ class Pair:
 
     @experience.setter
     def experience(self, experience: Experience) -> None:
+        experience.costs.pad_to(self.target.card.widths)
         self.shared.experience = experience
 
     @property

@@ -41,7 +41,7 @@ class Machine:
     row: each further row. draft: a drafted token. read: a token prefilled by the draft model. host: the host overhead
     of a round. asking: the additional overhead of asking drafters. trimmed: the smaller head's cost per drafted token,
     as a share of the full head's. jitter: the relative standard deviation of a pass's time. spikes: the share of passes
-    that take three times as long.
+    that take three times as long. widths: passes of fixed widths, ascending, each with its cost; empty: any width.
     """
 
     row: float = 0.35
@@ -52,8 +52,12 @@ class Machine:
     trimmed: float = 0.6
     jitter: float = 0.0
     spikes: float = 0.0
+    widths: tuple[tuple[int, float], ...] = ()
 
     def c(self, width: int) -> float:
+        if self.widths:
+            covering = [cost for fixed, cost in self.widths if fixed >= width]
+            return covering[0] if covering else self.widths[-1][1] + self.c(width - self.widths[-1][0])
         return 1 + self.row * (width - 1)
 
     @property

@@ -139,6 +139,9 @@ class ModelCard:
     weights_nbytes: int = 0
     threads: int | None = None
     """Threads the engine uses for it; None: the engine does not report them."""
+    widths: tuple[int, ...] = ()
+    """Ascending widths of passes that give every row logits; a pass is padded to the next one, and more rows take
+    several passes. Empty: a pass has any number of rows."""
 
 
 class State(Protocol):

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from edgedecode.decoding.policy import ASKED, MAX_DRAFT, NO_DRAFTER, RoundCost
 from edgedecode.decoding.tree import RoundPrice
 
+from .fixed_widths import fixed_curve, fixed_prior, fixed_width
+
 __all__ = [
     "CONTEXT_BUCKETS",
     "REFIT",
@@ -81,14 +83,20 @@ class CostTable:
 
     step: seconds of a baseline step, the unit of all other costs; None: not measured yet. beta: float64 [WIDEST + 1],
     the cost of one more row by width, in baseline steps; 0 if never measured. seen: decaying number of passes measured,
-    by width; wider passes count as WIDEST. plain: baseline passes measured.
+    by width; wider passes count as WIDEST. plain: baseline passes measured. widths: as in `ModelCard.widths`.
     """
 
-    __slots__ = ("_curve", "_least", "_plain", "_stale", "_wide", "beta", "plain", "seen", "step")
+    __slots__ = ("_curve", "_least", "_plain", "_stale", "_wide", "beta", "plain", "seen", "step", "widths")
 
     def __init__(
-        self, step: float | None = None, beta: Mapping[int, float] | None = None, *, plain: int | None = None
+        self,
+        step: float | None = None,
+        beta: Mapping[int, float] | None = None,
+        *,
+        plain: int | None = None,
+        widths: Sequence[int] = (),
     ) -> None:
+        self.widths = tuple(widths)
         self.step = step
         self._plain = Recent(step)
         self.plain = plain if plain is not None else 0 if step is None else 1
@@ -121,8 +129,9 @@ class CostTable:
 
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one pass. Multi-row passes are ignored until the baseline step is known."""
-        if seconds <= 0 or not math.isfinite(seconds):
+        if not 0 < seconds < math.inf or width > (self.widths or [math.inf])[-1]:  # several passes of fixed width
             return
+        width = fixed_width(width, self.widths)
         if width == 1:
             self._plain.observe(seconds)
             self.plain += 1
@@ -152,7 +161,7 @@ class CostTable:
 
     def _refit(self) -> None:
         """Fit β by kernel regression over the measured widths and the prior."""
-        kernel, prior = _kernel()
+        kernel, prior = _kernel(), _prior(self.widths)
         weights = kernel * np.minimum(self.seen, ENOUGH)
         weights[:, :2] = 0.0
         known = weights.sum(axis=1)
@@ -160,7 +169,8 @@ class CostTable:
         more = prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1)
         self._stale = 0
         curve = _monotone(np.maximum(1.0, 1.0 + more))
-        self._curve, self._least = curve.tolist(), (1 + (curve - 1) * (1 - 0.5 / (1 + known))).tolist()
+        least = 1 + (curve - 1) * (1 - 0.5 / (1 + known))
+        self._curve, self._least = (fixed_curve(found.tolist(), self.widths) for found in (curve, least))
 
 
 class Recent:
@@ -217,6 +227,14 @@ class CostModel:
         """Host overhead per round in baseline steps, by `RoundCost.drafter`; NO_DRAFTER is plain decoding."""
         self.drift = Recent()
         """Measured over predicted time of drafting rounds."""
+        self.widths: tuple[int, ...] = ()
+        """As in `ModelCard.widths`."""
+
+    def pad_to(self, widths: Sequence[int]) -> None:
+        """Take passes as padded to these widths from now on, `ModelCard.widths`; empty: as wide as their rows."""
+        self.widths = tuple(widths)
+        for table in self.tables.values():
+            table.widths, table._curve = self.widths, []
 
     def table(self, context_tokens: int) -> CostTable:
         """Return the bucket's table; a new one starts as a copy of the nearest bucket's."""
@@ -225,7 +243,8 @@ class CostModel:
             near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
             known = CostTable() if near is None else self.tables[near]
             measured = np.flatnonzero(known.seen[2:]) + 2
-            self.tables[bucket] = CostTable(known.step, {int(width): known.beta[width] for width in measured})
+            beta = {int(each): known.beta[each] for each in measured}
+            self.tables[bucket] = CostTable(known.step, beta, widths=self.widths)
         return self.tables[bucket]
 
     def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
@@ -301,9 +320,14 @@ class Prices:
             return GUESS.read
         return min(known.read.value, GUESS.read) if least and known.read.few else known.read.value
 
-    def row(self, length: int) -> float:
-        """Return the cost of verifying one more drafted token: its row in the target's pass."""
-        return (self._table.c(length + 2) - self._curve[2]) / length
+    def more(self, length: int, *, step: float) -> float:
+        """Return the cost of one more drafted token: its row in the target's pass; its drafting in a fixed width."""
+        return step if self._table.widths else (self._table.c(length + 2) - self._curve[2]) / length
+
+    def slack(self, length: int, most: int) -> int:
+        """Return a draft length up to `most` tokens longer, if these do not take a wider pass of fixed width."""
+        widths = self._table.widths
+        return min(length + most, max(length, fixed_width(length + 1, widths) - 1)) if widths else length + most
 
     def round(self, length: int, *, step: float = 0.0, host: float = 0.0) -> float:
         """Return the cost of a round that drafts `length` tokens, in baseline rounds."""
@@ -354,11 +378,18 @@ def context_bucket(context_tokens: int) -> int:
 
 
 @cache
-def _kernel() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the weight at each width of a measurement at each other, [width, measured], and the prior β by width."""
+def _kernel() -> npt.NDArray[np.float64]:
+    """Return the weight at each width of a measurement at each other, [width, measured]."""
     widths = np.maximum(1, np.arange(WIDEST + 1))
     distance = np.log(widths[:, None] / widths[None, :]) / REACH
-    return 1 / (1 + distance**2), np.interp(widths, list(PRIOR_BETA), list(PRIOR_BETA.values()))
+    return 1 / (1 + distance**2)
+
+
+@cache
+def _prior(fixed: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return the prior β by width."""
+    beta = np.interp(np.maximum(1, np.arange(WIDEST + 1)), list(PRIOR_BETA), list(PRIOR_BETA.values()))
+    return fixed_prior(beta, fixed)
 
 
 def _monotone(curve: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -56,6 +56,7 @@ class _Kept(msgspec.Struct):
     stops: dict[str, _Share]
     balances: dict[str, _Finite]
     adapters: dict[str, _History] = {}
+    widths: list[Annotated[int, msgspec.Meta(ge=1, le=10**6)]] = []
 
 
 class Experience:
@@ -81,6 +82,7 @@ class Experience:
             stops=plain.stops,
             balances=dict(sorted(self.ledger.balances.items())),
             adapters={name: _kept_history(each) for name, each in sorted(self.history.adapters.items())},
+            widths=list(self.costs.widths),
         )
         found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
         return found
@@ -93,6 +95,7 @@ class Experience:
         costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
         costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
         costs.host = {name: Recent(value, most=STEADY) for name, value in kept.host.items()}
+        costs.pad_to(sorted(kept.widths))
         history = _history(_History(kept.history, kept.stops))
         history.adapters = {name: _history(each) for name, each in kept.adapters.items()}
         return cls(costs, history, Ledger(kept.balances))

@@ -213,8 +213,8 @@ class Scheduler:
             speed_up = _with_prefill(promised, before * read, horizon)
         floor = 0.0
         if self.options.floor_stop:  # the model's confidence ends the draft when one more token is not profitable
-            floor = prices.row(length) * max(1.0, promised)
-            length = min(room, length + SLACK)
+            floor = prices.more(length, step=step) * max(1.0, promised)
+            length = min(room, prices.slack(length, SLACK))
         plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
         return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
 

@@ -72,6 +72,9 @@ class Resources:
     draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
     """The drafters of each session."""
 
+    def __post_init__(self) -> None:
+        self.experience.costs.pad_to(self.target.card.widths)
+
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
         has_draft, alone = "draft" in self.manifest.models, isinstance(self.engine, OneResident)

@@ -16,8 +16,9 @@ from .display import Report
 __all__ = ["compile_report", "show_compiled"]
 
 _LEGEND = (
-    "same token: positions of chains and trees where the NPU's emulator and the processor choose the same token; "
-    "error: root mean square difference in logits, relative to their deviation. The emulator says nothing about speed."
+    "same token: positions of chains and trees where the NPU's emulator and the processor choose the same token, the "
+    "latter without rounding of activations; error: root mean square difference in logits, relative to their "
+    "deviation. The emulator says nothing about speed."
 )
 
 

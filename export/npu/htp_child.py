@@ -35,7 +35,7 @@ def compile_graph(graph: str, out: str, options: str) -> None:
 
 
 def check_graph(base: str, compiled: str, options: str, text: str, passes: str) -> None:
-    """Run a text's passes on the emulator and on the processor's base graph, and tell how they agree.
+    """Run a text's passes on the emulator and on the processor's graph `base`, and tell how they agree.
 
     text: its token ids, and the model's window (0: none), as JSON.
     """

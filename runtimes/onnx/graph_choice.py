@@ -64,10 +64,12 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
     several = "" if len(exported) + ("trim" in needs) < 2 else " (no one graph offers them together)"
     remedy = f"export the pack again with --graphs {','.join(['base', *exported])}"
-    if "trim" in needs:
-        remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
+    if STATIC in needs and "trim" in needs:
+        remedy = "compiled graphs have no trimmed head: use --drafter model, or --provider cpu"
     elif STATIC in needs:
         remedy = "`edgedecode compile PACK` adds them, or use --provider cpu"
+    elif "trim" in needs:
+        remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
     elif not exported:
         remedy = "use the default"
     return (

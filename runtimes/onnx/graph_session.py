@@ -10,6 +10,7 @@ from threading import Lock
 
 from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.static_graphs import MASK
 
 from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
@@ -27,6 +28,7 @@ __all__ = [
     "check_allocated",
     "check_concat_contract",
     "check_contract",
+    "check_static_contract",
     "open_session",
 ]
 
@@ -174,6 +176,20 @@ def check_contract(
 def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs of one that concatenates past and present."""
     _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
+
+
+def check_static_contract(
+    session: Untyped, entry: ModelEntry, *, path: Path, width: int, slots: int, windows: Sequence[str]
+) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs of a static one of this size."""
+    _check_contract(session, entry, path=path, needed=["input_ids", "position_ids", "rows", *windows], more=[MASK])
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    found = shapes["input_ids"][-1], shapes["past_key_values.0.key"][2]
+    if found != (width, slots):
+        raise ManifestError(
+            f"{path} has passes of {found[0]} rows and {found[1]} past slots, the manifest says {width} and {slots}: "
+            f"make the pack's static graphs again"
+        )
 
 
 def _check_contract(

@@ -12,7 +12,15 @@ from edgedecode.pack.manifest import ModelEntry
 
 from .graph_needs import GraphSizes
 
-__all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass", "widen_footprint"]
+__all__ = [
+    "ENGINE_NBYTES",
+    "Footprint",
+    "plan_footprint",
+    "plan_own_footprint",
+    "plan_static_footprint",
+    "rows_per_pass",
+    "widen_footprint",
+]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -114,6 +122,25 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
         bias_nbytes=bias,
         workspace_nbytes=_arena_nbytes(sizes, rows) + _threads_nbytes(entry),
         rows_per_pass=rows,
+        logits_copies=sizes.logits,
+        packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
+        unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,
+    )
+
+
+def plan_static_footprint(
+    entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, width: int, slots: int
+) -> Footprint:
+    """Plan one graph of fixed width. Its attention consists of basic operators, whose intermediate values all exist."""
+    columns, heads = slots + width, -(-entry.hidden_size // entry.head_size)
+    scores = SCORE_COPIES * heads * width * columns
+    keys = 2 * SPREAD_COPIES * entry.kv_heads * entry.head_size * columns
+    attention = FLOAT_NBYTES * (scores + keys)
+    return Footprint(
+        weights_nbytes=_held_nbytes(entry, sizes, graph_nbytes),
+        bias_nbytes=0,
+        workspace_nbytes=_arena_nbytes(sizes, width) + attention + _threads_nbytes(entry),
+        rows_per_pass=width,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
         unpacked_nbytes=UNPACKED_COPIES * sizes.unpacked_nbytes,

@@ -22,6 +22,7 @@ from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.static_graphs import STATIC
 from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
@@ -40,6 +41,7 @@ from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider
 from .providers.provider_choice import choose_provider, every_provider, find_provider
+from .static.static_open import StaticGraph, open_static, plan_static, static_card, static_footprint, whole_footprint
 from .trimmed_head import read_trimmed
 
 __all__ = ["OnnxRuntime"]
@@ -127,6 +129,19 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
                 for holder in _loaded(name, footprint)
             ]
+            if found.static:
+                model = open_static(
+                    self._engine,
+                    request,
+                    found.static,
+                    provider=found.provider,
+                    threads=found.threads,
+                    card=replace(found.card, threads=found.threads),
+                    leases=leases,
+                )
+                undo.pop_all()
+                self._code[budget] = code
+                return model
             own = None
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
@@ -186,6 +201,8 @@ class OnnxRuntime:
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
         found = found._replace(card=replace(found.card, threads=threads))
         loaded = (CODE, *_loaded(request.name, found.footprint))
+        if found.static:
+            return static_footprint(request.entry, found.card, found.static, loaded)
         if found.concat:
             inputs = concat_buffers(found.card, found.footprint, picks="rows" in found.graph.capabilities)
             return ModelFootprint(found.card, (*loaded, *inputs), partial(concat_holders, request.entry, found.card))
@@ -210,7 +227,14 @@ class OnnxRuntime:
             raise CapabilityError(f"the provider {provider.full_name} cannot run the {name}: {reason}")
         path = root / graph.file
         concat = CONCAT in graph.capabilities
+        threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         served: Served | None = None
+        if STATIC in graph.capabilities:
+            card = _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size)
+            with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
+                static = plan_static(entry, root, graph, provider)
+            card, footprint = static_card(card, static), whole_footprint(static)
+            return _Found(provider, graph, path, concat, threads, served, footprint, card, static)
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
             if provider.own_kernels and not concat:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
@@ -225,7 +249,6 @@ class OnnxRuntime:
             kernels="" if served is None else served.library.instruction_set,
             weights_nbytes=footprint.weights_nbytes,
         )
-        threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         return _Found(provider, graph, path, concat, threads, served, footprint, card)
 
 
@@ -241,6 +264,8 @@ class _Found(NamedTuple):
     served: Served | None
     footprint: Footprint
     card: ModelCard
+    static: tuple[StaticGraph, ...] = ()
+    """The graphs of each width, if they are static."""
 
     @property
     def chooses_threads(self) -> bool:

@@ -19,7 +19,7 @@ from .onnx_footprint import Footprint
 from .providers.kv_cache import KvCache, KvShape, slot_count
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "cache_shape", "position_nbytes", "state_holders", "state_nbytes"]
+__all__ = ["OnnxState", "TreeState", "cache_shape", "position_nbytes", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
@@ -62,29 +62,11 @@ def cache_shape(entry: ModelEntry, capacity: int, *, tiled: bool) -> KvShape:
     return 2 * entry.layers, 1, entry.kv_heads, slot_count(capacity, tiled=tiled), entry.head_size
 
 
-class OnnxState(SessionState):
-    """Implements `State`: slots 0 to length are settled, the next `pending` slots hold pending rows in arrival order.
+class TreeState(SessionState):
+    """A state whose slots 0 to length are settled; the next `pending` slots hold pending rows in arrival order."""
 
-    It owns the given cache.
-    """
-
-    def __init__(
-        self, cache: KvCache, *, capacity: int, lease: Lease, owner: object, busy: AbstractContextManager[object]
-    ) -> None:
-        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
-        self.plans_tree = False
-        """Whether the model's buffers must hold a bias for trees because of this state."""
-        self.cache = cache
-        self.tree: Ancestors | None = None
-        """The tree of the pending rows; None: a chain."""
-        self.bound_width = 0
-        """The current values of the binding, here and below."""
-        self.bound_rows = -1
-        self.bound_places = (0, 0)
-        self.bound_outlet: object = None
-        self.bound_adapter: object = None
-        self.bound_chain = False
-        self.bound_parents: object = None
+    tree: Ancestors | None = None
+    """The tree of the pending rows; None: a chain."""
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
@@ -93,7 +75,8 @@ class OnnxState(SessionState):
             check_chain(path)
         elif count:
             self.tree.check_path(path, pending=self._pending)
-            self._gather(path)
+            if path[-1] >= count:  # else its rows are there already
+                self._gather(path)
         self._settle(self._length + count)
 
     def crop(self, length: int) -> None:
@@ -110,16 +93,47 @@ class OnnxState(SessionState):
         elif self.tree is not None:
             self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
 
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Return the positions of pending rows."""
+        if self.tree is None:
+            return range(self._length + start, self._length + stop)
+        return [self._length + depth for depth in self.tree.depths(start, stop)]
+
     def _drop(self) -> None:
         self.tree = None
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the path's rows to the first pending slots in all layers."""
+        raise NotImplementedError
+
+    def _settle(self, length: int) -> None:
+        self._length, self._pending, self.tree = length, 0, None
+
+
+class OnnxState(TreeState):
+    """Implements `State` over the given cache, which it owns."""
+
+    def __init__(
+        self, cache: KvCache, *, capacity: int, lease: Lease, owner: object, busy: AbstractContextManager[object]
+    ) -> None:
+        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
+        self.plans_tree = False
+        """Whether the model's buffers must hold a bias for trees because of this state."""
+        self.cache = cache
+        self.bound_width = 0
+        """The current values of the binding, here and below."""
+        self.bound_rows = -1
+        self.bound_places = (0, 0)
+        self.bound_outlet: object = None
+        self.bound_adapter: object = None
+        self.bound_chain = False
+        self.bound_parents: object = None
+
+    def _drop(self) -> None:
+        super()._drop()
         self.bound_adapter = None  # the binding, which has its matrices too, is gone
         self.cache.close()
 
     def _gather(self, path: Sequence[int]) -> None:
-        """Move the path's rows to the first pending slots in all layers, unless they are there already."""
-        if path[-1] >= len(path):
-            with self._busy:  # a device may be running another state's pass
-                self.cache.move([self._length + row for row in path], start=self._length)
-
-    def _settle(self, length: int) -> None:
-        self._length, self._pending, self.tree = length, 0, None
+        with self._busy:  # a device may be running another state's pass
+            self.cache.move([self._length + row for row in path], start=self._length)

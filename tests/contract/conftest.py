@@ -24,7 +24,7 @@ from tests.contract.toy_graph import ToyShape, write_toy
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
 TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
 PROVIDERS = ["webgpu", "webgpu hidden"]
-NAMES = [*TOYS, *PROVIDERS, "llama", "table", "concat", *(["pack"] if PACK else [])]
+NAMES = [*TOYS, *PROVIDERS, "llama", "table", "concat", "static", "static window", *(["pack"] if PACK else [])]
 
 
 def assert_planned(figures: Mapping[str, int]) -> None:
@@ -205,6 +205,18 @@ def _concat(opener: Opener) -> LanguageModel:
     return opener.concat()
 
 
+def _static_of(**sizes: int) -> Callable[[Opener], LanguageModel]:
+    """Return a function that opens graphs of fixed widths."""
+
+    def made(opener: Opener) -> LanguageModel:
+        add_static = pytest.importorskip("tests.contract.static_graph", reason="onnx_ir is missing").add_static
+        shape = ToyShape(**sizes)
+        entry = add_static(opener.root(shape), opener.entry(shape), slots=512)
+        return open_entry(entry, opener.root(shape), budget=Budget(), needs=["static"])
+
+    return made
+
+
 def _pack(opener: Opener) -> LanguageModel:
     root = Path(str(PACK))
     return open_entry(Manifest.load(root).models["target"], root, budget=Budget())
@@ -221,6 +233,8 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "llama": _llama,
     "table": _table,
     "concat": _concat,
+    "static": _static_of(),
+    "static window": _static_of(window=24),
     "pack": _pack,
 }
 

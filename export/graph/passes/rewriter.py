@@ -17,6 +17,7 @@ class Rewriter:
         assert node.graph is not None
         self.node = node
         self.graph = node.graph
+        self._name = node.name or str(node.outputs[0].name)
         self._count = 0
 
     def add(self, op_type: str, *inputs: ir.Value | None, **attributes: int | float | Sequence[int]) -> ir.Value:
@@ -62,7 +63,7 @@ class Rewriter:
         return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(number, np.uint8))}))[0]
 
     def _insert(self, new: ir.Node) -> list[ir.Value]:
-        new.name = f"{self.node.name}/{new.op_type}_{self._count}"
+        new.name = f"{self._name}/{new.op_type}_{self._count}"
         self._count += 1
         kind = new.attributes["value"].as_tensor().dtype if new.op_type == "Constant" else ir.DataType.FLOAT
         for index, output in enumerate(new.outputs):

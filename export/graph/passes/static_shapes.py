@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.static_graphs import HEAD_ROWS, MASK, WINDOW_MASK
+from edgedecode.pack.static_graphs import MASK, WINDOW_MASK, head_rows
 
 from .picked_rows import head_of
 from .rewriter import Rewriter
@@ -41,7 +41,7 @@ class StaticSize:
     @property
     def head_rows(self) -> int:
         """How many of the pass's rows get logits."""
-        return self.width if self.width <= HEAD_ROWS else 1
+        return head_rows(self.width)
 
 
 def static_shapes(model: ir.Model, size: StaticSize) -> None:

@@ -1,0 +1,1 @@
+"""Graphs of fixed width: model, state, and splitting of requests into passes."""

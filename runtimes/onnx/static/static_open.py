@@ -1,0 +1,128 @@
+"""Plans and opens the static graphs of a model: one session for each width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.engines.interface import ModelFootprint, ModelRequest
+from edgedecode.errors import ManifestError
+from edgedecode.memory.budget import Lease
+from edgedecode.memory.footprint import Holder
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.static_graphs import HEAD_ROWS, WINDOW_MASK
+
+from ..graph_needs import measured_sizes
+from ..graph_session import check_static_contract, open_session
+from ..onnx_engine import Untyped
+from ..onnx_footprint import FLOAT_NBYTES, Footprint, plan_static_footprint
+from ..providers.provider import Provider
+from .static_model import StaticModel, static_buffers, static_holders
+
+__all__ = ["StaticGraph", "open_static", "plan_static", "static_card", "static_footprint", "whole_footprint"]
+
+
+class StaticGraph(NamedTuple):
+    """One width of a model: its graph, the files that the provider opens, and its session's memory."""
+
+    graph: Graph
+    path: Path
+    weights: Path
+    footprint: Footprint
+
+
+def plan_static(entry: ModelEntry, root: Path, graph: Graph, provider: Provider) -> tuple[StaticGraph, ...]:
+    """Return all widths of a model, ascending: the static graphs with the capabilities of `graph`.
+
+    Raises ManifestError for a damaged graph, CapabilityError if the provider has no file of one.
+    """
+    files = partial(provider.files, entry)
+    family = [each for each in entry.graphs.values() if set(each.capabilities) == set(graph.capabilities)]
+    return tuple(
+        StaticGraph(each, root / files(each).graph, root / files(each).weights, _footprint(entry, root, each))
+        for each in sorted(family, key=lambda each: each.width)
+    )
+
+
+def static_card(card: ModelCard, graphs: Sequence[StaticGraph]) -> ModelCard:
+    """Return the model's card with the limits of its graphs."""
+    widths = tuple(each.graph.width for each in graphs)
+    return replace(
+        card,
+        context=min(card.context, graphs[0].graph.slots),
+        widths=tuple(width for width in widths if width <= HEAD_ROWS) or widths[:1],
+        weights_nbytes=sum(each.footprint.weights_nbytes for each in graphs),
+    )
+
+
+def whole_footprint(graphs: Sequence[StaticGraph]) -> Footprint:
+    """Return the memory of all sessions together: each has its own copy of the packed weights."""
+    parts = [each.footprint for each in graphs]
+    return replace(
+        parts[-1],
+        weights_nbytes=sum(part.weights_nbytes for part in parts),
+        workspace_nbytes=sum(part.workspace_nbytes for part in parts),
+        packed_nbytes=sum(part.packed_nbytes for part in parts),
+        unpacked_nbytes=sum(part.unpacked_nbytes for part in parts),
+    )
+
+
+def static_footprint(
+    entry: ModelEntry, card: ModelCard, graphs: Sequence[StaticGraph], loaded: Sequence[Holder]
+) -> ModelFootprint:
+    """Return a model's memory. loaded: the holders of its sessions."""
+    widths, slots = [each.graph.width for each in graphs], graphs[0].graph.slots
+    buffers = Holder(f"buffers:{card.name}", static_buffers(entry, widths=widths, slots=slots).nbytes)
+    return ModelFootprint(card, (*loaded, buffers), partial(static_holders, entry, card, slots))
+
+
+def open_static(
+    engine: Untyped,
+    request: ModelRequest,
+    graphs: Sequence[StaticGraph],
+    *,
+    provider: Provider,
+    threads: int,
+    card: ModelCard,
+    leases: Sequence[Lease],
+) -> LanguageModel:
+    """Open a session for each width. Raises as `open_session`."""
+    entry, sessions = request.entry, dict[int, Untyped]()
+    for graph, path, weights, footprint in graphs:
+        session = open_session(
+            path,
+            weights=weights,
+            provider=provider,
+            threads=threads,
+            limit_nbytes=None
+            if request.budget.limit is None
+            else footprint.arena_nbytes(logits_row_nbytes=FLOAT_NBYTES * entry.rows),
+            region_nbytes=footprint.workspace_nbytes,
+        )
+        windows = [WINDOW_MASK] if WINDOW_MASK in graph.inputs else []
+        check_static_contract(session, entry, path=path, width=graph.width, slots=graph.slots, windows=windows)
+        sessions[graph.width] = session
+    return StaticModel(
+        engine,
+        sessions=sessions,
+        slots=graphs[0].graph.slots,
+        entry=entry,
+        card=card,
+        footprint=whole_footprint(graphs),
+        budget=request.budget,
+        leases=leases,
+    )
+
+
+def _footprint(entry: ModelEntry, root: Path, graph: Graph) -> Footprint:
+    path = root / graph.file
+    try:
+        data = path.read_bytes()
+        sizes = measured_sizes(data, hidden=entry.hidden_size)
+    except (OSError, ValueError, IndexError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}): make the pack's static graphs again") from None
+    return plan_static_footprint(entry, sizes, graph_nbytes=len(data), width=graph.width, slots=graph.slots)

@@ -1,0 +1,47 @@
+"""Make the static graphs of a model that has a base graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgedecode.export.graph.passes.static_shapes import StaticSize, static_shapes
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.pack.static_graphs import STATIC
+from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
+
+__all__ = ["WIDTHS", "StaticCpu", "add_static"]
+
+WIDTHS = (1, 4, 8, 128)
+
+
+def add_static(root: Path, entry: ModelEntry, *, slots: int, widths: Sequence[int] = WIDTHS) -> ModelEntry:
+    """Write a static graph for each width next to the base graph, and return the entry that lists them."""
+    base = entry.graphs["base"]
+    graphs = dict(entry.graphs)
+    for width in widths:
+        model = ir.load(root / base.file)
+        static_shapes(model, StaticSize(width, slots))
+        file = str(Path(base.file).with_name(f"static-{width}.onnx"))
+        ir.save(model, root / file)
+        graphs[f"static-{width}"] = replace(
+            base,
+            file=file,
+            inputs=tuple(str(value.name) for value in model.graph.inputs),
+            outputs=tuple(str(value.name) for value in model.graph.outputs),
+            capabilities=(*base.capabilities, STATIC),
+            width=width,
+            slots=slots,
+        )
+    return replace(entry, graphs=graphs)
+
+
+class StaticCpu(CpuProvider):
+    """A provider that needs static graphs, on the processor."""
+
+    name = "static"
+    own_kernels = False
+    needs = (STATIC,)
