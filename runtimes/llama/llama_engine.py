@@ -6,13 +6,15 @@ Callers check every condition on which the native code would abort.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from weakref import finalize
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
 
+from .llama_devices import NativeDevice, Offload, device_address, native_devices
 from .llama_log import Log, Untyped
 
 __all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Loading", "Weights", "engine_version"]
@@ -45,11 +47,12 @@ class Loading:
     """How weights are loaded: mapped or read from the file, with or without repacked copies for the kernels.
 
     Mapped and repacked weights occupy memory twice, otherwise once. Without repacking, other kernels run, which are
-    slower and round differently.
+    slower and round differently. offload: layers that another device than the processor runs.
     """
 
     mmap: bool = True
     repack: bool = True
+    offload: Offload = field(default_factory=Offload)
 
     @property
     def twice(self) -> bool:
@@ -69,26 +72,34 @@ class Engine:
 
     def block_library(self) -> Untyped:
         """Return the library with ggml's functions on quantized blocks, which the bindings do not wrap."""
+        return self._ggml("ggml-base")
+
+    def devices(self) -> Sequence[NativeDevice]:
+        """Return the devices of this build on this machine."""
+        return native_devices(self._ggml("ggml"))
+
+    def _ggml(self, name: str) -> Untyped:
         from llama_cpp._ctypes_extensions import load_shared_library
 
         try:
-            return load_shared_library("ggml-base", self.api._base_path)
+            return load_shared_library(name, self.api._base_path)
         except (OSError, RuntimeError):
             return self.api._lib  # a build as a single library
 
     def load(self, path: Path, loading: Loading) -> Weights:
-        """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
-        options = self.api.llama_model_default_params()
-        devices = (ctypes.c_void_p * 1)(None)  # an empty list, so that a GPU build does not use a GPU
+        """Load the weights at `path`. Raises ManifestError with the engine's reason, CapabilityError for a device."""
+        options, offload = self.api.llama_model_default_params(), loading.offload
+        chosen = [device_address(self._ggml("ggml"), offload.device)] if offload.device else []
+        devices = (ctypes.c_void_p * (len(chosen) + 1))(*chosen, None)  # empty, so that a GPU build does not use a GPU
         options.devices = ctypes.cast(devices, ctypes.c_void_p)
-        options.n_gpu_layers = 0
+        options.n_gpu_layers = offload.layers
         options.load_mode = MMAP if loading.mmap else NO_MMAP
         options.use_extra_bufts = loading.repack
         self.log.begin()
         native = self.api.llama_model_load_from_file(str(path).encode(), options)
         if not native:
             raise ManifestError(f"{path} cannot be loaded ({self.log.reason()}): export or import the pack again")
-        return Weights(self, native)
+        return Weights(self, native, offloaded=bool(chosen))
 
     def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
         """Create a native context. Raises RuntimeUnavailable with the engine's own reason."""
@@ -100,7 +111,7 @@ class Engine:
         options.n_threads = options.n_threads_batch = plan.threads
         options.type_k = options.type_v = KV_TYPES[plan.kv_type]
         options.flash_attn_type = int(plan.kv_type != EXACT)
-        options.offload_kqv = options.op_offload = False
+        options.offload_kqv = options.op_offload = weights.offloaded
         options.kv_unified = True  # otherwise the cells are divided among the sequences
         options.swa_full = True  # sliding-window layers keep all cells, as trees and rollback need
         options.embeddings = False  # would make every row an output, beyond the planned number
@@ -118,10 +129,12 @@ class Weights:
     Adapters that are still loaded are freed with it.
     """
 
-    def __init__(self, engine: Engine, native: Untyped) -> None:
+    def __init__(self, engine: Engine, native: Untyped, *, offloaded: bool = False) -> None:
         api = engine.api
         self.engine = engine
         self.native = native
+        self.offloaded = offloaded
+        """Whether another device than the processor runs layers; their keys and values are kept there."""
         self.rows = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(native)))
         self.window = int(api.llama_model_n_swa(native))
         """Window of sliding-window layers in positions; 0: no such layers."""

@@ -32,6 +32,7 @@ from .files.engine_probe import Finding, probe_engine
 from .files.kept_copies import keep_copied, kept_copied
 from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
 from .llama_adapters import lora_modules
+from .llama_devices import PROCESSOR, Offload, parse_offload
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .llama_footprint import (
     ENGINE_NBYTES,
@@ -49,7 +50,6 @@ from .llama_model import LlamaModel
 
 __all__ = ["LlamaRuntime"]
 
-PROVIDER = "cpu"
 CODE = Holder("llama.cpp code", ENGINE_NBYTES)
 OFFERED = {"tree", ADAPTERS, "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
@@ -85,8 +85,10 @@ class LlamaRuntime:
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
         """Return why `open` would refuse a model, or why the engine does not run in a child process; None if usable."""
-        if provider != PROVIDER:
-            return Refusal(f"llama.cpp has no provider {provider!r} here")
+        try:
+            parse_offload(provider)
+        except CapabilityError as error:
+            return Refusal(str(error))
         if not entry.gguf and not entry.gguf_plan:
             return Refusal(f"the pack has no GGUF file of the model {name} and cannot build one")
         try:
@@ -97,17 +99,12 @@ class LlamaRuntime:
         return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
 
     def devices(self) -> Sequence[Device]:
-        """Return the processor as a device; a child process tests the engine with a tiny model."""
+        """Return the processor, and the build's other devices; a child process tests the engine with a tiny model."""
         finding = self._probe()
-        return [
-            Device(
-                runtime=self.name,
-                provider=PROVIDER,
-                description=f"llama.cpp on the processor, llama-cpp-python {self._version}",
-                available=finding.works,
-                reason=finding.reason,
-            )
-        ]
+        text = f"llama.cpp on the processor, llama-cpp-python {self._version}"
+        found = [Device(self.name, PROCESSOR, text, available=finding.works, reason=finding.reason)]
+        others = finding.devices.items() if finding.works else ()
+        return found + [Device(self.name, provider, text, available=True) for provider, text in others]
 
     def open(self, request: ModelRequest) -> LanguageModel:
         found = self._find(request)
@@ -181,8 +178,7 @@ class LlamaRuntime:
     def _find(self, request: ModelRequest) -> _Found:
         """Find the model's file, building it if needed, and return the facts known before loading."""
         entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
-        if request.provider != PROVIDER:
-            raise CapabilityError(f"llama.cpp has no provider {request.provider!r} here; it has: {PROVIDER}")
+        offload = parse_offload(request.provider)
         check_threads(request.threads)
         kv_type = _kv_type(entry, name, needs=needs)
         self._check_works()  # before any file is built
@@ -203,11 +199,11 @@ class LlamaRuntime:
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # with graphs, it was measured on the graphs
             threads=request.threads or default_threads(path.stat().st_size),
         )
-        return _Found(path, replace(entry, rows=rows), header, card, draft)
+        return _Found(path, replace(entry, rows=rows), header, card, draft, offload)
 
     def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
         """Return how weights are loaded, and their memory: read instead of mapped, with a notice, to fit the budget."""
-        loading = self._loading(needs)
+        loading = replace(self._loading(needs), offload=found.offload)
         weights = found.weights(loading)
         if not loading.twice or _has_room(budget, weights.nbytes, found.entry, found.header, card=found.card):
             return loading, weights
@@ -240,6 +236,7 @@ class _Found(NamedTuple):
     header: Header
     card: ModelCard
     draft: TrimmedDraft | None
+    offload: Offload = Offload()
 
     def weights(self, loading: Loading) -> Holder:
         """Return the weights' memory: as measured when they were loaded before, otherwise an upper bound."""

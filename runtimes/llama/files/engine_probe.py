@@ -6,8 +6,8 @@ wheel, library and processor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
-from edgedecode.engines.child import ask_child, child_command
+from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.fields import Value
 
+from ..llama_devices import DeviceKind
 from ..llama_engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
 
@@ -33,10 +34,12 @@ LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether the engine runs here, or why not and what to do."""
+    """Whether the engine runs here, or why not and what to do; and its devices besides the processor."""
 
     works: bool
     reason: str = ""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Descriptions by the name for `--provider`."""
 
 
 def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS) -> Finding:
@@ -94,6 +97,8 @@ def decode_tiny(path: str) -> None:
     model.forward(range(20), state)
     model.forward([1], state)
     model.close()
+    others = (each for each in engine.devices() if each.kind != DeviceKind.CPU)
+    tell_parent({each.provider: each.description for each in others})
 
 
 def _try(version: str, command: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
@@ -102,7 +107,7 @@ def _try(version: str, command: Sequence[str], *, timeout: float) -> tuple[Findi
         model.write_bytes(tiny_model())
         reply = ask_child(command, str(model), seconds=timeout, environment={"GGML_NO_BACKTRACE": "1"})
     if not reply.failure:
-        return Finding(True), True
+        return Finding(True, devices=reply.told[0] if reply.told else {}), True
     if reply.signal:
         return Finding(False, f"{reply.failure}; rebuild it: {REBUILD}{version}"), reply.signal in LASTING
     reason = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ")
