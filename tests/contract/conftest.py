@@ -23,7 +23,7 @@ from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
 TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
-PROVIDERS = ["webgpu", "webgpu hidden"]
+PROVIDERS = ["webgpu", "webgpu hidden", "openvino", "openvino window"]
 NAMES = [*TOYS, *PROVIDERS, "llama", "table", "concat", "static", "static window", *(["pack"] if PACK else [])]
 
 
@@ -205,14 +205,15 @@ def _concat(opener: Opener) -> LanguageModel:
     return opener.concat()
 
 
-def _static_of(**sizes: int) -> Callable[[Opener], LanguageModel]:
+def _static_of(provider: str = "cpu", **sizes: int) -> Callable[[Opener], LanguageModel]:
     """Return a function that opens graphs of fixed widths."""
 
     def made(opener: Opener) -> LanguageModel:
+        skip_without(provider)
         add_static = pytest.importorskip("tests.contract.static_graph", reason="onnx_ir is missing").add_static
         shape = ToyShape(**sizes)
         entry = add_static(opener.root(shape), opener.entry(shape), slots=512)
-        return open_entry(entry, opener.root(shape), budget=Budget(), needs=["static"])
+        return open_entry(entry, opener.root(shape), budget=Budget(), needs=["static"], provider=provider)
 
     return made
 
@@ -230,6 +231,8 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy kv8": _toy_of("kv:int8"),
     "webgpu": _on("webgpu"),
     "webgpu hidden": _on("webgpu", "hidden"),
+    "openvino": _static_of("openvino"),
+    "openvino window": _static_of("openvino", window=24),
     "llama": _llama,
     "table": _table,
     "concat": _concat,

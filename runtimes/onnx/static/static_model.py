@@ -109,9 +109,12 @@ class _Width:
 
 
 class StaticModel(SessionModel[StaticState]):
-    """Implements `LanguageModel` over one open session per width, which it owns with the given `leases`."""
+    """Implements `LanguageModel` over one open session per width, which it owns with the given `leases`.
 
-    def __init__(
+    in_place: `Provider.in_place`; otherwise the inputs are bound again in every pass.
+    """
+
+    def __init__(  # noqa: PLR0913  (the parts of several open graphs)
         self,
         engine: Untyped,
         *,
@@ -122,6 +125,7 @@ class StaticModel(SessionModel[StaticState]):
         footprint: Footprint,
         budget: Budget,
         leases: Sequence[Lease],
+        in_place: bool,
     ) -> None:
         super().__init__(sessions, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         widths = sorted(sessions)
@@ -135,7 +139,7 @@ class StaticModel(SessionModel[StaticState]):
             }
             undo.pop_all()
         self._leases += [buffers, self._logits_lease]
-        self._slots = slots
+        self._slots, self._in_place = slots, in_place
         self._logits: FloatArray = np.empty((0, card.rows), np.float32)
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
@@ -224,7 +228,7 @@ class StaticModel(SessionModel[StaticState]):
             state.block_window(at.masks[1], start=start, count=count, window=self._entry.window)
         assert state.binding is not None
         binding = state.binding.get(piece.width)
-        if binding is None:
+        if binding is None or not self._in_place:
             binding = state.binding[piece.width] = at.binding(state)
         at.session.run_with_iobinding(binding)
         state.store(at.present, start=start, count=count)

@@ -97,6 +97,7 @@ def open_static(
             path,
             weights=weights,
             provider=provider,
+            data=provider.rewritten(path),
             threads=threads,
             limit_nbytes=None
             if request.budget.limit is None
@@ -115,6 +116,7 @@ def open_static(
         footprint=whole_footprint(graphs),
         budget=request.budget,
         leases=leases,
+        in_place=provider.in_place,
     )
 
 

@@ -1,0 +1,62 @@
+"""Intel's processors, graphics and NPUs through OpenVINO.
+
+It has no GroupQueryAttention, which leaves attention of static graphs, in plain operators. Two operators of those it
+does not have either: onnxruntime's own of the same meaning replace them when a graph is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.static_graphs import STATIC
+
+from .plugin import PluginProvider
+
+__all__ = ["OpenVinoProvider"]
+
+_CONTRIBUTED = "com.microsoft"
+_FLOAT32 = {"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}
+"""Processors with bfloat16 products would use them by default: logits of the bundled target moved by up to 0.5."""
+
+
+class OpenVinoProvider(PluginProvider):
+    """device: cpu, gpu or npu; empty: the first that OpenVINO names."""
+
+    name = "openvino"
+    engine_name = "OpenVINOExecutionProvider"
+    description = "Intel's devices through OpenVINO"
+    package = "onnxruntime_ep_openvino"
+    distribution = "onnxruntime-ep-openvino"
+    versions = ("1.8.",)
+    environment = "it runs on Intel's processors, graphics and NPUs only; use --provider cpu"
+    needs = (STATIC,)
+    in_place = False
+
+    def device_names(self) -> Sequence[str]:
+        return "cpu", "gpu", "npu"
+
+    def refusal(self, entry: ModelEntry, graph: Graph) -> str:
+        if "lora" in graph.capabilities:
+            return "adapters have not been tried on it: leave out --adapter, or use --provider cpu"
+        return ""
+
+    def session_options(self) -> Mapping[str, str]:
+        return {"load_config": json.dumps(_FLOAT32)}
+
+    def rewritten(self, path: Path) -> bytes | None:
+        file = GraphFile.parse(path.read_bytes())
+        size = next((value.dims[-1] for value in file.inputs if value.name.startswith("past_") and value.dims), None)
+        for node in file.nodes:
+            if node.op_type == "RMSNormalization":
+                node.op_type = "SimplifiedLayerNormalization"
+            elif node.op_type == "RotaryEmbedding" and not node.domain:
+                rows, cosines, sines, positions = node.inputs
+                node.domain, node.inputs = _CONTRIBUTED, [rows, positions, cosines, sines]
+                if node.attributes.get("rotary_embedding_dim") == size:  # whole heads rotate, which needs no count
+                    del node.attributes["rotary_embedding_dim"]
+        file.opset.setdefault(_CONTRIBUTED, 1)
+        return file.serialize()
