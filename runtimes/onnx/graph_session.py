@@ -17,6 +17,7 @@ from .onnx_engine import SILENT, Untyped, first_line, import_engine
 from .providers.provider import Provider
 
 __all__ = [
+    "ADAPTER_INPUT",
     "FULL_BIAS",
     "HEADS_INPUT",
     "LOCAL_IDS",
@@ -40,6 +41,8 @@ HEADS_INPUT = "heads"
 LOCAL_ROWS, LOCAL_IDS = "local_rows", "local_ids"
 """Inputs of the local head of older packs, which is not used: float32 [ids, hidden size] and int64 [ids]."""
 TRIM_LOGITS = "trim_logits"
+ADAPTER_INPUT = "lora."
+"""Prefix of the inputs that take an adapter's matrices."""
 CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
 # other processes; threads that never spin wake up too late. One millisecond covers the host overhead between passes.
@@ -182,7 +185,9 @@ def check_static_contract(
     session: Untyped, entry: ModelEntry, *, path: Path, width: int, slots: int, windows: Sequence[str]
 ) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs of a static one of this size."""
-    _check_contract(session, entry, path=path, needed=["input_ids", "position_ids", "rows", *windows], more=[MASK])
+    adapters = [value.name for value in session.get_inputs() if value.name.startswith(ADAPTER_INPUT)]
+    needed = ["input_ids", "position_ids", "rows", *windows]
+    _check_contract(session, entry, path=path, needed=needed, more=[MASK, *adapters])
     shapes = {value.name: value.shape for value in session.get_inputs()}
     found = shapes["input_ids"][-1], shapes["past_key_values.0.key"][2]
     if found != (width, slots):

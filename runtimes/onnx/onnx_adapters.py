@@ -19,10 +19,11 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
+from .graph_session import ADAPTER_INPUT
 from .kernels.deltas import TILE
 from .onnx_engine import Untyped
 
-__all__ = ["Adapters"]
+__all__ = ["Adapters", "Form"]
 
 
 Value = Callable[[npt.NDArray[np.generic]], Untyped]
@@ -40,7 +41,7 @@ class _Matrices:
         self.nbytes = first.nbytes + second.nbytes
 
 
-class _Form:
+class Form:
     """An adapter's matrices by product, at one scale; or those of no adapter."""
 
     __slots__ = ("__weakref__", "matrices")
@@ -55,12 +56,12 @@ class _Adapter:
     A copy exists, with its lease, as long as a state has it bound or somebody else refers to it.
     """
 
-    def __init__(self, form: _Form, lease: Lease, *, value: Value, budget: Budget) -> None:
+    def __init__(self, form: Form, lease: Lease, *, value: Value, budget: Budget) -> None:
         self._form, self._value = form, value
         self._lease, self._budget = lease, budget
-        self._scaled: WeakValueDictionary[float, _Form] = WeakValueDictionary()
+        self._scaled: WeakValueDictionary[float, Form] = WeakValueDictionary()
 
-    def at(self, scale: float) -> _Form:
+    def at(self, scale: float) -> Form:
         """Return the matrices with `scale` in the second ones. Raises BudgetExceeded before a copy is made."""
         with np.errstate(over="ignore"):
             scale = float(np.float32(scale))
@@ -73,14 +74,14 @@ class _Adapter:
             sizes = [FLOAT_NBYTES * _size(pair.second) for pair in pairs.values()]
             most = sum(sizes) + MAKING * max(sizes)
             lease = undo.enter_context(self._budget.reserve(f"{self._lease.name}:{scale:g}", most))
-            made = _Form({name: self._scaled_pair(pair, scale) for name, pair in pairs.items()})
+            made = Form({name: self._scaled_pair(pair, scale) for name, pair in pairs.items()})
             lease.resize(sum(pair.second.nbytes for pair in made.matrices.values()))
             finalize(made, lease.release)
             undo.pop_all()
         self._scaled[scale] = made
         return made
 
-    def forms(self, scale: float | None) -> list[_Form]:
+    def forms(self, scale: float | None) -> list[Form]:
         """Return the copy for a scale, if there is one; None: all of them, and the matrices as they are."""
         if scale is None:
             return [self._form, *self._scaled.values()]
@@ -96,18 +97,32 @@ class _Adapter:
 
 
 class Adapters:
-    """What `AdapterModel` says, for one graph; binds an adapter's matrices to the passes of a state."""
+    """What `AdapterModel` says, for one graph; binds an adapter's matrices to the passes of a state.
+
+    fixed: the graph takes matrices of one rank, which smaller ones are filled up to with zeros; else of any rank, with
+    none by default.
+    """
 
     def __init__(
-        self, engine: Untyped, session: Untyped, *, entry: ModelEntry, card: ModelCard, budget: Budget
+        self,
+        engine: Untyped,
+        session: Untyped,
+        *,
+        entry: ModelEntry,
+        card: ModelCard,
+        budget: Budget,
+        fixed: bool = False,
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
-        self._card, self._budget = card, budget
-        inputs = session.get_overridable_initializers()
+        self._card, self._budget, self._fixed = card, budget, fixed
+        inputs = session.get_inputs() if fixed else session.get_overridable_initializers()
+        inputs = [value for value in inputs if value.name.startswith(ADAPTER_INPUT)]
         shapes = {value.name: value.shape for value in inputs}
+        self._ranks = {name.removesuffix(".a"): shape[1] for name, shape in shapes.items() if name.endswith(".a")}
         self._as_bytes = {value.name for value in inputs if value.type == "tensor(uint8)"}
         """Inputs of our own operator: float16 where that is exact, float32 otherwise."""
         products = list(graph_projections(shapes)) if card.lora_rank else []
+        self._products = products
         self._projections = Projections(
             products,
             name=card.name,
@@ -117,8 +132,14 @@ class Adapters:
             hint="export the pack again with --lora-modules",
         )
         self._held: dict[str, _Adapter] = {}
+        self._zeros = budget.reserve(f"adapter inputs:{card.name}", self.fixed_nbytes) if self.fixed_nbytes else None
         none = {_input(product): self._made(Parts(product, ()), scale=1.0) for product in products}
-        self._none = _Form(none) if none else None
+        self._none = Form(none) if none else None
+
+    @property
+    def fixed_nbytes(self) -> int:
+        """Bytes of one adapter's matrices, and of those of no adapter, in a graph that takes one rank."""
+        return sum(self._pair_nbytes(each) for each in self._products) if self._fixed else 0
 
     def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float) -> None:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
@@ -128,7 +149,8 @@ class Adapters:
         try:
             made, held = dict[str, _Matrices](), 0
             for parts in sorted_parts:
-                lease.resize(held + (1 + MAKING) * self._projections.most_nbytes(parts))
+                most = max(self._projections.most_nbytes(parts), self._pair_nbytes(parts.projection))
+                lease.resize(held + (1 + MAKING) * most)
                 pair = self._made(parts, scale=scale)
                 made[_input(parts.projection)] = pair
                 held += pair.nbytes
@@ -136,7 +158,7 @@ class Adapters:
         except BaseException:
             lease.release()
             raise
-        self._held[digest] = _Adapter(_Form(made), lease, value=self._value, budget=self._budget)
+        self._held[digest] = _Adapter(Form(made), lease, value=self._value, budget=self._budget)
 
     def remove(self, digest: str) -> None:
         """Forget an adapter."""
@@ -147,12 +169,14 @@ class Adapters:
         """Forget every adapter."""
         for digest in list(self._held):
             self.remove(digest)
+        if self._zeros is not None:
+            self._zeros.release()
 
-    def forms(self, digest: str, *, scale: float | None = None) -> list[_Form]:
+    def forms(self, digest: str, *, scale: float | None = None) -> list[Form]:
         """Return what passes may have bound of an adapter, which need not be held; scale: only for this one."""
         return self._held[digest].forms(scale) if digest in self._held else []
 
-    def form(self, use: AdapterUse | None) -> _Form | None:
+    def form(self, use: AdapterUse | None) -> Form | None:
         """Return what a pass with this adapter binds; None: nothing, as for a graph that takes no adapters.
 
         Raises CapabilityError for an adapter that is not held, InputError for a scale that its values do not allow,
@@ -166,21 +190,40 @@ class Adapters:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
         return self._held[use.digest].at(use.scale)
 
-    def bind(self, binding: Untyped, form: _Form) -> None:
+    def bind(self, binding: Untyped, form: Form) -> None:
         """Bind matrices to the graph's inputs."""
         for name, pair in form.matrices.items():
             first, second = pair.values
             binding.bind_ortvalue_input(f"{name}.a", first)
             binding.bind_ortvalue_input(f"{name}.b", second)
 
+    def _pair_nbytes(self, product: Projection) -> int:
+        """Return the bytes of a product's matrices of the fixed rank; 0 without one."""
+        rank = self._ranks[_input(product)] if self._fixed else 0
+        return FLOAT_NBYTES * rank * (product.inputs + product.outputs)
+
     def _made(self, parts: Parts, *, scale: float) -> _Matrices:
         """Return the matrices as the graph's product takes them."""
         if f"{_input(parts.projection)}.a" not in self._as_bytes:
             joined = self._projections.join(parts, scale=scale)
+            if self._fixed:
+                joined = _filled(joined, self._ranks[_input(parts.projection)], name=self._card.name)
             return _Matrices(_transposed(joined.down), _transposed(joined.up), value=self._value)
         stacked = self._projections.stack(parts, scale=scale)
         down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(stacked.up))
         return _Matrices(down, up, value=self._value)
+
+
+def _filled(change: LowRank, rank: int, *, name: str) -> LowRank:
+    """Return the same change with zeros up to this rank. Raises CapabilityError if it has a higher one."""
+    more = rank - change.rank
+    if more < 0:
+        raise CapabilityError(
+            f"an adapter of rank {change.rank} in {change.module} does not fit {name}, whose graphs of fixed shape "
+            f"take {rank}: export the pack again with --lora-rank {change.rank}, and make these graphs again"
+        )
+    down, up = np.pad(change.down, ((0, more), (0, 0))), np.pad(change.up, ((0, 0), (0, more)))
+    return LowRank(change.layer, change.module, down, up)
 
 
 def _to_bytes(values: FloatArray) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,15 +20,16 @@ WIDTHS = (1, 4, 8, 128)
 
 
 def add_static(root: Path, entry: ModelEntry, *, slots: int, widths: Sequence[int] = WIDTHS) -> ModelEntry:
-    """Write a static graph for each width next to the base graph, and return the entry that lists them."""
-    base = entry.graphs["base"]
+    """Write static graphs of the base graph and of the one with adapters; return the entry that lists them."""
     graphs = dict(entry.graphs)
-    for width in widths:
+    sources = [("base", ""), *([("lora", "lora-")] if "lora" in graphs else [])]
+    for (source, prefix), width in product(sources, widths):
+        base, name = entry.graphs[source], f"static-{prefix}{width}"
         model = ir.load(root / base.file)
-        static_shapes(model, StaticSize(width, slots))
-        file = str(Path(base.file).with_name(f"static-{width}.onnx"))
+        static_shapes(model, StaticSize(width, slots, base.lora_rank))
+        file = str(Path(base.file).with_name(f"{name}.onnx"))
         ir.save(model, root / file)
-        graphs[f"static-{width}"] = replace(
+        graphs[name] = replace(
             base,
             file=file,
             inputs=tuple(str(value.name) for value in model.graph.inputs),

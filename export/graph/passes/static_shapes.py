@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from edgedecode.errors import ExportError
+from edgedecode.pack.manifest import STACKS
 from edgedecode.pack.static_graphs import MASK, WINDOW_MASK, head_rows
 
 from .picked_rows import head_of
@@ -170,7 +171,8 @@ def _fix_inputs(model: ir.Model, size: StaticSize) -> None:
         elif str(value.name).startswith("lora."):
             if not size.rank:
                 raise ExportError("the graph takes adapters: give the static graph their rank")
-            value.shape = ir.Shape([part if isinstance(part, int) else size.rank for part in shape])
+            stacked = len(STACKS.get(str(value.name).split(".")[2], ("",)))  # each of whose projections has this rank
+            value.shape = ir.Shape([part if isinstance(part, int) else stacked * size.rank for part in shape])
             value.const_value = None
             model.graph.initializers.pop(str(value.name), None)  # the default has rank 0, which does not fit
     for value in model.graph.outputs:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray, IntArray
-from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
@@ -18,11 +18,12 @@ from edgedecode.pack.static_graphs import MASK, WINDOW_MASK, head_rows
 
 from ...row_state import LEAST_ROWS, check_tokens, wanted_rows
 from ..graph_session import cache_names, check_allocated
+from ..onnx_adapters import Adapters
 from ..onnx_engine import Untyped, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
 from ..session_model import SessionModel
 from .static_passes import StaticPiece, split_static
-from .static_state import StaticState, static_state_nbytes
+from .static_state import Bound, StaticState, static_state_nbytes
 
 __all__ = ["StaticModel", "static_buffers", "static_holders"]
 
@@ -137,6 +138,7 @@ class StaticModel(SessionModel[StaticState]):
             self._widths = {
                 width: _Width(engine, sessions[width], width=width, arrays=arrays, entry=entry) for width in widths
             }
+            self._adapters = Adapters(engine, sessions[widths[0]], entry=entry, card=card, budget=budget, fixed=True)
             undo.pop_all()
         self._leases += [buffers, self._logits_lease]
         self._slots, self._in_place = slots, in_place
@@ -166,14 +168,13 @@ class StaticModel(SessionModel[StaticState]):
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        if adapter is not None:
-            raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
         wanted = wanted_rows(rows, count=len(tokens))
         with self._lock:
             own = self._own(state, StaticState)
             check_tokens(tokens, self._card)
             tree = own.tree
             try:
+                own.adapter = self._adapters.form(adapter)
                 own.grow(len(tokens), parents=parents)
                 logits = self._append(own, tokens, rows=wanted)
             except BaseException as error:
@@ -186,7 +187,25 @@ class StaticModel(SessionModel[StaticState]):
             own.commit(len(tokens))
         return Output(logits)
 
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        with self._lock:
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            self._unbind(self._adapters.forms(digest))
+            self._adapters.add(digest, matrices, scale=scale)
+
+    def prepare_adapter(self, use: AdapterUse) -> object:
+        with self._lock:
+            return self._adapters.form(use)
+
+    def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
+        with self._lock:
+            self._unbind(self._adapters.forms(digest, scale=scale))
+            if scale is None:
+                self._adapters.remove(digest)
+
     def _drop(self) -> None:
+        self._adapters.close()
         self._widths = {}
         self._logits = np.empty((0, self._card.rows), np.float32)
 
@@ -226,13 +245,31 @@ class StaticModel(SessionModel[StaticState]):
         if self._entry.window:
             at.masks[1] = at.masks[0]
             state.block_window(at.masks[1], start=start, count=count, window=self._entry.window)
-        assert state.binding is not None
-        binding = state.binding.get(piece.width)
-        if binding is None or not self._in_place:
-            binding = state.binding[piece.width] = at.binding(state)
+        binding = self._binding(state, at)
         at.session.run_with_iobinding(binding)
         state.store(at.present, start=start, count=count)
         return at.logits[: len(piece.rows)]
+
+    def _binding(self, state: StaticState, at: _Width) -> Untyped:
+        """Return the state's binding of a width, with the matrices of its adapter."""
+        assert state.binding is not None
+        bound = state.binding.get(at.width)
+        if bound is None or not self._in_place:
+            bound = state.binding[at.width] = Bound(at.binding(state))
+        if state.adapter is not None and bound.adapter is not state.adapter:
+            bound.adapter = None  # after an interrupt, none counts as bound
+            self._adapters.bind(bound.binding, state.adapter)
+            bound.adapter = state.adapter
+        return bound.binding
+
+    def _unbind(self, forms: Collection[object]) -> None:
+        """Forget the bindings that keep one of these adapters allocated."""
+        for state in self._open_states():
+            bindings = state.binding or {}
+            for width in [width for width, bound in bindings.items() if any(form is bound.adapter for form in forms)]:
+                del bindings[width]
+            if any(form is state.adapter for form in forms):
+                state.adapter = None
 
     def _hold_logits(self, count: int) -> FloatArray:
         """Return the array for the logits of several passes, of `count` rows or more. Raises BudgetExceeded."""

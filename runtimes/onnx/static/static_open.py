@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from edgedecode.engines.interface import ModelFootprint, ModelRequest
 from edgedecode.errors import ManifestError
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
+from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import HEAD_ROWS, WINDOW_MASK
 
 from ..graph_needs import measured_sizes
-from ..graph_session import check_static_contract, open_session
+from ..graph_session import ADAPTER_INPUT, check_static_contract, open_session
 from ..onnx_engine import Untyped
 from ..onnx_footprint import FLOAT_NBYTES, Footprint, plan_static_footprint
 from ..providers.provider import Provider
@@ -33,6 +35,8 @@ class StaticGraph(NamedTuple):
     path: Path
     weights: Path
     footprint: Footprint
+    adapter_nbytes: int
+    """Bytes of an adapter's matrices, which have one size; those of no adapter are zeros."""
 
 
 def plan_static(entry: ModelEntry, root: Path, graph: Graph, provider: Provider) -> tuple[StaticGraph, ...]:
@@ -43,7 +47,7 @@ def plan_static(entry: ModelEntry, root: Path, graph: Graph, provider: Provider)
     files = partial(provider.files, entry)
     family = [each for each in entry.graphs.values() if set(each.capabilities) == set(graph.capabilities)]
     return tuple(
-        StaticGraph(each, root / files(each).graph, root / files(each).weights, _footprint(entry, root, each))
+        StaticGraph(each, root / files(each).graph, root / files(each).weights, *_measured(entry, root, each))
         for each in sorted(family, key=lambda each: each.width)
     )
 
@@ -77,7 +81,9 @@ def static_footprint(
     """Return a model's memory. loaded: the holders of its sessions."""
     widths, slots = [each.graph.width for each in graphs], graphs[0].graph.slots
     buffers = Holder(f"buffers:{card.name}", static_buffers(entry, widths=widths, slots=slots).nbytes)
-    return ModelFootprint(card, (*loaded, buffers), partial(static_holders, entry, card, slots))
+    nbytes = graphs[0].adapter_nbytes
+    zeros = [Holder(f"adapter inputs:{card.name}", nbytes)] if nbytes else []
+    return ModelFootprint(card, (*loaded, buffers, *zeros), partial(static_holders, entry, card, slots))
 
 
 def open_static(
@@ -92,7 +98,7 @@ def open_static(
 ) -> LanguageModel:
     """Open a session for each width. Raises as `open_session`."""
     entry, sessions = request.entry, dict[int, Untyped]()
-    for graph, path, weights, footprint in graphs:
+    for graph, path, weights, footprint, _ in graphs:
         session = open_session(
             path,
             weights=weights,
@@ -120,11 +126,16 @@ def open_static(
     )
 
 
-def _footprint(entry: ModelEntry, root: Path, graph: Graph) -> Footprint:
+def _measured(entry: ModelEntry, root: Path, graph: Graph) -> tuple[Footprint, int]:
+    """Return the memory of a graph's session, and of an adapter's matrices."""
     path = root / graph.file
     try:
         data = path.read_bytes()
         sizes = measured_sizes(data, hidden=entry.hidden_size)
+        shapes = [each.dims or () for each in GraphFile.parse(data).inputs if each.name.startswith(ADAPTER_INPUT)]
     except (OSError, ValueError, IndexError) as error:
         raise ManifestError(f"{path} cannot be read ({error}): make the pack's static graphs again") from None
-    return plan_static_footprint(entry, sizes, graph_nbytes=len(data), width=graph.width, slots=graph.slots)
+    floats = sum(prod(size for size in shape if isinstance(size, int)) for shape in shapes)
+    width, slots = graph.width, graph.slots
+    footprint = plan_static_footprint(entry, sizes, graph_nbytes=len(data), width=width, slots=slots)
+    return footprint, FLOAT_NBYTES * floats

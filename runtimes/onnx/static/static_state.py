@@ -13,15 +13,26 @@ from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.static_graphs import HIDDEN_SCORE
 
 from ..inputs.biases import block_far
+from ..onnx_adapters import Form
 from ..onnx_engine import Untyped
 from ..onnx_state import TreeState, position_nbytes
 
-__all__ = ["StaticState", "static_state_nbytes"]
+__all__ = ["Bound", "StaticState", "static_state_nbytes"]
 
 
 def static_state_nbytes(entry: ModelEntry, slots: int) -> int:
     """Return the bytes of a state: all of its slots, whatever its capacity, since the graph reads all of them."""
     return slots * position_nbytes(entry, kv_type="float32")
+
+
+class Bound:
+    """A binding, and the adapter's matrices that are bound in it; None: none yet."""
+
+    __slots__ = ("adapter", "binding")
+
+    def __init__(self, binding: Untyped) -> None:
+        self.binding = binding
+        self.adapter: Form | None = None
 
 
 class StaticState(TreeState):
@@ -39,8 +50,10 @@ class StaticState(TreeState):
     ) -> None:
         super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
         self.cache: FloatArray = np.zeros((2 * entry.layers, 1, entry.kv_heads, slots, entry.head_size), np.float32)
-        self.binding: dict[int, Untyped] | None = {}
+        self.binding: dict[int, Bound] | None = {}
         """The engine's binding of each width that was used."""
+        self.adapter: Form | None = None
+        """The matrices of the latest pass."""
 
     def store(self, present: FloatArray, *, start: int, count: int) -> None:
         """Copy a pass's first `count` keys and values, [2 · layers, 1, heads, width, size], to pending row `start`."""
@@ -78,6 +91,7 @@ class StaticState(TreeState):
 
     def _drop(self) -> None:
         super()._drop()
+        self.adapter = None
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
 
     def _gather(self, path: Sequence[int]) -> None:
