@@ -230,7 +230,11 @@ class PackFootprint:
                 with suppress(EdgeDecodeError):
                     self._model_with("draft", self._kv_type, needs)
                     return needs
-        return heads
+        if heads:
+            with suppress(CapabilityError):  # the provider's graphs may have no smaller head: then the full one drafts
+                self._model_with("draft", self._kv_type, heads)
+                return heads
+        return ()
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
         draft = self._model("draft", wanted.kv_type)

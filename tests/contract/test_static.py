@@ -173,6 +173,13 @@ def test_static_pair_with_drafts_emits_the_targets_tokens(static_pair: Pair, dra
     assert accepted > 0
 
 
+def test_static_pair_is_planned_with_the_drafts_full_head(static_pair: Pair) -> None:
+    """The pack recommends a trimmed head, which static graphs do not have."""
+    made = edgedecode.plan(static_pair.root, runtime="onnx", provider="static").memory
+    assert "trim" not in made.choice.drafters
+    assert "weights:draft" in dict(made.holders)
+
+
 def test_static_pair_repeats_a_sampled_answer(static_pair: Pair) -> None:
     warm = SamplingOptions(temperature=0.8, top_p=0.95)
     options = SessionOptions(sampling=warm, seed=5, drafter="model", draft_max=3)
