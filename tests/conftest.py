@@ -19,6 +19,8 @@ from tests.made_once import made_once, run_folder
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
+# Before WebGPU's plugin is loaded: software stands in for a graphics processor.
+os.environ.setdefault("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of child processes would compile every module again
 sys.dont_write_bytecode = False  # and pytest would rewrite every assertion again
 

@@ -62,7 +62,10 @@ def add_device(parser: ArgumentParser) -> None:
 
 def _add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--device", choices=DEVICES, help="then compile the pack's models ahead of time: qnn is for Qualcomm's NPUs"
+        "--device",
+        choices=DEVICES,
+        help="then make graphs of fixed shapes: for qnn (Qualcomm's NPUs), compiled ahead of time, and for openvino "
+        "(Intel's devices)",
     )
     parser.add_argument(
         "--soc",
@@ -85,8 +88,8 @@ def check_device(arguments: Namespace) -> None:
         return
     if arguments.dry_run:
         arguments.usage_error("argument --device: --dry-run makes no pack to compile")
-    _read(arguments)
-    require_compiler()
+    if _read(arguments).socs:
+        require_compiler()
 
 
 def compile_exported(arguments: Namespace) -> Report:
@@ -96,6 +99,9 @@ def compile_exported(arguments: Namespace) -> Report:
 
 
 def _read(arguments: Namespace) -> CompileRequest:
+    if arguments.soc is None and arguments.device != "qnn":
+        widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
+        return CompileRequest.of(arguments.device, socs=None, widths=widths, slots=arguments.context)
     known = "; ".join(f"{soc.number}: {soc.name}" for soc in CHIPS.values())
     if arguments.soc in {None, "list"}:
         raise InputError(f"--soc: give the chips to compile for, such as --soc 57,69 ({known})")
@@ -111,7 +117,11 @@ def _compile(pack: Path, request: CompileRequest) -> Report:
 
     with notices_shown(), LiveDisplay() as display:
         results: Sequence[CompiledGraph] = compile_pack(pack, request, Stages(display))
-    show_compiled(pack, results)
+    if not request.socs:
+        widths = ", ".join(map(str, request.widths))
+        print(f"{pack}: graphs of {widths} rows; run them with --provider {request.device}")
+    else:
+        show_compiled(pack, results)
     return compile_report(pack, results)
 
 

@@ -72,7 +72,8 @@ def compile_pack(root: Path, request: CompileRequest, stages: Stages) -> Sequenc
 
     Raises EdgeDecodeError, and then leaves the pack as it was, or without its earlier compiled graphs.
     """
-    require_compiler()
+    if request.socs:
+        require_compiler()
     with stages.stage("check the pack"):
         manifest = check_pack(root)
         check_changeable(root, manifest)
@@ -120,7 +121,7 @@ class _Job:
         # The NPU does not round activations to 8 bits, so it is compared with products that do not either.
         write_exact(ir.load(self.root / entry.graphs["base"].file), folder / EXACT_FILE)
         for name, prefix in _SOURCES.items():
-            if name not in entry.graphs:
+            if name not in entry.graphs or (name != "base" and not self.request.socs):
                 continue
             for width in self.request.widths:
                 self._compile_width(role, entry.graphs[name], f"{prefix}{width}", width=width)
@@ -134,6 +135,9 @@ class _Job:
         folder = Path(source.file).parent
         graph = _entry_of(model, source, f"{folder.as_posix()}/{name}.onnx", size)
         ir.save(model, self.work / graph.file)
+        if not self.request.socs:
+            self.graphs[role][name] = graph
+            return
         plain_lookup(model, width=width)
         ready = self.work / folder / f"htp-{name}.onnx"
         ir.save(model, ready)

@@ -14,7 +14,8 @@ from .socs import SocGroup, read_socs
 
 __all__ = ["DEFAULT_WIDTHS", "DEVICES", "CompileRequest", "require_compiler"]
 
-DEVICES = ("qnn",)
+DEVICES = ("qnn", "openvino")
+"""Providers that need graphs of fixed shapes. For openvino nothing is compiled ahead of time."""
 DEFAULT_WIDTHS = "128,8,1"
 _DEFAULT_SLOTS = 2048
 _MOST_WIDTH, _MOST_WIDTHS = 512, 6
@@ -27,16 +28,21 @@ class CompileRequest:
 
     device: str
     socs: tuple[SocGroup, ...]
+    """Chips to compile for; empty: the graphs alone are made."""
     widths: tuple[int, ...]
     """Rows of a pass, ascending."""
     slots: int | None = None
 
     @classmethod
-    def of(cls, device: str, *, socs: str, widths: str = DEFAULT_WIDTHS, slots: int | None = None) -> CompileRequest:
+    def of(
+        cls, device: str, *, socs: str | None, widths: str = DEFAULT_WIDTHS, slots: int | None = None
+    ) -> CompileRequest:
         """Parse the command line's values. Raises InputError."""
         if device not in DEVICES:
             raise InputError(f"--device {device}: graphs can be compiled for {', '.join(DEVICES)}")
-        return cls(device, read_socs(socs), _read_widths(widths), slots)
+        if socs is not None and device != "qnn":
+            raise InputError(f"--soc {socs}: --device {device} compiles for no chip: leave --soc out")
+        return cls(device, () if socs is None else read_socs(socs), _read_widths(widths), slots)
 
     def slots_of(self, manifest: Manifest) -> int:
         """Return the past positions for a pack. Raises ExportError if a model or a width does not allow them."""

@@ -86,7 +86,7 @@ class LlamaRuntime:
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
         """Return why `open` would refuse a model, or why the engine does not run in a child process; None if usable."""
         try:
-            parse_offload(provider)
+            offload = parse_offload(provider)
         except CapabilityError as error:
             return Refusal(str(error))
         if not entry.gguf and not entry.gguf_plan:
@@ -96,6 +96,8 @@ class LlamaRuntime:
         except CapabilityError as error:
             return Refusal(str(error))
         finding = probe_engine(engine_version() or "")
+        if finding.works and offload.device not in ("", *finding.devices):
+            return Refusal(f"llama.cpp has no device {offload.device!r} here")
         return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
 
     def devices(self) -> Sequence[Device]:

@@ -89,10 +89,12 @@ class OnnxRuntime:
         """Return why `open` would refuse a model before opening a session; None if it would not."""
         try:
             found = find_provider(provider)
+            if problem := found.problem():
+                return Refusal(problem)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
         except CapabilityError as error:
             return Refusal(str(error))
-        reason = found.problem() or found.refusal(entry, graph)
+        reason = found.refusal(entry, graph)
         return Refusal(reason) if reason else None
 
     @staticmethod

@@ -101,11 +101,10 @@ def open_entry(
 
 
 def skip_without(provider: str) -> None:
-    """Skip the test with the reason if a provider cannot run here; software may stand in for a graphics processor."""
+    """Skip the test with the reason if a provider cannot run here."""
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     from edgedecode.runtimes.onnx.providers.provider_choice import find_provider
 
-    os.environ.setdefault("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
     if problem := find_provider(provider).problem():
         pytest.skip(problem)
 

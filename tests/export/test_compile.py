@@ -190,6 +190,19 @@ def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(
         assert alone.file == f"npu/57_v75/target-{name}_ctx.onnx"
 
 
+def test_graphs_for_openvino_are_made_without_a_compiler(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_request, "find_spec", lambda name: None)
+    assert run("compile", pack, "--device", "openvino", "--widths", "8,1", "--context", "64", "--json") == 0
+    assert "graphs of 1, 8 rows; run them with --provider openvino" in capsys.readouterr().out
+    graphs = check_pack(pack).models["target"].graphs
+    assert set(graphs) == {"base", "lora", "static-1", "static-8"}
+    assert [(graphs[name].width, graphs[name].compiled) for name in ("static-1", "static-8")] == [(1, ()), (8, ())]
+    words = ("compile", pack, "--device", "openvino", "--soc", "57")
+    assert "--soc 57: --device openvino compiles for no chip: leave --soc out" in refused(capsys, *words)
+
+
 @on_the_emulator
 def test_show_lists_what_was_compiled(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", compiled) == 0

@@ -32,7 +32,7 @@ class OpenVinoProvider(PluginProvider):
     package = "onnxruntime_ep_openvino"
     distribution = "onnxruntime-ep-openvino"
     versions = ("1.8.",)
-    environment = "it runs on Intel's processors, graphics and NPUs only; use --provider cpu"
+    environment = "it runs on Intel's processors, graphics and NPUs only"
     needs = (STATIC,)
     in_place = False
 

@@ -152,15 +152,20 @@ def load_plugin(package: str) -> None:
 
 
 def try_plugin(module: str, name: str) -> None:
-    """Load the plugin of the provider class and report its devices to the parent; run in the child process."""
-    provider: PluginProvider = getattr(import_module(module), name)()
-    found: dict[str, str] = {}
-    for each in provider.engine_devices(import_engine()):
+    """Report what `_found_here` finds for the provider class to the parent; run in the child process."""
+    tell_parent(asdict(_found_here(getattr(import_module(module), name))))
+
+
+def _found_here(kind: type[PluginProvider]) -> Found:
+    """Load the plugin in this process and return its devices. Raises what the engine or the plugin raises."""
+    provider, engine = kind(), import_engine()
+    devices: dict[str, str] = {}
+    for each in provider.engine_devices(engine):
         hardware = each.device
         words = [hardware.metadata.get("Description", ""), str(hardware.vendor), hardware.type.name]
-        found.setdefault(provider.device_name(each), ", ".join(dict.fromkeys(word for word in words if word)))
-    most_rows = provider.try_out(import_engine()) if found else 0
-    tell_parent({"devices": {}, "most_rows": 0} if most_rows is None else {"devices": found, "most_rows": most_rows})
+        devices.setdefault(provider.device_name(each), ", ".join(dict.fromkeys(word for word in words if word)))
+    most_rows = provider.try_out(engine) if devices else 0
+    return Found({}) if most_rows is None else Found(devices, most_rows)
 
 
 _TRIED: dict[str, Found] = {}
@@ -176,14 +181,21 @@ def _try(kind: type[PluginProvider]) -> Found:
         return known
     command = child_command(f"{__name__}:try_plugin")
     if command is None:  # a frozen application: its packager chose the plugin
-        return Found({"": ""})
+        try:
+            return _found_here(kind)
+        except Exception as error:  # the engine's exceptions share no base class
+            return _failed(kind, first_line(error))
     reply = ask_child(command, kind.__module__, kind.__name__, seconds=TIMEOUT_SECONDS)
     for told in reply.told:
-        found = Found(told["devices"], told["most_rows"])
+        found = Found(**told)
         if path is not None and found.devices:  # without a device, a driver may be installed later
             keep_json(path, asdict(found))
         return found
-    reason = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ").removesuffix("; use --provider cpu")
+    return _failed(kind, reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: "))
+
+
+def _failed(kind: type[PluginProvider], reason: str) -> Found:
+    reason = reason.removesuffix("; use --provider cpu")
     return Found({}, problem=f"{kind.distribution} does not run here: {reason}")
 
 
