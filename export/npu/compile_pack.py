@@ -121,7 +121,7 @@ class _Job:
         # The NPU does not round activations to 8 bits, so it is compared with products that do not either.
         write_exact(ir.load(self.root / entry.graphs["base"].file), folder / EXACT_FILE)
         for name, prefix in _SOURCES.items():
-            if name not in entry.graphs or (name != "base" and not self.request.socs):
+            if name not in entry.graphs:
                 continue
             for width in self.request.widths:
                 self._compile_width(role, entry.graphs[name], f"{prefix}{width}", width=width)

@@ -18,7 +18,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx import onnx_adapters
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from tests.contract.conftest import GgufOpener, Opener, open_entry
+from tests.contract.conftest import GgufOpener, Opener, open_entry, skip_without
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
 from tests.contract.toy_numpy import Floats, ToyNumpy
@@ -73,18 +73,21 @@ class Engine:
     shape: ToyShape
     onnx: bool
     static: bool = False
+    provider: str = "cpu"
 
 
-ENGINES = ("onnx separate", "onnx packed", "static", "llama", "qwen2")
+ENGINES = ("onnx separate", "onnx packed", "static", "openvino", "llama", "qwen2")
 
 
-def open_static(opener: Opener, needs: tuple[str, ...], *, budget: Budget | None = None) -> LanguageModel:
+def open_static(
+    opener: Opener, needs: tuple[str, ...], *, budget: Budget | None = None, provider: str = "cpu"
+) -> LanguageModel:
     """Open graphs of fixed width."""
     from tests.contract.static_graph import add_static
 
     root = opener.root(SHAPE)
     entry = add_static(root, opener.entry(SHAPE), slots=128, widths=(1, 8, 64))
-    return open_entry(entry, root, budget=budget or Budget(), needs=needs)
+    return open_entry(entry, root, budget=budget or Budget(), needs=needs, provider=provider)
 
 
 @pytest.fixture(params=ENGINES)
@@ -93,9 +96,12 @@ def engine(request: pytest.FixtureRequest, opener: Opener, gguf_opener: GgufOpen
     if name.startswith("onnx"):
         shape = PACKED if name == "onnx packed" else SHAPE
         return Engine(partial(opener, shape, needs=("lora",)), shape, onnx=True)
-    if name == "static":
+    if name in {"static", "openvino"}:
         pytest.importorskip("onnx_ir")
-        return Engine(partial(open_static, opener, ("static", "lora")), SHAPE, onnx=True, static=True)
+        provider = "cpu" if name == "static" else name
+        skip_without(provider)
+        opened = partial(open_static, opener, ("static", "lora"), provider=provider)
+        return Engine(opened, SHAPE, onnx=True, static=True, provider=provider)
     return Engine(partial(gguf_opener, SHAPE, architecture=name, needs=("lora",)), SHAPE, onnx=False)
 
 
@@ -119,7 +125,7 @@ def held(model: LanguageModel) -> AdapterModel:
 def test_model_without_an_adapter_equals_the_base(opener: Opener, engine: Engine, lora: LanguageModel) -> None:
     base = opener(engine.shape) if engine.onnx else engine.open()
     if engine.static:
-        base = open_static(opener, ("static",))
+        base = open_static(opener, ("static",), provider=engine.provider)
     assert np.array_equal(read(lora), read(base))
     held(lora).add_adapter(USE.digest, adapter(engine.shape))
     read(lora, USE)

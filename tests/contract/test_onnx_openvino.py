@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +62,6 @@ def test_rewritten_graph_computes_the_same_with_operators_that_openvino_has(root
             given["rows"] = np.arange(8)
         found.append(session.run(["logits"], given)[0])
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
-
-
-def test_adapters_are_refused(entry: ModelEntry) -> None:
-    graph = replace(entry.graphs["static-8"], capabilities=("static", "lora"))
-    assert "leave out --adapter" in OpenVinoProvider().refusal(entry, graph)
-    assert OpenVinoProvider().refusal(entry, entry.graphs["static-8"]) == ""
 
 
 def test_bundled_draft_chooses_the_tokens_of_the_processor(root: Path, entry: ModelEntry) -> None:

@@ -197,7 +197,7 @@ def test_graphs_for_openvino_are_made_without_a_compiler(
     assert run("compile", pack, "--device", "openvino", "--widths", "8,1", "--context", "64", "--json") == 0
     assert "graphs of 1, 8 rows; run them with --provider openvino" in capsys.readouterr().out
     graphs = check_pack(pack).models["target"].graphs
-    assert set(graphs) == {"base", "lora", "static-1", "static-8"}
+    assert set(graphs) == {"base", "lora", "static-1", "static-8", "static-lora-1", "static-lora-8"}
     assert [(graphs[name].width, graphs[name].compiled) for name in ("static-1", "static-8")] == [(1, ()), (8, ())]
     words = ("compile", pack, "--device", "openvino", "--soc", "57")
     assert "--soc 57: --device openvino compiles for no chip: leave --soc out" in refused(capsys, *words)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
 from .plugin import PluginProvider
@@ -38,11 +37,6 @@ class OpenVinoProvider(PluginProvider):
 
     def device_names(self) -> Sequence[str]:
         return "cpu", "gpu", "npu"
-
-    def refusal(self, entry: ModelEntry, graph: Graph) -> str:
-        if "lora" in graph.capabilities:
-            return "adapters have not been tried on it: leave out --adapter, or use --provider cpu"
-        return ""
 
     def session_options(self) -> Mapping[str, str]:
         return {"load_config": json.dumps(_FLOAT32)}
