@@ -62,8 +62,8 @@ class OnnxRuntime:
 
     def __init__(self) -> None:
         self._engine = import_engine()
-        self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
-        """Per budget: the lease for the engine's own pages. They stay until the process ends, so it outlives models."""
+        self._code: WeakKeyDictionary[Budget, dict[str, Lease]] = WeakKeyDictionary()
+        """Per budget: leases for pages of engine and drivers, which stay until the process ends, longer than models."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,12 @@ class OnnxRuntime:
         found = self._find(request)
         graph, served, footprint = found.graph, found.served, found.footprint
         with ExitStack() as undo:  # releases every lease if a later step fails
-            code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
+            held = self._code.get(budget, {})
+            code = held | {
+                name: undo.enter_context(budget.reserve(name, nbytes, fixed=True))
+                for name, nbytes in _code(found.provider)
+                if name not in held
+            }
             fixed = name == "target"
             leases = [
                 undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
@@ -202,7 +207,7 @@ class OnnxRuntime:
         chooses = request.threads is None and found.chooses_threads
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
         found = found._replace(card=replace(found.card, threads=threads))
-        loaded = (CODE, *_loaded(request.name, found.footprint))
+        loaded = (*_code(found.provider), *_loaded(request.name, found.footprint))
         if found.static:
             return static_footprint(request.entry, found.card, found.static, loaded)
         if found.concat:
@@ -273,6 +278,12 @@ class _Found(NamedTuple):
     def chooses_threads(self) -> bool:
         """Whether threads are measured if none are requested: only with our kernels, and weights of a known digest."""
         return self.served is not None and self.card.row_invariant and self.served.digest != ""
+
+
+def _code(provider: Provider) -> tuple[Holder, ...]:
+    """Return the pages of the engine, and of a provider's library and driver."""
+    driver = provider.driver_nbytes()
+    return CODE, *([Holder(f"driver:{provider.name}", driver)] if driver else [])
 
 
 def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:

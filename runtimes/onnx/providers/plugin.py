@@ -21,6 +21,7 @@ from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
+from edgedecode.memory.process_memory import held_nbytes
 
 from ..onnx_engine import Untyped, first_line, import_engine
 from .provider import RECORD, Provider, check_assignment
@@ -37,6 +38,8 @@ class Found:
 
     devices: Mapping[str, str]
     most_rows: int = 0
+    nbytes: int = 0
+    """Memory that the library and the driver took in that process."""
     problem: str = ""
 
 
@@ -95,6 +98,9 @@ class PluginProvider(Provider):
 
     def most_rows(self) -> int:
         return self._tried().most_rows
+
+    def driver_nbytes(self) -> int:
+        return self._tried().nbytes
 
     def device_name(self, device: Untyped) -> str:
         """Return the name of one of the engine's devices (`OrtEpDevice`) for `--provider NAME:DEVICE`."""
@@ -159,13 +165,15 @@ def try_plugin(module: str, name: str) -> None:
 def _found_here(kind: type[PluginProvider]) -> Found:
     """Load the plugin in this process and return its devices. Raises what the engine or the plugin raises."""
     provider, engine = kind(), import_engine()
+    before = held_nbytes() or 0
     devices: dict[str, str] = {}
     for each in provider.engine_devices(engine):
         hardware = each.device
         words = [hardware.metadata.get("Description", ""), str(hardware.vendor), hardware.type.name]
         devices.setdefault(provider.device_name(each), ", ".join(dict.fromkeys(word for word in words if word)))
     most_rows = provider.try_out(engine) if devices else 0
-    return Found({}) if most_rows is None else Found(devices, most_rows)
+    grown = max(0, (held_nbytes() or 0) - before)
+    return Found({}) if most_rows is None else Found(devices, most_rows, grown)
 
 
 _TRIED: dict[str, Found] = {}

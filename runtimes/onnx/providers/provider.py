@@ -91,6 +91,10 @@ class Provider:
         """Return the files to open for a graph. Raises CapabilityError as `refusal` explains."""
         return GraphFiles(graph.file, entry.weights)
 
+    def driver_nbytes(self) -> int:
+        """Return the memory of its library and driver once a session has run: stays until the process ends."""
+        return 0
+
     def most_rows(self) -> int:
         """Return how many rows a pass may have at most; 0: any number."""
         return 0
