@@ -10,14 +10,19 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgedecode.onnx_format.graph_file import GraphFile
+import numpy as np
+
+from edgedecode.errors import CapabilityError
+from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
 from edgedecode.pack.static_graphs import STATIC
 
+from ..onnx_engine import SILENT, Untyped
 from .plugin import PluginProvider
 
 __all__ = ["OpenVinoProvider"]
 
 _CONTRIBUTED = "com.microsoft"
+_SIZE = 64
 _FLOAT32 = {"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}
 """Processors with bfloat16 products would use them by default: logits of the bundled target moved by up to 0.5."""
 
@@ -40,6 +45,19 @@ class OpenVinoProvider(PluginProvider):
 
     def session_options(self) -> Mapping[str, str]:
         return {"load_config": json.dumps(_FLOAT32)}
+
+    def try_out(self, engine: Untyped) -> int | None:
+        file = GraphFile(
+            [Node("MatMul", inputs=["x", "x"], outputs=["y"])], opset={"": 21}, model_rest=[(1, b"\x08\x0a")]
+        )
+        file.inputs, file.outputs = [ValueInfo("x", 1, [_SIZE, _SIZE])], [ValueInfo("y", 1, [_SIZE, _SIZE])]
+        options = engine.SessionOptions()
+        options.log_severity_level = SILENT
+        session = engine.InferenceSession(file.serialize(), options, **self.configure(options, engine))
+        self.check(session, subject="a product")
+        if not np.array_equal(session.run(None, {"x": np.eye(_SIZE, dtype=np.float32)})[0], np.eye(_SIZE)):
+            raise CapabilityError("the device computes wrong results")
+        return 0
 
     def rewritten(self, path: Path) -> bytes | None:
         file = GraphFile.parse(path.read_bytes())
