@@ -38,8 +38,16 @@ class MeasuredPlacement:
 
 
 def candidates(*, draft: bool) -> Sequence[Placement]:
-    """Return every pair of available devices, those with both models on one device first. draft: the pack has one."""
-    devices = [device for runtime in installed(RUNTIMES) for device in probe(runtime) if device.available]
+    """Return every pair of available devices, those with both models on one device first.
+
+    draft: whether the pack has one. Emulated devices, whose speed says nothing, are left out.
+    """
+    devices = [
+        device
+        for runtime in installed(RUNTIMES)
+        for device in probe(runtime)
+        if device.available and not device.emulated
+    ]
     places = [Place(device.runtime, device.provider) for device in devices]
     mixed = [Placement(target, other) for target in places for other in places if other != target and draft]
     return [*map(Placement, places), *mixed]

@@ -51,9 +51,7 @@ class QnnProvider(PluginProvider):
     def full_name(self) -> str:
         return f"{self.name}:{self.chip}" if self.chip else self.name
 
-    @property
-    def emulates(self) -> bool:
-        """Whether it runs on the emulator: with an NPU's results, but not its speed."""
+    def emulates(self, device: str) -> bool:
         return platform.machine() in _EMULATING
 
     def device_names(self) -> Sequence[str]:
@@ -61,15 +59,17 @@ class QnnProvider(PluginProvider):
 
     def devices(self, *, runtime: str, version: str) -> Sequence[Device]:
         reason = self.problem()
-        kind = "the emulator of Qualcomm's NPUs (slow: for tests)" if self.emulates else self.description
+        kind = "the emulator of Qualcomm's NPUs (slow: for tests)" if self.emulates(self.chip) else self.description
         description = f"{kind}, for packs compiled with `edgedecode compile`, onnxruntime {version}"
-        return [Device(runtime, self.name, description if not reason else "", available=not reason, reason=reason)]
+        if reason:
+            return [Device(runtime, self.name, "", available=False, reason=reason)]
+        return [Device(runtime, self.name, description, available=True, emulated=self.emulates(self.chip))]
 
     def refusal(self, entry: ModelEntry, graph: Graph) -> str:
         if self._compiled(graph) is not None:
             return ""
         chips = sorted({number for each in self._own(graph) for number in each.socs})
-        if self.emulates and any(len(each.socs) > 1 for each in self._own(graph)):
+        if self.emulates(self.chip) and any(len(each.socs) > 1 for each in self._own(graph)):
             return "the emulator loads no binary for several chips: compile the pack for one (`edgedecode compile`)"
         have = f"is compiled for {', '.join(map(str, chips))}" if chips else "is not compiled"
         wanted = self.chip or "N"
@@ -89,7 +89,7 @@ class QnnProvider(PluginProvider):
 
     def session_options(self) -> Mapping[str, str]:
         backend = {"backend_path": import_module(self.package).get_qnn_htp_path()}
-        if not self.emulates:  # the driver knows the chip
+        if not self.emulates(self.chip):  # the driver knows the chip
             return backend | {"htp_performance_mode": "burst"}
         chip = CHIPS[int(self.chip)] if self.chip else _NEWEST
         return backend | {"soc_model": str(chip.number), "htp_arch": str(chip.generation)}
@@ -107,6 +107,6 @@ class QnnProvider(PluginProvider):
         """Return what was compiled for this chip; the first, if no chip was chosen."""
         for each in self._own(graph):
             fits = not self.chip or int(self.chip) in each.socs
-            if fits and not (self.emulates and len(each.socs) > 1):
+            if fits and not (self.emulates(self.chip) and len(each.socs) > 1):
                 return each
         return None
