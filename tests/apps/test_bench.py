@@ -16,6 +16,7 @@ import pytest
 from edgedecode import InputError, Pair
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
+from edgedecode.bench.measure import placements
 from edgedecode.bench.measure.cost_meter import CostMeter
 from edgedecode.bench.measure.draws import draw_shapes, measure_draws
 from edgedecode.bench.measure.families import measure_family
@@ -27,8 +28,9 @@ from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
 from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import drafter_names
-from edgedecode.engines.wrappers.kept_placement import kept_placement
+from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
@@ -310,6 +312,21 @@ def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monke
     kept = kept_placement(Manifest.load(BUNDLED_PACK), EngineRequest())
     assert f"Kept for --runtime auto on this device: {kept}." in done.stdout.decode()
     assert str(Place(**measured[0]["placement"]["target"])) == str(kept.target if kept else None)
+
+
+def test_bench_place_tries_every_pair_of_devices_that_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [
+        Device("onnx", "cpu", "", available=True),
+        Device("onnx", "qnn", "", available=True, emulated=True),
+        Device("onnx", "webgpu", "", available=False),
+        Device("onnx", "new:npu", "", available=True),
+    ]
+    monkeypatch.setattr(placements, "installed", lambda group: ["onnx"])
+    monkeypatch.setattr(placements, "probe", lambda runtime: devices)
+    alone = [Placement(Place("onnx")), Placement(Place("onnx", "new:npu"))]
+    assert list(placements.candidates(draft=False)) == alone
+    mixed = [Placement(Place("onnx"), Place("onnx", "new:npu")), Placement(Place("onnx", "new:npu"), Place("onnx"))]
+    assert list(placements.candidates(draft=True)) == [*alone, *mixed]
 
 
 def test_bench_measures_an_adapter(run: Run, tmp_path: Path) -> None:
