@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.decoding.beside import BesideThread
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
@@ -167,6 +169,16 @@ class CallDrafter:
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
+
+
+class Patient(BesideThread):
+    """Lets the drafting reach its limit, as beside a slow pass."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.join()
+        super().__exit__(kind, error, trace)
 
 
 @dataclass

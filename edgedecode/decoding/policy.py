@@ -60,13 +60,19 @@ class RoundCost:
     stopped: bool = False
     """The drafter's model ended the draft before its limit, because it was not sure enough of the next token."""
 
+    ready: int = 0
+    """Steps of the drafter's model for this draft that ran during the previous pass, and so took no time."""
+    ahead: bool = False
+    """Whether the drafter drafted on during the pass."""
+    late_seconds: float = 0.0
+    """How long the round waited after the pass for the last step of that."""
     repeats: int = 0
     """Untimed plain rounds after this plain one: while resting, only the first round is timed."""
 
     @property
     def steps(self) -> int:
-        """Passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
-        return max(1, self.levels or self.drafted + self.stopped)
+        """Timed passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
+        return max(0 if self.ready else 1, (self.levels or self.drafted + self.stopped) - self.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class Plan:
     """The reason for this plan, in a word or two, for statistics and traces."""
     shape: TreeShape | None = None
     """The tree to fill with guesses; None: the drafter's default, mostly a chain."""
+    ahead: bool = False
+    """Whether the drafter drafts on while the target verifies, which needs a device of its own."""
 
 
 WHOLE = Plan(0)
@@ -132,9 +140,10 @@ MAX_DRAFT = 64
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always the same draft length; 0 is plain decoding. Raises InputError outside 0 to MAX_DRAFT."""
+    """Always the same draft length; 0 is plain decoding. Raises InputError outside 0 to MAX_DRAFT. ahead: as `Plan`."""
 
     draft_max: int
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.draft_max <= MAX_DRAFT:
@@ -144,7 +153,7 @@ class FixedLength:
         return 0
 
     def plan(self, signals: Signals) -> Plan:
-        return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed")
+        return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed", ahead=self.ahead)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Do nothing: the length is fixed."""

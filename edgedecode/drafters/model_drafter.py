@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
+from edgedecode.decoding.beside import Stop, unstopped
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
 from edgedecode.decoding.model import Head, LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
-from edgedecode.errors import CapabilityError
-from edgedecode.sampling.probs import Probs, UniformSource
+from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.row_draw import Leading
 from edgedecode.sampling.sampler import Sampler
 
-from .confidence import Confidence, Features, features
+from .chain import Chain, Guess
+from .confidence import Confidence, features
 from .model_state import ModelState
 from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
@@ -100,15 +103,6 @@ class FullRows:
         return self._full
 
 
-@dataclass(slots=True)
-class _Guess:
-    """The last proposal, including the token dropped for low confidence, until the emitted tokens are known."""
-
-    at: int = -1
-    tokens: list[int] = field(default_factory=list)
-    seen: list[Features] = field(default_factory=list)
-
-
 class ModelDrafter:
     """Proposes the draft model's arg-max chain, or the tokens that the target's noise samples from its rows.
 
@@ -130,6 +124,8 @@ class ModelDrafter:
         self.name = name
         kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
         self._distributions = setting.budget.reserve(f"distributions:{name}", kept)
+        self._keeps_two = not setting.sampled or (setting.overlap and self._grown(2 * kept))
+        """Whether there is memory for a draft and the one after it."""
         try:
             self.state = join_state(setting, model, name)
         except BaseException:
@@ -145,7 +141,11 @@ class ModelDrafter:
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
         self._sampler_length = 0
         self._confidence = Confidence()
-        self._guess = _Guess()
+        self._guess = Guess()
+        self._chain: Chain | None = None
+        """The last proposal."""
+        self._ready: Chain | None = None
+        """The next proposal if the context grows as expected."""
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +153,7 @@ class ModelDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self.state.begin(context)
-        self._guess = _Guess()
+        self._guess, self._chain, self._ready = Guess(), None, None
         self._sampler.begin(context)
         self._sampler_length = len(context)
 
@@ -161,15 +161,25 @@ class ModelDrafter:
         return self.state.unread(context)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        limit = self.state.reach(context, limit, plan)
-        if limit <= 0:
-            return EMPTY_DRAFT
+        chain, row, ranked = self._taken(context, limit), None, None
+        if chain is None:
+            limit = self.state.reach(context, limit, plan)
+            if limit <= 0:
+                return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
-        row = self.state.catch_up(context, self._head)
-        if self._setting.sampled:
-            return self._sampled(row, limit, rng)
-        return self._drafted(row, limit, context=context, floor=plan.floor)
+        ready = 0 if chain is None else len(chain.tokens) + chain.stopped
+        if chain is None:
+            row = self.state.catch_up(context, self._head)
+            chain = Chain(len(context), context[-1], Guess.under(plan, len(context)))
+            if not self._setting.sampled and self._guesses is not None and self._guesses.start_chain(context):
+                ranked = self._guesses
+        elif self._setting.sampled:
+            for _ in chain.tokens:  # the uniforms of their positions
+                rng.random()
+        self._chain, self._guess = chain, chain.guess
+        self._extend(chain, limit, rng, floor=plan.floor, row=row, ranked=ranked)
+        return self._draft(chain, ready=ready)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Update the confidence. The model's state catches up with the context at the next draft."""
@@ -185,54 +195,96 @@ class ModelDrafter:
         self._distributions.release()
         self.state.leave(self.name)
 
-    def _drafted(self, row: FloatArray, limit: int, *, context: Sequence[int], floor: float) -> Draft:
-        """Draft until the chance that the full draft is accepted falls below `floor`; drop the last token then."""
-        at = len(context)
-        self._guess = guess = _Guess(at if floor > 0 else -1)
-        known = self._setting.vocabulary_size if self.vocabulary is None else len(self.vocabulary)
-        tokens: list[int] = []
-        alive = 1.0
-        ranked = self._guesses if self._guesses is not None and self._guesses.start_chain(context) else None
-        while True:
+    def ahead(self, draft: Draft, limit: int, rng: UniformSource, *, plan: Plan, stop: Stop) -> None:
+        chain, ends = self._chain, self._setting.ends
+        if chain is None or chain.stopped or draft.tokens != tuple(chain.tokens) or not self._keeps_two or stop():
+            return
+        bonus = Chain(chain.at + len(draft), chain.last, Guess(), draft.tokens)
+        if chain.last in ends:
+            return
+        with suppress(BudgetExceeded):  # then the next draft is made in its own round
+            self._extend(bonus, 1, rng, floor=0.0)
+            if not bonus.tokens or bonus.last in ends:
+                return
+            self._ready = Chain(bonus.at + 1, bonus.last, Guess.under(plan, bonus.at + 1), tuple(bonus.path))
+            self._extend(self._ready, limit, rng, floor=plan.floor, stop=stop)
+
+    def _grown(self, nbytes: int) -> bool:
+        try:
+            self._distributions.resize(nbytes)
+        except BudgetExceeded:
+            return False
+        return True
+
+    def _taken(self, context: Sequence[int], limit: int) -> Chain | None:
+        """Return what was drafted ahead for this context, at most `limit` tokens; None: nothing was."""
+        chain, self._ready = self._ready, None
+        if chain is None or chain.at != len(context):
+            return None
+        if not (limit := self.state.reach_on(context, chain.tokens, limit, complete=chain.stopped)):
+            return None
+        chain.base, chain.before = (), context[-1]  # without tokens it serves any last token of the context
+        chain.cut(limit)
+        return chain
+
+    def _extend(
+        self,
+        chain: Chain,
+        limit: int,
+        rng: UniformSource,
+        *,
+        floor: float,
+        row: FloatArray | None = None,
+        ranked: TreeGuesses | None = None,
+        stop: Stop = unstopped,
+    ) -> None:
+        """Draft up to `limit` tokens, an end token, or until the chance that all are accepted falls below `floor`.
+
+        row: after the chain; None: the model reads its last token first. Under the ratio rule, whether a token is kept
+        must not depend on its id (2607.05147).
+        """
+        tokens, ends = chain.tokens, self._setting.ends
+        while not (chain.stopped or len(tokens) >= limit or (tokens and tokens[-1] in ends) or stop()):
+            if row is None:
+                if self.state.room < 2:  # as in `reach`, the next token has a position too
+                    break
+                row = self.state.follow([chain.last], self._head)
             if ranked is not None:
                 ranked.rank(self._full_rows(row), tokens)
-            leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
-            token = self._drawn(row, tokens, leading, at=at)
-            if leading is not None:
-                guess.tokens.append(token)
-                guess.seen.append(features(leading, len(tokens) + 1))
-                alive *= self._confidence.chance(guess.seen[-1])
-            if alive < floor:
-                break
-            tokens.append(token)
-            if len(tokens) == limit or token in self._setting.ends:
-                break
-            row = self.state.follow([token], self._head)
-        return self._draft(tokens) if tokens else EMPTY_DRAFT
+            if self._setting.sampled:
+                chain.probs.append(self._sampler.probs(self._full_rows(row), chain.path))
+                tokens.append(chain.probs[-1].draw(rng.random()))
+            else:
+                self._add(chain, row, floor=floor)
+            row = None
 
-    def _drawn(self, row: FloatArray, path: Sequence[int], leading: Leading | None, *, at: int) -> int:
-        """Sample from the head's row after `path`; reuse `leading` if that is the row's arg-max."""
+    def _add(self, chain: Chain, row: FloatArray, *, floor: float) -> None:
+        """Append the token drawn from the row after the chain, unless that lowers its chance below `floor`."""
+        known = self._setting.vocabulary_size if self.vocabulary is None else len(self.vocabulary)
+        leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
+        token = self._drawn(row, chain, leading)
+        if leading is not None:
+            chain.guess.tokens.append(token)
+            chain.guess.seen.append(features(leading, len(chain.tokens) + 1))
+            chain.alive *= self._confidence.chance(chain.guess.seen[-1])
+        chain.stopped = chain.alive < floor
+        if not chain.stopped:
+            chain.tokens.append(token)
+
+    def _drawn(self, row: FloatArray, chain: Chain, leading: Leading | None) -> int:
+        """Sample from the head's row after the chain; reuse `leading` if that is the row's arg-max."""
         ids = None if self.vocabulary is None else self.vocabulary.ids
         if leading is not None and self._sampler.takes_largest:
             return leading.index if ids is None else int(ids[leading.index])
         noise = self._setting.noise
-        key = 0 if noise is None else noise.key_at(at + len(path))  # without noise the options are greedy
-        return self._sampler.draw(row, path, key=key, ids=ids)
+        key = 0 if noise is None else noise.key_at(chain.at + len(chain.tokens))  # without noise the options are greedy
+        return self._sampler.draw(row, chain.path, key=key, ids=ids)
 
-    def _sampled(self, row: FloatArray, limit: int, rng: UniformSource) -> Draft:
-        """Sample tokens with their distributions. Whether a token is kept must not depend on its id (2607.05147)."""
-        tokens: list[int] = []
-        probs: list[Probs] = []
-        while True:
-            probs.append(self._sampler.probs(self._full_rows(row), tokens))
-            tokens.append(probs[-1].draw(rng.random()))
-            if len(tokens) == limit or tokens[-1] in self._setting.ends:
-                break
-            row = self.state.follow(tokens[-1:], self._head)
-        return replace(self._draft(tokens), probs=tuple(probs), mode=DraftMode.SAMPLED)
-
-    def _draft(self, tokens: Sequence[int]) -> Draft:
-        return Draft(tuple(tokens), source=self.name, vocabulary=self.vocabulary)
+    def _draft(self, chain: Chain, *, ready: int) -> Draft:
+        if not chain.tokens and not ready:
+            return EMPTY_DRAFT
+        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self.vocabulary, ready=ready)
+        return replace(draft, probs=tuple(chain.probs), mode=DraftMode.SAMPLED) if self._setting.sampled else draft
 
 
 def distributions_nbytes(vocabulary_size: int, draft_max: int) -> int:

@@ -43,6 +43,8 @@ class DraftSetting:
     """Whether trees are wanted and the target supports them."""
     draft_max: int = 0
     """The most tokens a draft may have."""
+    overlap: bool = False
+    """Whether target and draft model run on different devices, so that drafting may overlap verification."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
     """Samples a token from a row of logits."""
     states: ModelStates = field(default_factory=ModelStates)
