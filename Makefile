@@ -7,7 +7,6 @@ DEMO_VENV ?= .venv-demo
 DEMO_PAIR ?=
 TORCH ?= torch==2.13.0
 LLAMA ?= yes
-PROVIDERS ?= yes
 # A build for this very processor dies on some virtual machines that hide a part of it: see `edgedecode devices`.
 LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=OFF
 
@@ -51,7 +50,6 @@ $(DEMO_STAMP): pyproject.toml
 	@touch $@
 
 test: $(TEST_STAMP)
-	@test -z '$(PROVIDERS)' || $(MAKE) --no-print-directory providers
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial'
 	$(BIN)/python -m pytest -m serial $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
@@ -59,8 +57,7 @@ test: $(TEST_STAMP)
 test-fast: $(TEST_STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial and not memory and not slow' $(FAST)
 
-# Without these, the tests of the providers skip with the reason. It installs Vulkan in software through apt, as root only;
-# make test PROVIDERS= leaves it out.
+# Without these, the tests of the providers skip with the reason. It installs Vulkan in software through apt, as root only.
 providers: $(TEST_STAMP)
 	tests/install_providers.sh $(BIN)/python
 

@@ -111,7 +111,7 @@ def test_open_refuses_a_pack_without_graphs(pack: Path, entry: ModelEntry) -> No
 
 @pytest.mark.parametrize(
     ("provider", "threads", "error", "words"),
-    [("qnn", None, CapabilityError, "it has: cpu"), ("cpu", 0, InputError, "threads")],
+    [("nonsense", None, CapabilityError, "it has: cpu"), ("cpu", 0, InputError, "threads")],
 )
 def test_open_refuses_bad_options(
     pack: Path, entry: ModelEntry, provider: str, threads: int | None, error: type[EdgeDecodeError], words: str
