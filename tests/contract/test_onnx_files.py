@@ -131,7 +131,7 @@ def test_runtime_that_is_not_installed_names_the_pip_command(monkeypatch: pytest
 
 
 def test_devices_and_card_of_an_onnx_model(opener: Opener, entry: ModelEntry) -> None:
-    (device,) = OnnxRuntime().devices()
+    device, *_ = OnnxRuntime().devices()
     assert (device.runtime, device.provider, device.available) == ("onnx", "cpu", True)
     card = (
         OnnxRuntime()
