@@ -256,11 +256,12 @@ class CostModel:
         if drift and cost.width == 1 and table.step is not None and _drift(cost.pass_seconds / table.step) == drift:
             table.restart()
             self.drift = Recent()
-        table.observe(cost.width, cost.pass_seconds)
+        if not cost.ahead:  # the draft model may have slowed that pass
+            table.observe(cost.width, cost.pass_seconds)
         if table.step is None:
             return
         self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
-        if cost.draft_seconds > 0:
+        if cost.draft_seconds > 0 and not cost.ready:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
 
     def drifted(self, ratio: float, drafter: str) -> float:

@@ -19,6 +19,7 @@ from .acceptance import Acceptance
 from .cost import Prices
 from .experience import Experience
 from .ledger import INCOME
+from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
 from .trees import Trees
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -46,10 +47,12 @@ to notice when they become so."""
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """draft_max: longest draft. floor_stop: model drafters may stop by confidence (not under the ratio rule)."""
+    """draft_max: longest draft. floor_stop: model drafters may stop by confidence (not under the ratio rule). separate:
+    the draft model has a device of its own, so that drafting may overlap verification."""
 
     draft_max: int = 16
     floor_stop: bool = True
+    separate: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_max <= MAX_DRAFT:
@@ -102,6 +105,7 @@ class Scheduler:
         self._emitted = 0
         self._unmeasured = 0
         """Rounds since the last baseline pass."""
+        self._slowdown = Slowdown()
 
     def begin(self, adapter: str = "") -> int:
         """Start an answer. Return how many rounds to rest first.
@@ -129,6 +133,7 @@ class Scheduler:
             if cost.stopped or cost.accepted < cost.drafted:
                 self.acceptance.ended(cost.drafter, stopped=cost.accepted == cost.drafted)
         self.acceptance.passed(emitted)
+        self._slowdown.observe(cost, self.costs.table(self._context))
         self.costs.observe(cost, context_tokens=self._context)
 
     def plan(self, signals: Signals) -> Plan:
@@ -205,6 +210,9 @@ class Scheduler:
         stops = self.acceptance.stops(name)
         alive = self.acceptance.curve(name, room)
         length, promised = prices.best_length(alive, room, step=step, host=host, stops=stops)
+        overlap, ahead = self._overlapping(known, room, host=host), False
+        if overlap is not None and (lowered := overlap.speed * prices.plain / WORTH) >= promised:
+            length, promised, ahead = overlap.length, lowered, True
         account = self.heads.get(name, (name,))[0]
         before, read_max = max(0, unread - 1), 0  # the first step reads the last one
         speed_up = _with_prefill(promised, before * read, horizon)
@@ -215,8 +223,16 @@ class Scheduler:
         if self.options.floor_stop:  # the model's confidence ends the draft when one more token is not profitable
             floor = prices.more(length, step=step) * max(1.0, promised)
             length = min(room, prices.slack(length, SLACK))
-        plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
+        plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected", ahead=ahead)
         return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
+
+    def _overlapping(self, name: str, room: int, *, host: float) -> OverlapPlan | None:
+        """Return the best plan that overlaps verification; None: it is not faster, or not known to be."""
+        timed, table = self.costs.drafts.get(name), self.costs.table(self._context)
+        if not self.options.separate or timed is None or timed.step.value is None or timed.step.few:
+            return None
+        devices = TwoDevices(lambda rows: table.c(rows) + host, timed.step.value, slowdown=self._slowdown())
+        return chain_overlap(devices, [*self.acceptance.curve(name, room + 1, hope=-CAUTION)])
 
     def _of_tree(
         self, name: str, room: int, prices: Prices, *, level: float = 0.0, reading: float = 0.0, horizon: int = 1
@@ -260,8 +276,9 @@ class Scheduler:
         if cost.draft_seconds:
             drafting = cost.steps * prices.step(known) / prices.plain
             reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
-        predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
-        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
+        late = cost.late_seconds / prices.seconds / prices.plain
+        predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading + late
+        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain + late
         gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, cost.drafter)
         self._gained += gain + reading
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
