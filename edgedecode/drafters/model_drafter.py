@@ -124,13 +124,13 @@ class ModelDrafter:
         self.name = name
         kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
         self._distributions = setting.budget.reserve(f"distributions:{name}", kept)
-        self._keeps_two = not setting.sampled or (setting.overlap and self._grown(2 * kept))
-        """Whether there is memory for a draft and the one after it."""
         try:
             self.state = join_state(setting, model, name)
         except BaseException:
             self._distributions.release()
             raise
+        self._keeps_two = not setting.sampled or (setting.overlap and self._grown(2 * kept))
+        """Whether there is memory for a draft and the one after it."""
         self._guesses = self.state.guesses if head is None else None  # trees use the model's own head
         self._head: Head | LanguageModel = head or model
         self._setting = setting

@@ -44,7 +44,7 @@ class DraftSetting:
     draft_max: int = 0
     """The most tokens a draft may have."""
     overlap: bool = False
-    """Whether target and draft model run on different devices, so that drafting may overlap verification."""
+    """Whether to lease, if it fits, what drafting during verification needs under the ratio rule."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
     """Samples a token from a row of logits."""
     states: ModelStates = field(default_factory=ModelStates)

@@ -7,11 +7,15 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.policy import FixedLength
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import draft_engine
 from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement
@@ -19,6 +23,7 @@ from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
+from edgedecode.sessions import session_drafting
 from edgedecode.user_notices import NOTICES
 from tests.toys import why_refused
 
@@ -58,6 +63,27 @@ def test_draft_on_another_engine_changes_no_token(pair: Pair, sampling: Sampling
     plain, _ = answers(pair, replace(drafted, drafter="none", draft_max=0, tree=False))
     assert texts == plain
     assert accepted > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_drafting_beside_the_targets_pass_changes_no_token(
+    pair: Pair, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both engines at once, each in its thread; here on shared cores, so it is forced: only the tokens count."""
+    drafted = SessionOptions(drafter="model", draft_max=3, sampling=sampling, seed=3)
+    taking_turns = answers(pair, drafted)
+    ahead = []
+    monkeypatch.setattr(session_drafting, "fixed_policy", lambda longest, *, trees: FixedLength(longest, ahead=True))
+    propose = ModelDrafter.propose
+
+    def noted(self: ModelDrafter, *arguments: Any) -> Draft:
+        draft = propose(self, *arguments)
+        ahead.append(draft.ready)
+        return draft
+
+    monkeypatch.setattr(ModelDrafter, "propose", noted)
+    assert answers(pair, drafted) == taking_turns
+    assert max(ahead) > 0
 
 
 def test_draft_on_another_engine_is_opened_there(pair: Pair) -> None:
