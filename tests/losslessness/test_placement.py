@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.drafters.model_drafter import ModelDrafter
@@ -25,7 +27,7 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
 from edgedecode.sessions import session_drafting
 from edgedecode.user_notices import NOTICES
-from tests.toys import why_refused
+from tests.toys import Patient, why_refused
 
 PLACES = {"onnx": "llama", "llama": "onnx"}
 """The draft's engine by the target's."""
@@ -74,6 +76,7 @@ def test_drafting_beside_the_targets_pass_changes_no_token(
     taking_turns = answers(pair, drafted)
     ahead = []
     monkeypatch.setattr(session_drafting, "fixed_policy", lambda longest, *, trees: FixedLength(longest, ahead=True))
+    monkeypatch.setattr(session_drafting, "Drafting", partial(Drafting, beside=Patient))  # these passes are short
     propose = ModelDrafter.propose
 
     def noted(self: ModelDrafter, *arguments: Any) -> Draft:
