@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from edgedecode.bench.measure.timed import TimedRuntime
 from edgedecode.decoding.beside import THREAD, Stop
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import FixedLength, Plan
@@ -16,6 +17,7 @@ from edgedecode.decoding.stats import FinishReason
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.engines.interface import Device, ModelRequest
+from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.engines.wrappers.placed import Place, PlacedRuntime, devices_differ
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
@@ -73,6 +75,8 @@ ENGINE = Engine(
 def test_devices_differ_only_if_one_alone_is_on_the_processor(target: str, draft: str, differ: bool) -> None:
     placed = PlacedRuntime(ENGINE, Engine("llama", *ENGINE.devices()), place=Place("llama", draft))
     assert devices_differ(placed, target) == differ
+    assert devices_differ(TimedRuntime(placed), target) == differ
+    assert not devices_differ(OneResident(placed), target)
     assert not devices_differ(ENGINE, target)
 
 

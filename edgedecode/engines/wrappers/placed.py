@@ -103,8 +103,12 @@ class PlacedRuntime:
 
 
 def devices_differ(engine: object, provider: str) -> bool:
-    """Return whether an engine runs target and draft on devices that share no cores. provider: the target's."""
-    return isinstance(engine, PlacedRuntime) and engine.devices_differ(provider)
+    """Return whether an engine runs target and draft on devices that share no cores. provider: the target's.
+
+    An engine that does not say so does not: models that are resident one at a time cannot run at once either.
+    """
+    differ = getattr(engine, "devices_differ", None)
+    return differ is not None and bool(differ(provider))
 
 
 def _is_apart(engine: Runtime, provider: str) -> bool:
