@@ -140,7 +140,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test", "lint", "pack", "clean"} | named <= targets
 
 
-def test_ci_script_runs_only_make_test() -> None:
+def test_ci_script_runs_make_test_with_what_make_providers_installs() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert re.findall(r"\bmake .*", script.read_text(encoding="utf-8")) == ["make test"]
+    assert re.findall(r"\bmake .*", script.read_text(encoding="utf-8")) == ["make providers", "make test"]

@@ -230,11 +230,12 @@ class PackFootprint:
                 with suppress(EdgeDecodeError):
                     self._model_with("draft", self._kv_type, needs)
                     return needs
-        if heads:
-            with suppress(CapabilityError):  # the provider's graphs may have no smaller head: then the full one drafts
+        if self._provider != "cpu" or getattr(self._engine, "draft_place", None) is not None:
+            try:
                 self._model_with("draft", self._kv_type, heads)
-                return heads
-        return ()
+            except CapabilityError:  # the provider's graphs have no smaller head: then the full one drafts
+                return ()
+        return heads
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
         draft = self._model("draft", wanted.kv_type)

@@ -116,7 +116,14 @@ class _FloatCache(Protocol):
     """The KV cache of the ONNX runtime's states: [2 · layers, 1, KV heads, slots, head size]."""
 
     @property
-    def cache(self) -> FloatArray: ...
+    def array(self) -> FloatArray: ...
+
+
+class _HostState(Protocol):
+    """A state whose KV cache is in host memory."""
+
+    @property
+    def cache(self) -> _FloatCache: ...
 
 
 def calibrate_cache(
@@ -143,7 +150,7 @@ def _largest(model: LanguageModel, prompt: Sequence[int], *, ends: Collection[in
             state.keep(range(len(tokens)))
             tokens = [int(logits.argmax())]
             if state.length == state.capacity or tokens[0] in ends:
-                cache = cast(_FloatCache, state).cache
+                cache = cast(_HostState, state).cache.array
                 return np.asarray(np.abs(cache[:, 0, :, : state.length]).max(axis=2), np.float32)
     finally:
         state.close()

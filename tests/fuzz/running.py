@@ -105,6 +105,7 @@ class Fuzz:
             "HOME": str(root / "home"),
             "OPENBLAS_NUM_THREADS": "1",
             "COLUMNS": "150",
+            "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "0",  # its compiler takes more memory than a command may
         }
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.server"],
