@@ -222,9 +222,10 @@ class PackFootprint:
     @cached_property
     def _draft_needs(self) -> tuple[str, ...]:
         """How the draft model is loaded: with its adapters if it can take them, and then with heads if it has both."""
-        if isinstance(self._engine, OneResident):
+        draft = self._manifest.models.get("draft")
+        if draft is None or isinstance(self._engine, OneResident):
             return ()
-        heads = default_heads(self._manifest.models.get("draft"), runtime=draft_engine(self._engine))
+        heads = default_heads(draft, runtime=draft_engine(self._engine))
         if ADAPTERS in self._loading and self._manifest.has_draft_adapters:
             for needs in ((*heads, ADAPTERS), (ADAPTERS,)):
                 with suppress(EdgeDecodeError):
