@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
-__all__ = ["add_once"]
+__all__ = ["add_once", "unique_keys"]
 
 _Value = TypeVar("_Value")
 
@@ -14,3 +15,11 @@ def add_once(values: dict[str, _Value], name: str, value: _Value, *, what: str) 
     if name in values:
         raise ValueError(f"the {what} {name[:60]!r} appears twice")
     values[name] = value
+
+
+def unique_keys(pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+    """Return a JSON object, for json's `object_pairs_hook`. Raises ValueError for a duplicate key."""
+    found: dict[str, _Value] = {}
+    for key, value in pairs:
+        add_once(found, key, value, what="key")
+    return found

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgedecode.duplicate_names import add_once
+from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import ManifestError
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
@@ -194,7 +194,7 @@ class Manifest:
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path} cannot be read: {error}") from None
         try:
-            return cls.from_json(json.loads(text, object_pairs_hook=_object))
+            return cls.from_json(json.loads(text, object_pairs_hook=unique_keys))
         except ValueError as error:  # JSONDecodeError, and Python's refusal of numbers of thousands of digits
             raise ManifestError(f"{path} is not JSON: {error}; export the pack again") from None
         except RecursionError:
@@ -320,11 +320,3 @@ def _with_sampling(value: JsonValue) -> JsonValue:
             field_path = f"manifest.generation.{option.name}"
             sampling[option.name] = typed(given, Count if option.whole else Finite, field_path)
     return {**value, "generation": {**generation, "sampling": sampling}}
-
-
-def _object(pairs: list[tuple[str, JsonValue]]) -> JsonValue:
-    """Return a JSON object. Raises ValueError for a duplicate key: parsers differ in which value they keep."""
-    found: dict[str, JsonValue] = {}
-    for key, value in pairs:
-        add_once(found, key, value, what="key")
-    return found

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from edgedecode.duplicate_names import add_once
+from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import ManifestError
 
 __all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
@@ -53,7 +53,7 @@ def check_file(data: bytes) -> None:
     for found in _NORMALIZER.finditer(data):
         text = data[found.end() : found.end() + _LONGEST_NORMALIZER].decode("utf-8", "ignore")
         try:
-            value, _ = json.JSONDecoder(object_pairs_hook=_object).raw_decode(text)
+            value, _ = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(
                 f"the tokenizer's normalizer is not JSON, or has more than {_LONGEST_NORMALIZER} bytes"
@@ -91,14 +91,6 @@ def _flat(step: object) -> list[Mapping[str, object]]:
     if not isinstance(inner, list):
         raise ManifestError("the tokenizer's normalizer is a Sequence without a list of normalizers")
     return [flat for one in inner for flat in _flat(one)]
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object. Raises ValueError for a duplicate key: parsers differ in which one they take."""
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        add_once(found, key, value, what="key")
-    return found
 
 
 def _step_growth(step: Mapping[str, object]) -> float:

@@ -1,0 +1,1 @@
+"""Bundles: what an Android or Snapdragon project takes of a pack, written, checked and tried out."""
