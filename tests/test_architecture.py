@@ -68,9 +68,12 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
 }
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
 HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs
+BUNDLE_DEVICE = Path("export/bundles/device")  # goes into bundles: neither edgedecode nor its dependencies are there
+BUNDLE_RUN = BUNDLE_DEVICE / "run.py"
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
+    BUNDLE_RUN,
     *(path.relative_to(ROOT) for path in (ROOT / "export/cli").glob("*.py")),
 }  # and everything under apps/ and bench/
 
@@ -168,6 +171,8 @@ def _allowed(source: Source) -> set[str]:
         return CORE_PACKAGES | {"llama_cpp"}
     if source.path == HTP_CHILD:
         return EXPORT | {"onnxruntime_qnn"}
+    if source.path.parent == BUNDLE_DEVICE:
+        return {"numpy", "onnxruntime", "onnxruntime_qnn"}
     return {"export": EXPORT, "apps": APPS, DEVELOPERS: BENCH}[source.folder]
 
 
@@ -274,6 +279,18 @@ def test_folders_are_imported_by_their_installed_names() -> None:
         text = path.read_text(encoding="utf-8")
         source = Source(path.relative_to(ROOT), "tests.any", ast.parse(text, str(path)), 0)
         wrong += [_where(source, found) for found in source.imports() if found.top in OUTSIDE_CORE]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_that_go_into_bundles_stand_alone() -> None:
+    own = f"edgedecode.{'.'.join(BUNDLE_DEVICE.parts)}."
+    wrong = [
+        _where(source, found)
+        for source in sources()
+        if source.path.parent == BUNDLE_DEVICE
+        for found in source.imports()
+        if found.top == "edgedecode" and not found.module.startswith(own)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -24,7 +24,13 @@ FOLDERS = {
     "edgedecode.export": "export",
     "edgedecode.runtimes": "runtimes",
 }
-DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/*.jsonl", "export/trim/*.jsonl")
+DATA = (
+    "edgedecode/packs/**/*",
+    "edgedecode/py.typed",
+    "apps/*.jsonl",
+    "export/bundles/templates/**/*",
+    "export/trim/*.jsonl",
+)
 PACK_LIMIT = 15 * 2**20
 
 

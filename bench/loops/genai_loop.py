@@ -8,10 +8,9 @@ from pathlib import Path
 
 from edgedecode.cache import cache_folder
 from edgedecode.errors import CapabilityError
+from edgedecode.export.bundles.genai_folder import GenaiFolder, import_genai, open_genai
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.threads import default_threads
-
-from ..peers.genai_folder import GenaiFolder, import_genai, open_genai
 
 __all__ = ["GenaiLoop"]
 

@@ -1,7 +1,4 @@
-"""The format of a bundle: `bundle.json`, which says all that an app needs, and SHA256SUMS over every file.
-
-The folder `models` of a bundle for ONNX Runtime is a pack too: `edgedecode generate -m BUNDLE/models` opens it.
-"""
+"""The format of a bundle: `bundle.json`, which says all that an app needs, and SHA256SUMS over every file."""
 
 from __future__ import annotations
 
@@ -102,6 +99,8 @@ class DevicePlan:
     """Most drafts of a round; 0: no speculation."""
     least_chance: Share
     """Drafting stops below this chance of the draft model's token."""
+    tolerance: Mapping[str, Amount]
+    """By provider, how far an expected token may be below the likeliest in the self-test, in logits."""
     tokens_per_second: Amount | None = None
     """Expected of plain decoding."""
     drafted_per_second: Amount | None = None
@@ -154,6 +153,8 @@ class Bundle:
     """Programs of llama.cpp and their arguments; paths are relative to the bundle."""
     libraries: tuple[str, ...] = ()
     """Native libraries that the project has to fetch itself, because their licence forbids passing them on."""
+    notes: tuple[str, ...] = ()
+    """Limits that a developer must know, a sentence each."""
     switch_threshold: Amount | None = None
     """Calibrated threshold of entropy switching; None: never calibrated."""
 

@@ -19,10 +19,12 @@ Logits = npt.NDArray[np.float32]
 class Model(Protocol):
     """A language model with the keys and values of the tokens that it has read."""
 
-    length: int
-    """How many tokens it has read."""
     context: int
-    """How many it can read."""
+    """How many tokens it can read."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has read."""
 
     def read(self, tokens: Sequence[int], *, scored: int) -> Logits:
         """Read tokens after the others; return the logits after each of the last `scored`, [scored, vocabulary]."""

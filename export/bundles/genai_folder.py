@@ -1,4 +1,4 @@
-"""Builds a folder that onnxruntime-genai can open from a pack's graphs and weights.
+"""Builds a folder that onnxruntime-genai can open, from a pack's graphs and weights.
 
 A pack's base graph is the model builder's graph with other inputs. Here the builder's form is restored: lengths come
 from an attention mask, positions and biases are left to the attention operator, and every row is scored. Weights are
@@ -22,9 +22,9 @@ import onnx_ir.passes.common as common
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.export.frameworks import reason_of
 from edgedecode.export.graph.passes.surgery import attention_nodes, input_named
-from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 
-__all__ = ["GenaiFolder", "import_genai", "open_genai"]
+__all__ = ["GenaiFolder", "add_genai", "import_genai", "open_genai"]
 
 CONFIG = "genai_config.json"
 BASE = "base"
@@ -69,10 +69,11 @@ class GenaiFolder:
         model = ir.load(root / graph.file)
         heads = _builder_graph(model, rows=entry.rows)
         folder = self.path / role
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         ir.save(model, folder / "model.onnx")
         weights = root / entry.weights
-        _link(weights, folder / weights.name)
+        if not (folder / weights.name).exists():
+            _link(weights, folder / weights.name)
         names = dict(_NAMES["inputs"])
         if input_named(model, "position_ids") is not None:
             names["position_ids"] = "position_ids"
@@ -106,6 +107,26 @@ class GenaiFolder:
         search = {"do_sample": False, "max_length": self._context, "num_beams": 1, "past_present_share_buffer": True}
         text = json.dumps({"model": model, "search": search})
         (self.path / CONFIG).write_text(text, encoding="utf-8")
+
+
+def add_genai(folder: Path, manifest: Manifest, pack: Path, *, context: int, threads: int) -> tuple[str, ...]:
+    """Make a folder that has a tokenizer, and the target's weights in `target`, open with onnxruntime-genai too.
+
+    Returns the limits as notes: a model that it cannot serve is left out.
+    """
+    genai = GenaiFolder(folder, context=context, ends=manifest.generation.end_token_ids)
+    try:
+        genai.add_model("target", manifest.models["target"], pack, threads=threads)
+    except CapabilityError as error:
+        return (f"onnxruntime-genai cannot open this bundle: {error}",)
+    generation = manifest.generation
+    tokens = {"bos_token": generation.bos_token, "eos_token": generation.eos_token}
+    config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+    if manifest.chat_template is not None:
+        config["chat_template"] = (pack / manifest.chat_template).read_text(encoding="utf-8")
+    text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
+    (folder / "tokenizer_config.json").write_bytes(text.encode())
+    return ()
 
 
 def _builder_graph(model: ir.Model, *, rows: int) -> int:

@@ -1,0 +1,155 @@
+"""Plans a bundle's memory on a device: the context, and whether the draft model fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode.engines.interface import PlanningRuntime
+from edgedecode.engines.registry import find_runtime
+from edgedecode.errors import ExportError
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
+from edgedecode.memory.sizes import format_nbytes
+from edgedecode.options import SessionOptions
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.pack.static_graphs import head_rows
+from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.text.tokenizer import Tokenizer
+
+from .devices import Device
+
+__all__ = ["MemoryFit", "fit_llama", "fit_npu", "fit_onnx"]
+
+_APP_NBYTES = 80_000_000
+"""Assumed: an app's own memory with its runtime library and a tokenizer, without models."""
+_LEAST_CONTEXT = 512
+_CONTEXT_STEP = 256
+_LLAMA_ROWS = 64
+"""Rows of a llama.cpp pass, `-ub`: its buffers grow with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """What fits a budget. holders: bytes by holder. cuts: what was left out, a clause each."""
+
+    context: int
+    drafts: bool
+    holders: Mapping[str, int]
+    cuts: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.holders.values())
+
+
+def fit_onnx(manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: Device, context: int | None) -> MemoryFit:
+    """Fit the pack's models into the device's budget, as ONNX Runtime opens them there with its own kernels.
+
+    context: positions asked for, which are not cut. Raises ExportError if not even the target fits.
+    """
+    roles = manifest.models
+    # a bundle's loop drafts with the full head, and knows no other drafter than the model
+    models = {role: replace(entry, trim=None, graphs={"base": entry.graphs["base"]}) for role, entry in roles.items()}
+    manifest = replace(manifest, models=models)
+    with _engines_own_kernels():
+        engine = find_runtime("onnx")
+        assert isinstance(engine, PlanningRuntime)
+        footprint = PackFootprint(
+            manifest,
+            root,
+            tokenizer=tokenizer,
+            engine=engine,
+            process=[Holder("app", _APP_NBYTES)],
+            budget=Budget(),
+            threads=device.threads,
+        )
+        plan = footprint.fit(SessionOptions(context=context), device.budget_nbytes)
+    if not plan.fits:
+        raise _too_large(manifest.name, device, plan.least_running)
+    drafts = "model" in plan.choice.drafters
+    cuts = tuple(f"{cut.what}: {cut.effect}" for cut in plan.cuts)
+    return MemoryFit(plan.choice.context, drafts, {each.name: each.nbytes for each in plan.holders}, cuts)
+
+
+def fit_npu(manifest: Manifest, root: Path, *, device: Device, context: int | None) -> MemoryFit:
+    """Fit the compiled graphs into the device's budget: one binary for each width, with its own copy of the weights.
+
+    Raises ExportError for a longer context than theirs, or if not even the target fits.
+    """
+    needed = 0
+    for roles in dict.fromkeys([tuple(manifest.models), ("target",)]):
+        holders, slots = {"app": _APP_NBYTES}, 0
+        for role in roles:
+            entry = manifest.models[role]
+            compiled = {graph.width: graph for graph in entry.graphs.values() if graph.compiled}
+            slots = max(graph.slots for graph in compiled.values())
+            for width, graph in sorted(compiled.items()):
+                holders[f"weights:{role}:{width}"] = (root / graph.compiled[0].binary).stat().st_size
+            cell = 2 * 4 * entry.layers * entry.kv_heads * entry.head_size
+            holders[f"kv:{role}"] = cell * slots
+            holders[f"buffers:{role}"] = sum(
+                4 * width * (slots + width) + 4 * head_rows(width) * entry.rows + cell * width for width in compiled
+            )
+        if context is not None and context != slots:
+            raise ExportError(f"--ctx-size {context}: the graphs were compiled for {slots} positions: leave it out")
+        needed = sum(holders.values())
+        if needed <= device.budget_nbytes:
+            cuts = () if "draft" in roles or "draft" not in manifest.models else ("no draft model: no speculation",)
+            return MemoryFit(slots, "draft" in roles, holders, cuts)
+    raise _too_large(manifest.name, device, needed)
+
+
+def fit_llama(
+    models: Mapping[str, tuple[ModelEntry, int]], *, name: str, device: Device, context: int | None
+) -> MemoryFit:
+    """Fit GGUF files into the device's budget, as stock llama.cpp opens them there.
+
+    models: by role the manifest's entry and the file's bytes. Weights count twice, because on arm64 llama.cpp keeps a
+    second copy in the layout of its kernels. Keys and values are 16-bit floats. Raises ExportError.
+    """
+    full = min(entry.context for entry, _ in models.values()) if context is None else context
+    contexts = range(min(full, 4096), _LEAST_CONTEXT - 1, -_CONTEXT_STEP) if context is None else [full]
+    contexts = contexts or [full]
+    needed = 0
+    for roles in dict.fromkeys([tuple(models), ("target",)]):
+        for length in contexts:
+            holders = {"app": _APP_NBYTES}
+            for role in roles:
+                entry, nbytes = models[role]
+                cell = 2 * 2 * entry.layers * entry.kv_heads * entry.head_size
+                holders[f"weights:{role}"] = 2 * nbytes
+                holders[f"kv:{role}"] = cell * length
+                holders[f"buffers:{role}"] = 4 * _LLAMA_ROWS * (entry.rows + 12 * entry.hidden_size)
+            needed = sum(holders.values())
+            if needed <= device.budget_nbytes:
+                cuts = [f"context of {length} instead of {full}"] if length < min(full, 4096) else []
+                cuts += [] if "draft" in roles or "draft" not in models else ["no draft model: no speculation"]
+                return MemoryFit(length, "draft" in roles, holders, tuple(cuts))
+    raise _too_large(name, device, needed)
+
+
+def _too_large(name: str, device: Device, needed: int) -> ExportError:
+    what = device.name or f"a device of {format_nbytes(device.memory_nbytes)}"
+    return ExportError(
+        f"{name} does not fit {what}: it needs {format_nbytes(needed)}, an app may hold "
+        f"{format_nbytes(device.budget_nbytes)} there: give a larger --device-memory, or export a smaller model"
+    )
+
+
+@contextmanager
+def _engines_own_kernels() -> Iterator[None]:
+    """Plan with ONNX Runtime's kernels instead of edgedecode's, which are not on the device."""
+    name = "EDGEDECODE_KERNELS"
+    before = os.environ.get(name)
+    os.environ[name] = "engine"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

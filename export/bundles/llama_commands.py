@@ -1,0 +1,24 @@
+"""The arguments of stock llama.cpp programs that follow from a bundle's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .bundle import Bundle
+
+__all__ = ["llama_commands"]
+
+_ROWS = 64
+"""Rows of a pass: the default of 512 reserves buffers for many more logits than a phone has room for."""
+
+
+def llama_commands(bundle: Bundle) -> Mapping[str, tuple[str, ...]]:
+    """Return the arguments of llama-server and llama-cli; paths are relative to the bundle."""
+    plan, target, draft = bundle.plan, bundle.models["target"], bundle.models.get("draft")
+    words = ["--model", target.gguf, "--ctx-size", str(plan.context), "--threads", str(plan.threads)]
+    words += ["--batch-size", str(_ROWS), "--ubatch-size", str(_ROWS), "--parallel", "1"]
+    if draft is not None and plan.draft_length:
+        words += ["--model-draft", draft.gguf, "--ctx-size-draft", str(plan.context)]
+        words += ["--draft-max", str(plan.draft_length), "--draft-min", "1", "--draft-p-min", f"{plan.least_chance:g}"]
+    server = [*words, "--host", "127.0.0.1", "--port", "8080"]
+    return {"llama-server": tuple(server), "llama-cli": tuple(words)}

@@ -1,0 +1,181 @@
+"""Chooses what a bundle takes of a pack, and copies it: graphs, weights, tokenizer, adapters, GGUF files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from edgedecode.errors import ExportError
+from edgedecode.pack.chips import CHIPS
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
+from edgedecode.pack.static_graphs import STATIC
+
+from ..gguf.maker import GgufMaker
+from .bundle import BundleAdapter, BundleGraph, BundleModel
+from .request import PackageRequest
+
+__all__ = ["Parts", "check_pack_has", "chosen_manifest", "copy_models", "gguf_nbytes", "write_soc_map"]
+
+MODELS = "models"
+_BASE, _ADAPTERS = "base", "adapters"
+
+
+class Parts(NamedTuple):
+    """What was copied, as the bundle names it."""
+
+    models: Mapping[str, BundleModel]
+    adapters: Mapping[str, BundleAdapter]
+
+
+def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
+    """Raise ExportError, with the command that makes it, if the pack lacks what the target needs."""
+    target, pack = request.target, request.pack
+    for role, entry in manifest.models.items():
+        if not target.provider:
+            if not entry.gguf and not entry.gguf_plan:
+                raise ExportError(
+                    f"the {role} of {pack} has no GGUF form, which {target.name} needs: export it with --formats gguf"
+                )
+            continue
+        if _app_graph(entry) is None:
+            raise ExportError(
+                f"the {role} of {pack} has no ONNX graph that updates its cache in place, which {target.name} needs: "
+                f"export it with --formats onnx"
+            )
+        if target.provider == "cpu":
+            continue
+        found = {soc for graph in entry.graphs.values() for each in graph.compiled for soc in each.socs}
+        wanted = {chip.number for chip in request.socs}
+        if not found or wanted - found:
+            have = f"is compiled for {', '.join(map(str, sorted(found)))}" if found else "is not compiled"
+            numbers = ",".join(map(str, sorted(wanted or {57, 69, 87})))
+            raise ExportError(
+                f"the {role} of {pack} {have}: run `edgedecode compile {pack} --device qnn --soc {numbers}` first"
+            )
+
+
+def chosen_manifest(request: PackageRequest, manifest: Manifest) -> Manifest:
+    """Return the manifest with the graphs that the bundle takes."""
+    wanted = {chip.number for chip in request.socs}
+
+    def kept(graph: Graph) -> Graph | None:
+        if STATIC not in graph.capabilities:
+            return None
+        if request.target.provider != "qnn" or "lora" in graph.capabilities:
+            return None
+        compiled = tuple(each for each in graph.compiled if not wanted or wanted & {*each.socs})
+        return replace(graph, compiled=compiled) if compiled else None
+
+    models = {}
+    for role, entry in manifest.models.items():
+        static = {name: found for name, graph in entry.graphs.items() if (found := kept(graph)) is not None}
+        models[role] = replace(entry, graphs={_BASE: base} | static if (base := _app_graph(entry)) else {})
+    return replace(manifest, models=models)
+
+
+def copy_models(root: Path, request: PackageRequest, manifest: Manifest, *, roles: Iterable[str]) -> Parts:
+    """Copy the models of these roles, and the adapters, into the bundle at `root`; texts are the caller's."""
+    models: dict[str, BundleModel] = {}
+    for role in roles:
+        entry = manifest.located(role)
+        plain = BundleModel(
+            architecture=entry.architecture,
+            rows=entry.rows,
+            context=entry.context,
+            layers=entry.layers,
+            kv_heads=entry.kv_heads,
+            head_size=entry.head_size,
+            parameters=entry.parameters,
+            license=entry.license,
+            source=entry.source,
+            window=entry.window,
+        )
+        if not request.target.provider:
+            models[role] = replace(plain, gguf=_write_gguf(root, request.pack, entry, role))
+            continue
+        folder = f"{MODELS}/{role}"
+        weights = _copy(request.pack / entry.weights, root, f"{folder}/{Path(entry.weights).name}")
+        graphs = tuple(each for graph in entry.graphs.values() for each in _copy_graph(root, request.pack, graph, role))
+        models[role] = replace(plain, weights=weights, graphs=graphs)
+    return Parts(models, _copy_adapters(root, request, manifest, models))
+
+
+def gguf_nbytes(entry: ModelEntry, manifest: Manifest, pack: Path, role: str) -> int:
+    """Return the bytes of a role's GGUF file, about, if it is not made yet."""
+    return (pack / entry.gguf).stat().st_size if entry.gguf else manifest.weights_nbytes(role)
+
+
+def write_soc_map(root: Path, models: Mapping[str, BundleModel]) -> str:
+    """Write which graphs each chip opens, by the name that the device reports; return the file's name."""
+    chips: list[dict[str, object]] = []
+    numbers = sorted({soc for model in models.values() for graph in model.graphs for soc in graph.socs})
+    for number in numbers:
+        chip = CHIPS[number]
+        graphs = {
+            role: {str(graph.width): graph.file for graph in model.graphs if number in graph.socs}
+            for role, model in models.items()
+        }
+        chips.append({
+            "soc": number, "htp_arch": chip.generation, "name": chip.name, "soc_models": list(chip.models),
+            "graphs": graphs,
+        })  # fmt: skip
+    name = "soc_map.json"
+    text = json.dumps({"chips": chips, "otherwise": "cpu"}, indent=1) + "\n"
+    (root / name).write_bytes(text.encode())
+    return name
+
+
+def _app_graph(entry: ModelEntry) -> Graph | None:
+    """Return the graph that an app opens on the processor; None: the pack has none with a cache updated in place."""
+    graph = entry.graphs.get(_BASE)
+    if graph is None or "concat" in graph.capabilities or not {"rows", "input_ids", "seqlens_k"} <= {*graph.inputs}:
+        return None
+    return graph
+
+
+def _copy_graph(root: Path, pack: Path, graph: Graph, role: str) -> list[BundleGraph]:
+    if not graph.compiled:
+        name = _copy(pack / graph.file, root, f"{MODELS}/{role}/{PurePosixPath(graph.file).name}")
+        return [BundleGraph(name)]
+    found = []
+    for each in graph.compiled:
+        # the compiled graph names its binary, which lies next to it
+        file, binary = (_copy(pack / name, root, name) for name in (each.file, each.binary))
+        found.append(BundleGraph(file, each.provider, graph.width, graph.slots, binary, each.socs))
+    return found
+
+
+def _copy_adapters(
+    root: Path, request: PackageRequest, manifest: Manifest, models: Mapping[str, BundleModel]
+) -> dict[str, BundleAdapter]:
+    found = {}
+    for name in manifest.adapters:
+        entry = manifest.located_adapter(name)
+        suits = entry.file.endswith(".gguf") != bool(request.target.provider)
+        if entry.role in models and suits:
+            folder = f"{_ADAPTERS}/{name.replace(':', '-')}"
+            file = _copy(request.pack / entry.file, root, f"{folder}/{Path(entry.file).name}")
+            if entry.config:
+                _copy(request.pack / entry.config, root, f"{folder}/{Path(entry.config).name}")
+            found[name] = BundleAdapter(file, entry.role, entry.rank)
+    return found
+
+
+def _write_gguf(root: Path, pack: Path, entry: ModelEntry, role: str) -> str:
+    kind = {8: "Q8_0", 4: "Q4_0", 16: "F16", 32: "F32"}.get(entry.bits, "mixed")
+    name = f"{MODELS}/{role}-{kind}.gguf"
+    if entry.gguf:
+        return _copy(pack / entry.gguf, root, name)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    GgufMaker().make(entry, pack, root / name)
+    return name
+
+
+def _copy(source: Path, root: Path, name: str) -> str:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, root / name)
+    return name

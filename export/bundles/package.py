@@ -1,0 +1,172 @@
+"""Makes a bundle of a pack for one target: copies, plans for the device, records the self-test, writes the listing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import edgedecode
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import FileEntry
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.integrity import file_entry
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.pack.pack_lock import opening
+from edgedecode.pack.pack_tokenizer import pack_tokenizer
+from edgedecode.text.prompts import Prompt, interleaved, parse_prompts, read_prompts
+from edgedecode.text.tokenizer import Tokenizer
+
+from ..stages import Stages
+from .bundle import Bundle, DevicePlan, SelftestFiles, write_bundle
+from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
+from .genai_folder import add_genai
+from .llama_commands import llama_commands
+from .pack_files import check_pack_has, chosen_manifest, copy_models, gguf_nbytes, write_soc_map
+from .recording import record_answers, try_lengths, write_prompts
+from .request import PackageRequest
+from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
+from .templates import copy_templates
+
+__all__ = ["make_bundle"]
+
+_PROMPTS = 4
+"""Self-test prompts by default, each of another kind of task."""
+_NPU_TOLERANCE = 0.5
+"""16-bit floats and whole-number weights: three times the largest gap seen on the emulator, docs/measurements.md."""
+_SELFTEST = SelftestFiles("selftest/prompts.json", "selftest/expected.json", "selftest/rounds.json")
+
+
+def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
+    """Write the bundle to `request.out`, which appears complete or not at all.
+
+    Raises ExportError, with the remedy, for a pack without the target's format, a device that is too small, or a full
+    disk; ManifestError for a damaged pack; InputError for prompts or a profile that cannot be read.
+    """
+    with opening(request.pack):
+        manifest = check_pack(request.pack)
+        check_pack_has(request, manifest)
+        chosen = chosen_manifest(request, manifest)
+        prompts = _prompts(request)
+        tokenizer = pack_tokenizer(chosen, request.pack, Budget())
+        fit = _fit(request, chosen, tokenizer)
+        speeds = _speeds(request, chosen, fit)
+        needed = sum(entry.nbytes for entry in manifest.files.values()) + 10_000_000
+        check_place(request.out, nbytes=needed * 5 // 4)
+        with new_folder(request.out) as root:
+            with stages.stage("copy"):
+                bundle = _copied(root, request, chosen, fit, speeds)
+            with stages.stage("self-test"):
+                most = min(fit.context, manifest.models["target"].context)
+                write_prompts(root / bundle.selftest.prompts, prompts, tokenizer, most=request.tokens, context=most)
+                bundle = _recorded(root, request, bundle, fit, speeds)
+            with stages.stage("listing"):
+                copy_templates(root, request, bundle)
+                bundle = replace(bundle, files=_listed(root))
+                write_bundle(root, bundle)
+    return bundle
+
+
+def _prompts(request: PackageRequest) -> list[Prompt]:
+    if request.prompts is not None:
+        return read_prompts(request.prompts, family="")
+    path = Path(__file__).parents[1] / "trim" / "prompts.jsonl"
+    found = parse_prompts(path.read_bytes(), path.name)
+    return interleaved(found, name=lambda prompt: prompt.family, most=1)[:_PROMPTS]
+
+
+def _fit(request: PackageRequest, manifest: Manifest, tokenizer: Tokenizer) -> MemoryFit:
+    if request.target.provider == "qnn":
+        return fit_npu(manifest, request.pack, device=request.device, context=request.context)
+    if request.target.provider:
+        return fit_onnx(manifest, request.pack, tokenizer, device=request.device, context=request.context)
+    models = {
+        role: (entry, gguf_nbytes(entry, manifest, request.pack, role)) for role, entry in manifest.models.items()
+    }
+    return fit_llama(models, name=manifest.name, device=request.device, context=request.context)
+
+
+def _speeds(request: PackageRequest, manifest: Manifest, fit: MemoryFit) -> Speeds:
+    if request.profile is not None:
+        return measured_speeds(request.profile, pack=manifest.name)
+    draft = manifest.weights_nbytes("draft") if fit.drafts else 0
+    return assumed_speeds(request.device, target_nbytes=manifest.weights_nbytes("target"), draft_nbytes=draft)
+
+
+def _copied(root: Path, request: PackageRequest, manifest: Manifest, fit: MemoryFit, speeds: Speeds) -> Bundle:
+    """Copy everything but the templates; return the bundle without its listing."""
+    target, device = request.target, request.device
+    roles = [role for role in manifest.models if role != "draft" or fit.drafts]
+    parts = copy_models(root, request, manifest, roles=roles)
+    for source, name in ((manifest.tokenizer, "tokenizer.json"), (manifest.chat_template, "chat_template.jinja")):
+        if source is not None:
+            shutil.copyfile(request.pack / source, root / "models" / name)
+    licenses = request.pack / "licenses"
+    if licenses.is_dir():
+        shutil.copytree(licenses, root / "licenses")
+    if target.provider == "qnn":
+        write_soc_map(root, parts.models)
+    notes: tuple[str, ...] = ()
+    if target.provider == "cpu":
+        notes = add_genai(root / "models", manifest, request.pack, context=fit.context, threads=device.threads)
+    noise = manifest.models["target"].kernel_noise or 0.1
+    plan = DevicePlan(
+        device=device.name or device.soc,
+        memory_nbytes=device.memory_nbytes,
+        budget_nbytes=device.budget_nbytes,
+        nbytes=fit.nbytes,
+        holders=fit.holders,
+        context=fit.context,
+        kv_type="float16" if not target.provider else "float32",
+        threads=device.threads,
+        draft_length=LENGTHS[-1] if fit.drafts else 0,
+        least_chance=speeds.least_chance,
+        tolerance={"cpu": round(2 * noise, 4), "qnn": _NPU_TOLERANCE, "llama": round(4 * noise, 4)},
+        profile=speeds.name,
+        cuts=fit.cuts,
+    )
+    switching = manifest.switching
+    return Bundle(
+        target=target.name,
+        name=manifest.name,
+        created_by=f"edgedecode {edgedecode.__version__}",
+        abi=target.abi,
+        min_sdk=target.min_sdk,
+        runtime=target.runtime,
+        models=parts.models,
+        vocabulary_size=manifest.vocabulary_size,
+        tokenizer="models/tokenizer.json",
+        tokenizer_digest=manifest.tokenizer_digest,
+        chat_template=None if manifest.chat_template is None else "models/chat_template.jinja",
+        generation=manifest.generation,
+        plan=plan,
+        selftest=_SELFTEST,
+        files={},
+        adapters=parts.adapters,
+        libraries=target.libraries,
+        notes=notes,
+        switch_threshold=None if switching is None or not switching.points else switching.points[0].up,
+    )
+
+
+def _recorded(root: Path, request: PackageRequest, bundle: Bundle, fit: MemoryFit, speeds: Speeds) -> Bundle:
+    """Choose the draft length and record the answers on this machine's processor."""
+    write_bundle(root, bundle)
+    lengths = LENGTHS if fit.drafts else ()
+    plain, best = best_length(speeds, try_lengths(root, request.pack, lengths))
+    drafted = best.per_second if best.length else None
+    plan = replace(
+        bundle.plan, draft_length=best.length, tokens_per_second=plain.per_second, drafted_per_second=drafted
+    )
+    bundle = replace(bundle, plan=plan)
+    if not request.target.provider:
+        bundle = replace(bundle, commands=llama_commands(bundle))
+    write_bundle(root, bundle)
+    record_answers(root, request.pack)
+    return bundle
+
+
+def _listed(root: Path) -> dict[str, FileEntry]:
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return {name: file_entry(root / name) for name in names if name not in {"bundle.json", "SHA256SUMS"}}

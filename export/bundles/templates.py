@@ -1,0 +1,56 @@
+"""Copies the files of `templates/` and of `device/` into a bundle, and fills in their few names."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from edgedecode.pack.chips import CHIPS
+
+from .bundle import Bundle
+from .request import PackageRequest
+
+__all__ = ["copy_templates"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_DEVICE = Path(__file__).parent / "device"
+_TEXT = {".sh", ".ps1", ".kt", ".kts", ".xml", ".md", ".json", ".properties", ".pro"}
+
+
+def copy_templates(root: Path, request: PackageRequest, bundle: Bundle) -> None:
+    """Copy what the bundle's target gets; `@NAME@` is replaced in texts."""
+    values = _values(request, bundle)
+    for folder in request.target.templates:
+        base = _TEMPLATES / folder
+        place = root / folder if folder == "gradle" else root
+        for path in sorted(each for each in base.rglob("*") if each.is_file()):
+            data = path.read_bytes()
+            if path.suffix in _TEXT:
+                text = data.decode()
+                for name, value in values.items():
+                    text = text.replace(f"@{name}@", value)
+                data = text.encode()
+            target = place / path.relative_to(base)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            if path.suffix == ".sh":
+                target.chmod(0o755)
+    if request.target.provider:
+        for path in sorted(_DEVICE.glob("*.py")):
+            target = root / "selftest" / path.name
+            target.write_bytes(path.read_bytes())
+
+
+def _values(request: PackageRequest, bundle: Bundle) -> dict[str, str]:
+    socs = {soc for model in bundle.models.values() for graph in model.graphs for soc in graph.socs}
+    dependencies = "\n".join(f'    implementation("{each}")' for each in bundle.runtime)
+    cases = [f'  {name}) set -- {shlex.join(words)} "$@" ;;' for name, words in bundle.commands.items()]
+    return {
+        "APP_ID": request.package,
+        "NAME": bundle.name,
+        "ABI": bundle.abi,
+        "MIN_SDK": str(bundle.min_sdk),
+        "SOC_MODELS": " ".join(sorted({model for soc in socs for model in CHIPS[soc].models})),
+        "RUNTIME": dependencies if bundle.min_sdk else " ".join(f'"{each}"' for each in bundle.runtime),
+        "COMMANDS": "\n".join(cases),
+    }

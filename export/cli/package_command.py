@@ -1,0 +1,125 @@
+"""The verb `package`. Heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.commands import Command, positive_count
+from edgedecode.errors import InputError
+from edgedecode.memory.sizes import format_nbytes, parse_nbytes
+
+from .common import notices_shown, quiet
+
+if TYPE_CHECKING:
+    from ..bundles.bundle import Bundle
+    from ..bundles.request import PackageRequest
+
+__all__ = ["package_verb"]
+
+_TARGETS = ("android-cpu", "android-qnn", "android-llamacpp", "snapdragon-windows")
+
+
+class PackageCommand:
+    """Makes a bundle for an app of a pack."""
+
+    name = "package"
+    help = "make a bundle of a pack for an Android or Snapdragon app"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", metavar="PACK", help="folder or hub id of a pack (`demo`: the bundled one)")
+        parser.add_argument("--target", required=True, choices=_TARGETS, help="what the bundle is for")
+        parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make")
+        device = parser.add_argument_group("device", "the plan of memory, context and drafts is made for it")
+        device.add_argument("--device", metavar="NAME", help="a phone, such as 'Galaxy S24' (`list` names them)")
+        device.add_argument("--device-memory", metavar="SIZE", help="the device's memory (default: 8GB)")
+        device.add_argument(
+            "--soc",
+            metavar="N,N",
+            help="chips, by Build.SOC_MODEL (SM8650) or Qualcomm's number (57): for NPUs, whose compiled graphs to "
+            "take (default: all); for the plan, the first",
+        )
+        device.add_argument("-c", "--ctx-size", type=positive_count, metavar="N", help="context (default: what fits)")
+        device.add_argument(
+            "--profile", type=Path, metavar="FILE", help="speeds measured on the device with `edgedecode bench --json`"
+        )
+        test = parser.add_argument_group("app and self-test")
+        test.add_argument("--app-id", default="com.example.edgedecode", metavar="NAME", help="default: %(default)s")
+        test.add_argument("--prompts", type=Path, metavar="FILE", help="self-test prompts as jsonl (default: bundled)")
+        test.add_argument(
+            "--test-tokens", type=positive_count, default=32, metavar="N", help="of an answer (default: %(default)s)"
+        )
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+
+    def run(self, arguments: Namespace) -> int:
+        from ..bundles.package import make_bundle
+        from ..stages import Stages
+        from .display import LiveDisplay
+
+        with quiet(debug=arguments.debug):
+            request = _read(arguments)
+            with notices_shown(), LiveDisplay() as display:
+                bundle = make_bundle(request, Stages(display))
+            _show(request.out, bundle)
+        if arguments.json:
+            print(json.dumps(asdict(bundle)))
+        return 0
+
+
+def _read(arguments: Namespace) -> PackageRequest:
+    from edgedecode.pack.hub import BUNDLED_PACK, find_pack
+
+    from ..bundles.devices import PHONES, find_device
+    from ..bundles.request import PackageRequest, check_package_name, read_chip
+    from ..bundles.targets import find_target
+
+    if arguments.device == "list":
+        names = "; ".join(f"{each.name} ({format_nbytes(each.memory_nbytes)})" for each in PHONES.values())
+        raise InputError(f"--device: give one of {names}")
+    if arguments.device is not None and arguments.device_memory is not None:
+        raise InputError("--device and --device-memory both set the memory: leave one of the two out")
+    chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
+    memory = None if arguments.device_memory is None else parse_nbytes(arguments.device_memory)
+    soc = chips[0].models[0] if chips else None
+    return PackageRequest(
+        pack=BUNDLED_PACK if arguments.pack == "demo" else find_pack(arguments.pack),
+        target=find_target(arguments.target),
+        out=arguments.out,
+        device=find_device(arguments.device, memory_nbytes=memory, soc=soc),
+        package=check_package_name(arguments.app_id),
+        socs=chips,
+        context=arguments.ctx_size,
+        prompts=arguments.prompts,
+        profile=arguments.profile,
+        tokens=arguments.test_tokens,
+    )
+
+
+def _show(out: Path, bundle: Bundle) -> None:
+    plan = bundle.plan
+    device = plan.device or f"a device of {format_nbytes(plan.memory_nbytes)}"
+    print(
+        f"{out}: {bundle.target} of {bundle.name}, {format_nbytes(sum(each.nbytes for each in bundle.files.values()))}"
+    )
+    print(
+        f"Planned for {device}: {format_nbytes(plan.nbytes)} of {format_nbytes(plan.budget_nbytes)}, context of "
+        f"{plan.context}, {_drafting(bundle)}"
+    )
+    for cut in (*plan.cuts, *bundle.notes):
+        print(f"Note: {cut}")
+    print(f"Next: `edgedecode lint {out}`, `edgedecode selftest {out}`, then install.sh in it")
+
+
+def _drafting(bundle: Bundle) -> str:
+    plan = bundle.plan
+    speed = "" if plan.tokens_per_second is None else f", {plan.tokens_per_second:.0f} tokens/s"
+    basis = f" ({plan.profile})"
+    if not plan.draft_length or plan.drafted_per_second is None:
+        return f"no drafts{speed}{basis}"
+    return f"drafts of {plan.draft_length}{speed}, {plan.drafted_per_second:.0f} with drafts{basis}"
+
+
+package_verb: Command = PackageCommand()
