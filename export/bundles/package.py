@@ -19,6 +19,7 @@ from edgedecode.text.prompts import Prompt, interleaved, parse_prompts, read_pro
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..stages import Stages
+from .apk import build_apk, find_keystore, find_tools
 from .bundle import Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
 from .genai_folder import add_genai
@@ -49,6 +50,7 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
         check_pack_has(request, manifest)
         chosen = chosen_manifest(request, manifest)
         prompts = _prompts(request)
+        signing = (find_tools(), find_keystore(request.keystore)) if request.apk else None
         tokenizer = pack_tokenizer(chosen, request.pack, Budget())
         fit = _fit(request, chosen, tokenizer)
         speeds = _speeds(request, chosen, fit)
@@ -65,6 +67,12 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
                 copy_templates(root, request, bundle)
                 bundle = replace(bundle, files=_listed(root))
                 write_bundle(root, bundle)
+            if signing is not None:
+                with stages.stage("APK"):
+                    tools, keystore = signing
+                    build_apk(root, bundle, package=request.package, tools=tools, keystore=keystore)
+                    bundle = replace(bundle, files=_listed(root))
+                    write_bundle(root, bundle)
     return bundle
 
 

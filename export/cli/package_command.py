@@ -52,6 +52,13 @@ class PackageCommand:
         test.add_argument(
             "--test-tokens", type=positive_count, default=32, metavar="N", help="of an answer (default: %(default)s)"
         )
+        test.add_argument("--apk", action="store_true", help="also build an APK without code that carries the models")
+        test.add_argument(
+            "--keystore",
+            type=Path,
+            metavar="FILE",
+            help="signs it; the password is that of EDGEDECODE_KEYSTORE_PASSWORD (default: Android's debug key)",
+        )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
@@ -79,6 +86,10 @@ def _read(arguments: Namespace) -> PackageRequest:
     if arguments.device == "list":
         names = "; ".join(f"{each.name} ({format_nbytes(each.memory_nbytes)})" for each in PHONES.values())
         raise InputError(f"--device: give one of {names}")
+    if arguments.apk and not arguments.target.startswith("android"):
+        raise InputError(f"--apk: {arguments.target} is not for Android: leave it out")
+    if arguments.keystore is not None and not arguments.apk:
+        raise InputError("--keystore signs an APK: give --apk too")
     if arguments.device is not None and arguments.device_memory is not None:
         raise InputError("--device and --device-memory both set the memory: leave one of the two out")
     chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
@@ -94,6 +105,8 @@ def _read(arguments: Namespace) -> PackageRequest:
         context=arguments.ctx_size,
         prompts=arguments.prompts,
         profile=arguments.profile,
+        apk=arguments.apk,
+        keystore=arguments.keystore,
         tokens=arguments.test_tokens,
     )
 

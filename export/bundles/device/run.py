@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,14 +24,16 @@ __all__ = ["Opener", "Selftest", "main", "read_prompts", "test_context"]
 QNN = "QNNExecutionProvider"
 
 
-def main(words: Sequence[str] | None = None, *, root: Path = Path(__file__).parents[1]) -> int:
-    """Test the bundle at `root`; return the exit code."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Test a bundle, by default the one that this file is in; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m selftest.run", description=__doc__)
     parser.add_argument("--provider", choices=("cpu", "qnn"), help="default: the NPU if the bundle has graphs for it")
     parser.add_argument("--soc", type=int, metavar="N", help="the chip of the compiled graphs (default: the first)")
     parser.add_argument("--threads", type=int, metavar="N", help="default: as planned")
     parser.add_argument("--json", action="store_true", help="print one JSON line only")
+    parser.add_argument("--bundle", type=Path, default=Path(__file__).parents[1], metavar="DIR", help="another bundle")
     options = parser.parse_args(words)
+    root = options.bundle
     bundle = json.loads((root / "bundle.json").read_text(encoding="utf-8"))
     graphs = bundle["models"]["target"]["graphs"]
     provider = options.provider or ("qnn" if any(graph["provider"] == "qnn" for graph in graphs) else "cpu")
@@ -97,7 +100,8 @@ class Selftest:
                 "accepted": sum(_accepted(each) for each in rounds),
             })  # fmt: skip
         return {
-            "provider": self.provider, "onnxruntime": _version(), "seconds": round(perf_counter() - started, 2),
+            "provider": self.provider, "machine": platform.machine(), "onnxruntime": _version(),
+            "seconds": round(perf_counter() - started, 2),
             "tolerance": tolerance, "passed": all(each["largest_gap"] <= tolerance for each in found), "prompts": found,
         }  # fmt: skip
 
@@ -176,8 +180,6 @@ def test_context(prompts: Sequence[Mapping[str, Any]], bundle: Mapping[str, Any]
 
 def _use_npu(options: Any, soc: int, root: Path) -> None:  # noqa: ANN401
     """Add the NPU's provider and allow no other; on x86-64 Linux its library emulates the chip."""
-    import platform
-
     import onnxruntime
     import onnxruntime_qnn
 

@@ -1,0 +1,54 @@
+"""Chooses the lanes of a bundle's self-test and runs them. A new lane is a class and an entry of `LANES`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.pack.integrity import file_sha256
+
+from ..bundle import Bundle
+from .lane import Lane, LaneResult, Options
+from .llama_lane import LlamaLane
+from .onnx_lanes import Arm64Lane, CpuLane, NpuLane
+
+__all__ = ["LANES", "check_bundle", "run_lanes"]
+
+LANES: tuple[Lane, ...] = (CpuLane(), Arm64Lane(), NpuLane(), LlamaLane())
+
+
+def check_bundle(root: Path) -> Bundle:
+    """Read a bundle and compare its files with their digests. Raises ManifestError: native code reads them next."""
+    bundle = Bundle.load(root)
+    for name in sorted(bundle.named() - bundle.files.keys()):
+        raise ManifestError(f"{root / name} is not in the bundle's list of files: make the bundle again")
+    for name, entry in bundle.files.items():
+        path = root / name
+        if path.is_symlink() or not path.is_file():
+            raise ManifestError(f"{path} is missing: copy the bundle again, or make it again")
+        if path.stat().st_size != entry.nbytes or file_sha256(path) != entry.sha256:
+            raise ManifestError(f"{path} is not the file that was packaged: copy the bundle again, or make it again")
+    return bundle
+
+
+def run_lanes(root: Path, bundle: Bundle, options: Options, names: Sequence[str] | None) -> Iterator[LaneResult]:
+    """Run the lanes that suit the bundle, or those named, which must be able to run. Raises InputError."""
+    known = {lane.name: lane for lane in LANES}
+    if names is not None:
+        for name in names:
+            if name not in known:
+                raise InputError(f"--lane {name}: the lanes are {', '.join(known)}")
+            if not known[name].suits(bundle):
+                raise InputError(f"--lane {name}: a bundle for {bundle.target} does not run there")
+            if missing := known[name].missing(options):
+                raise InputError(f"--lane {name}: {missing}")
+    for lane in LANES:
+        if names is None and not lane.suits(bundle):
+            continue
+        if names is not None and lane.name not in names:
+            continue
+        if missing := lane.missing(options):
+            yield LaneResult(lane.name, reason=missing, ran=False)
+        else:
+            yield lane.run(root, bundle, options)

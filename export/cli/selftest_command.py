@@ -1,0 +1,91 @@
+"""The verb `selftest`. Heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.commands import Command, positive_count
+
+if TYPE_CHECKING:
+    from ..bundles.selftest.lane import LaneResult
+
+__all__ = ["selftest_verb"]
+
+
+class SelftestCommand:
+    """Runs a bundle as devices would, as far as this machine can."""
+
+    name = "selftest"
+    help = "run a bundle's self-test on this processor and on emulated devices"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
+        parser.add_argument(
+            "--lane",
+            metavar="A,B",
+            help="cpu, arm64 (under qemu), npu (or its emulator), llama (default: all)",
+        )
+        parser.add_argument("--soc", metavar="N", help="npu: the chip, as in `package` (default: the bundle's first)")
+        parser.add_argument(
+            "--sysroot",
+            type=Path,
+            metavar="DIR",
+            help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)",
+        )
+        parser.add_argument(
+            "--llama-server", type=Path, metavar="FILE", help="llama: the program (default: the one on PATH)"
+        )
+        parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="default: as planned")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+
+    def run(self, arguments: Namespace) -> int:
+        from ..bundles.request import read_chip
+        from ..bundles.selftest.lane import Options
+        from ..bundles.selftest.selftest import check_bundle, run_lanes
+
+        options = Options(
+            soc=None if arguments.soc is None else read_chip(arguments.soc).number,
+            sysroot=arguments.sysroot,
+            server=arguments.llama_server,
+            threads=arguments.threads,
+        )
+        names = None if arguments.lane is None else [name.strip() for name in arguments.lane.split(",")]
+        bundle = check_bundle(arguments.bundle)
+        results: list[LaneResult] = []
+        for result in run_lanes(arguments.bundle, bundle, options, names):
+            _show(result)
+            results.append(result)
+        ran = [result for result in results if result.ran]
+        passed = bool(ran) and all(result.passed for result in ran)
+        if not ran:
+            print("Nothing could be run here: see the reasons above.")
+        if arguments.json:
+            print(json.dumps([asdict(result) | {"passed": result.passed} for result in results]))
+        return 0 if passed else 1
+
+
+def _show(result: LaneResult) -> None:
+    if not result.ran:
+        print(f"{result.lane}: not run: {result.reason}")
+        return
+    tokens, equal = sum(each.tokens for each in result.answers), sum(each.equal for each in result.answers)
+    drafted, accepted = sum(each.drafted for each in result.answers), sum(each.accepted for each in result.answers)
+    outcome = "passed" if result.passed else "FAILED"
+    words = [f"{result.lane}: {outcome}", *([result.reason] if result.reason else [])]
+    if result.answers:
+        gap = max(each.largest_gap for each in result.answers)
+        words += [
+            result.engine,
+            f"{equal} of {len(result.answers)} answers as expected ({tokens} tokens)",
+            f"largest gap {gap:.3f}, allowed {result.tolerance:.3f}",
+            f"{accepted} of {drafted} drafts accepted",
+            f"{result.seconds:g} s",
+        ]
+    print(", ".join(words))
+
+
+selftest_verb: Command = SelftestCommand()
