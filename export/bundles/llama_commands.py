@@ -1,4 +1,4 @@
-"""The arguments of stock llama.cpp programs that follow from a bundle's plan."""
+"""The arguments of stock llama.cpp programs that follow from a bundle's plan, as of llama.cpp 0c1e57098."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def llama_commands(bundle: Bundle) -> Mapping[str, tuple[str, ...]]:
     words = ["--model", target.gguf, "--ctx-size", str(plan.context), "--threads", str(plan.threads)]
     words += ["--batch-size", str(_ROWS), "--ubatch-size", str(_ROWS), "--parallel", "1"]
     if draft is not None and plan.draft_length:
-        words += ["--model-draft", draft.gguf, "--ctx-size-draft", str(plan.context)]
-        words += ["--draft-max", str(plan.draft_length), "--draft-min", "1", "--draft-p-min", f"{plan.least_chance:g}"]
+        words += ["--spec-type", "draft-simple", "--spec-draft-model", draft.gguf]
+        words += ["--spec-draft-n-max", str(plan.draft_length), "--spec-draft-p-min", f"{plan.least_chance:g}"]
     server = [*words, "--host", "127.0.0.1", "--port", "8080"]
     return {"llama-server": tuple(server), "llama-cli": tuple(words)}

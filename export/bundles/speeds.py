@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import InputError
@@ -41,6 +41,14 @@ class Speeds:
             return self.passes[below] * max(1.0, rows / below)
         share = (rows - below) / (above - below)
         return self.passes[below] * (1 - share) + self.passes[above] * share
+
+    def padded(self, widths: Sequence[int]) -> Speeds:
+        """Return the speeds where passes are padded to the next of these widths; empty: they are not."""
+        if not widths:
+            return self
+        rows = range(1, widths[-1] + 1)
+        passes = {count: self.pass_seconds(next(width for width in widths if width >= count)) for count in rows}
+        return replace(self, passes=passes)
 
     @property
     def least_chance(self) -> float:
