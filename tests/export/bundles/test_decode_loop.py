@@ -1,0 +1,112 @@
+"""The decode loop that goes into bundles: its text is the target's own, whatever the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgedecode.export.bundles.device.decode import Round, decode, likeliest
+
+Logits = npt.NDArray[np.float32]
+VOCABULARY = 7
+
+
+class Toy:
+    """A model whose logits are a fixed random function of all tokens so far."""
+
+    def __init__(self, seed: int, *, context: int = 64) -> None:
+        self.seed, self.context, self.tokens, self.passes = seed, context, list[int](), 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def read(self, tokens: Sequence[int], *, scored: int) -> Logits:
+        assert tokens
+        assert self.length + len(tokens) <= self.context
+        self.passes += 1
+        rows = []
+        for token in tokens:
+            self.tokens.append(token)
+            rng = np.random.default_rng([self.seed, *self.tokens])
+            rows.append(2 * rng.standard_normal(VOCABULARY))
+        return np.array(rows[-scored:], np.float32)
+
+    def crop(self, length: int) -> None:
+        assert length <= self.length
+        del self.tokens[length:]
+
+
+def drawing(seed: int) -> Callable[[Logits], int]:
+    """Return a sampler with its own random numbers."""
+    rng = np.random.default_rng(seed)
+
+    def draw(row: Logits) -> int:
+        weights = np.exp(row.astype(np.float64))
+        return int(rng.choice(VOCABULARY, p=weights / weights.sum()))
+
+    return draw
+
+
+seeds = st.integers(0, 10**6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds, st.sampled_from(["same", "other"]), st.integers(0, 9), st.floats(0, 1), st.integers(1, 40), st.booleans())
+def test_text_with_drafts_is_the_targets_own(
+    seed: int, draft: str, length: int, least_chance: float, most: int, sampled: bool
+) -> None:
+    def answer(model: Toy | None) -> tuple[list[int], list[Round]]:
+        choose = drawing(seed) if sampled else likeliest
+        return decode(
+            Toy(seed),
+            model,
+            [1, 2, 3],
+            most=most,
+            ends=[0],
+            draft_length=length,
+            least_chance=least_chance,
+            choose=choose,
+        )
+
+    plain, _ = answer(None)
+    drafted, rounds = answer(Toy(seed if draft == "same" else seed + 1))
+    assert drafted == plain
+    assert [token for one in rounds for token in one.chosen] == plain
+    for one in rounds:
+        accepted = len(one.chosen) - 1
+        assert one.chosen[:accepted] == one.drafts[:accepted]
+        assert len(one.drafts) <= length
+    assert len(plain) <= most
+    assert 0 not in plain[:-1]
+
+
+def test_drafts_of_the_same_model_are_all_accepted() -> None:
+    target = Toy(3)
+    answer, rounds = decode(target, Toy(3), [1], most=21, ends=[], draft_length=4)
+    assert len(answer) == 21
+    assert all(len(one.chosen) == len(one.drafts) + 1 for one in rounds)
+    assert target.passes == len(rounds) == 5
+
+
+def test_an_unlikely_draft_is_not_proposed() -> None:
+    _, rounds = decode(Toy(3), Toy(3), [1], most=20, ends=[], draft_length=4, least_chance=1.0)
+    assert all(one.drafts == () for one in rounds)
+
+
+@pytest.mark.parametrize("context", [4, 9])
+def test_an_answer_ends_at_the_end_of_the_context(context: int) -> None:
+    answer, _ = decode(Toy(5, context=context), Toy(5, context=context), [1, 2], most=50, ends=[], draft_length=8)
+    assert len(answer) == context - 2
+
+
+def test_a_shorter_context_of_the_draft_model_ends_drafting_only() -> None:
+    plain, _ = decode(Toy(5), None, [1, 2], most=30, ends=[])
+    drafted, rounds = decode(Toy(5), Toy(5, context=8), [1, 2], most=30, ends=[], draft_length=4)
+    assert drafted == plain
+    assert [len(one.drafts) for one in rounds[:4]] == [0, 4, 1, 0]

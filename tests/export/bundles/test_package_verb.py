@@ -1,0 +1,327 @@
+"""`package`: what bundles hold, plans for devices, and bad input in one line with nothing half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.export.bundles.bundle import Bundle
+from edgedecode.export.bundles.devices import PHONES
+from edgedecode.export.bundles.speeds import Speeds, best_length
+from edgedecode.export.bundles.targets import TARGETS
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+
+pytest.importorskip("onnx_ir", reason="the export extras are not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+from edgedecode.export.bundles.device.decode import Round
+from edgedecode.export.bundles.device.run import Opener, Selftest
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+ANDROID_TOOLS = all(shutil.which(name) for name in ("aapt2", "zipalign", "apksigner", "keytool"))
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cpu") / "bundle"
+    assert run("package", "demo", "--target", "android-cpu", "--out", out) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    out = tmp_path_factory.mktemp("llamacpp") / "bundle"
+    assert run("package", "demo", "--target", "android-llamacpp", "--out", out) == 0
+    return out
+
+
+def files(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def test_every_file_of_a_bundle_is_listed_with_its_digest(cpu: Path) -> None:
+    bundle = Bundle.load(cpu)
+    assert {*bundle.files} == files(cpu) - {"bundle.json", "SHA256SUMS"}
+    assert bundle.named() <= {*bundle.files}
+    sums = dict(line.split("  ")[::-1] for line in (cpu / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
+    assert {*sums} == files(cpu) - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((cpu / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_the_models_are_the_packs(cpu: Path) -> None:
+    for role in ("target", "draft"):
+        for name in ("base.onnx", "weights.bin"):
+            assert (cpu / "models" / role / name).read_bytes() == (BUNDLED_PACK / role / name).read_bytes()
+
+
+def test_the_same_input_gives_the_same_bytes(cpu: Path, tmp_path: Path) -> None:
+    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "again") == 0
+    assert {name: (tmp_path / "again" / name).read_bytes() for name in files(cpu)} == {
+        name: (cpu / name).read_bytes() for name in files(cpu)
+    }
+
+
+def test_the_description_is_read_back_as_written(cpu: Path) -> None:
+    text = (cpu / "bundle.json").read_text(encoding="utf-8")
+    assert Bundle.from_json(json.loads(text)).to_json() == text
+
+
+def test_recorded_answers_are_those_of_edgedecode(cpu: Path) -> None:
+    import edgedecode
+    from edgedecode import SamplingOptions, SessionOptions
+
+    prompts = json.loads((cpu / "selftest/prompts.json").read_text(encoding="utf-8"))["prompts"]
+    answers = json.loads((cpu / "selftest/expected.json").read_text(encoding="utf-8"))["answers"]
+    bundle = json.loads((cpu / "bundle.json").read_text(encoding="utf-8"))
+    opener = Opener(cpu, bundle, provider="cpu", soc=None, threads=1)
+    target = opener.open("target")
+    assert target is not None
+    test = Selftest(cpu, bundle, target, opener.open("draft"), provider="cpu")
+    greedy = SessionOptions(sampling=SamplingOptions(temperature=0.0))
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        for prompt, answer in zip(prompts, answers, strict=True):
+            text = prompt["text"].split("user\n")[1].split("<|im_end|>")[0]
+            with pair.session(greedy) as session:
+                own = list(session.generate(text, max_tokens=prompt["most"]).tokens)
+            noise = pair.manifest.models["target"].kernel_noise
+            assert noise is not None
+            assert own == answer or float(test._gaps(prompt["tokens"], own).max()) <= 2 * noise
+
+
+def test_onnxruntime_genai_opens_the_bundle_and_answers_alike(cpu: Path) -> None:
+    genai = pytest.importorskip("onnxruntime_genai")
+    prompt = json.loads((cpu / "selftest/prompts.json").read_text(encoding="utf-8"))["prompts"][1]
+    answer = json.loads((cpu / "selftest/expected.json").read_text(encoding="utf-8"))["answers"][1]
+    model = genai.Model(str(cpu / "models"))
+    tokens = list(genai.Tokenizer(model).encode(prompt["text"]))
+    assert tokens == prompt["tokens"]
+    parameters = genai.GeneratorParams(model)
+    parameters.set_search_options(max_length=len(tokens) + len(answer))
+    generator = genai.Generator(model, parameters)
+    generator.append_tokens(tokens)
+    while not generator.is_done():
+        generator.generate_next_token()
+    found = list(generator.get_sequence(0))[len(tokens) :]
+    assert found[: len(answer)] == answer[: len(found)]
+    assert len(found) >= len(answer) - 1  # it leaves the end token out
+
+
+def test_a_llama_bundle_holds_the_models_and_the_servers_arguments(llamacpp: Path) -> None:
+    bundle = Bundle.load(llamacpp)
+    words = bundle.commands["llama-server"]
+    assert {bundle.models["target"].gguf, bundle.models["draft"].gguf} <= {*words}
+    assert words[words.index("--spec-draft-n-max") + 1] == str(bundle.plan.draft_length)
+    assert words[words.index("--ctx-size") + 1] == str(bundle.plan.context)
+    script = (llamacpp / "run.sh").read_text(encoding="utf-8")
+    assert " ".join(words) in script
+    assert subprocess.run(["sh", "-n", llamacpp / "run.sh"], check=False).returncode == 0
+
+
+def test_install_script_is_valid_shell_and_names_the_device(cpu: Path) -> None:
+    text = (cpu / "install.sh").read_text(encoding="utf-8")
+    assert "ABI=arm64-v8a MIN_SDK=26" in text
+    assert "@" not in text.replace("$@", "")
+    assert (cpu / "install.sh").stat().st_mode & 0o111
+    assert subprocess.run(["sh", "-n", cpu / "install.sh"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["Galaxy A15", "Galaxy S25"])
+def test_the_plan_stays_within_the_phones_share(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--device", name.upper()) == 0
+    plan = Bundle.load(out).plan
+    assert plan.nbytes == sum(plan.holders.values()) <= plan.budget_nbytes == PHONES[name].budget_nbytes
+    assert (plan.device, plan.profile) == (name, "assumed")
+
+
+def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    passes = {str(rows): 0.01 * (1 + 0.9 * (rows - 1)) for rows in range(1, 13)}
+    value = {
+        "conditions": {"device": "a slow phone", "pack": "demo, digest 1, onnx on cpu"},
+        "costs": {"target_seconds": passes, "drafts": {"model": {"first_seconds": 0.02, "next_seconds": 0.02}}},
+    }
+    profile.write_text(f"some table\n{json.dumps(value)}\n", encoding="utf-8")
+    out = tmp_path / "bundle"
+    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--profile", profile) == 0
+    plan = Bundle.load(out).plan
+    assert (plan.profile, plan.draft_length, plan.drafted_per_second) == ("a slow phone", 0, None)
+    assert plan.tokens_per_second == pytest.approx(100)
+
+
+def test_the_fastest_draft_length_is_chosen_from_recorded_rounds() -> None:
+    cheap = Speeds("a", dict.fromkeys(range(1, 10), 1.0), 0.05)
+    dear = Speeds("a", {rows: float(rows) for rows in range(1, 10)}, 0.05)
+    first = Round(3, (), (5,))
+    rounds = {2: [[first, Round(4, (1, 2), (1, 2, 3))]], 4: [[first, Round(4, (1, 2, 3, 4), (1, 2, 3, 9))]]}
+    plain, best = best_length(cheap, rounds)
+    assert (plain.per_second, best.length) == (1.0, 4)
+    assert best.per_second == pytest.approx(4 / (1 + 0.05 * 5))
+    assert best_length(dear, rounds)[1].length == 0
+
+
+def test_passes_of_fixed_widths_cost_their_width() -> None:
+    speeds = Speeds("a", {rows: float(rows) for rows in range(1, 10)}, 0.05).padded([1, 8])
+    assert [speeds.pass_seconds(rows) for rows in (1, 2, 5, 8)] == [1.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.skipif(not ANDROID_TOOLS, reason="aapt2, zipalign, apksigner or keytool is not installed")
+def test_the_apk_is_signed_without_code_and_maps_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zipfile import ZIP_STORED, ZipFile
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out = tmp_path / "bundle"
+    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--apk", "--app-id", "org.example.pond") == 0
+    apk = out / "models.apk"
+    verified = subprocess.run(["apksigner", "verify", "--verbose", apk], capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stderr
+    assert "Verified using v2 scheme (APK Signature Scheme v2): true" in verified.stdout
+    with ZipFile(apk) as packed:
+        stored = {each.filename for each in packed.infolist() if each.compress_type == ZIP_STORED}
+        names = {*packed.namelist()}
+    assert {"assets/models/target/weights.bin", "assets/models/target/base.onnx"} <= stored
+    assert "assets/bundle.json" in names
+    assert not any(name.endswith((".dex", ".so")) for name in names)
+    badging = subprocess.run(["aapt2", "dump", "badging", apk], capture_output=True, text=True, check=False).stdout
+    assert "package: name='org.example.pond.models'" in badging
+    assert "models.apk" in Bundle.load(out).files
+
+
+def small_pack(folder: Path, change: Callable[[Manifest], Manifest]) -> Path:
+    """Copy the bundled pack with another manifest."""
+    shutil.copytree(BUNDLED_PACK, folder)
+    manifest = change(Manifest.load(folder))
+    for name in {*manifest.files} - manifest.named():
+        (folder / name).unlink()
+        if not any((folder / name).parent.iterdir()):
+            (folder / name).parent.rmdir()
+    manifest = replace(manifest, files={name: manifest.files[name] for name in sorted(manifest.named())})
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return folder
+
+
+def without_gguf(manifest: Manifest) -> Manifest:
+    models = {role: replace(entry, gguf_plan="", gguf="") for role, entry in manifest.models.items()}
+    return replace(manifest, models=models)
+
+
+def without_base(manifest: Manifest) -> Manifest:
+    target = manifest.models["target"]
+    graphs = {name: graph for name, graph in target.graphs.items() if name != "base"}
+    return replace(manifest, models={**manifest.models, "target": replace(target, graphs=graphs)})
+
+
+def alone(manifest: Manifest) -> Manifest:
+    return replace(manifest, models={"target": manifest.models["target"]}, switching=None)
+
+
+def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: Path) -> None:
+    pack, out = small_pack(tmp_path / "pack", alone), tmp_path / "bundle"
+    assert run("package", pack, "--target", "android-cpu", "--out", out) == 0
+    bundle = Bundle.load(out)
+    assert ({*bundle.models}, bundle.plan.draft_length) == ({"target"}, 0)
+    assert run("selftest", out, "--lane", "cpu") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo", "--target", "android-qnn"], "is not compiled: run `edgedecode compile"),
+        (["demo", "--target", "android-qnn", "--soc", "SM8650"], "--device qnn --soc 57` first"),
+        (["demo", "--target", "android-cpu", "--soc", "SM1"], "'SM1' is not a known chip, which are 30: SM8350"),
+        (["demo", "--target", "android-cpu", "--device", "Nokia 3310"], "give one of these"),
+        (["demo", "--target", "android-cpu", "--device", "list"], "Galaxy S24"),
+        (["demo", "--target", "android-cpu", "--device", "Pixel 8", "--device-memory", "6GB"], "leave one of the two"),
+        (["demo", "--target", "android-cpu", "--device-memory", "10MB"], "out of range"),
+        (["demo", "--target", "android-cpu", "--device-memory", "much"], "much"),
+        (["demo", "--target", "android-cpu", "--app-id", "pond"], "Android takes names of two or more parts"),
+        (["demo", "--target", "android-cpu", "--app-id", "com.new.app"], "'new' is a keyword"),
+        (["demo", "--target", "android-cpu", "--ctx-size", "9000"], "9000"),
+        (["demo", "--target", "android-cpu", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["demo", "--target", "android-cpu", "--profile", "nowhere.json"], "edgedecode bench --json"),
+        (["demo", "--target", "snapdragon-windows", "--apk"], "is not for Android"),
+        (["demo", "--target", "android-cpu", "--keystore", "a.jks"], "give --apk too"),
+        (["nowhere", "--target", "android-cpu"], "nowhere"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "bundle"
+    assert run("package", *words, "--out", out) == 1
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not out.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "said"),
+    [
+        (without_gguf, "android-llamacpp", "has no GGUF form, which android-llamacpp needs: export it with --formats"),
+        (without_base, "android-cpu", "has no ONNX graph that updates its cache in place"),
+    ],
+)
+def test_a_pack_without_the_targets_format_is_refused(
+    change: Callable[[Manifest], Manifest], target: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = small_pack(tmp_path / "pack", change)
+    assert run("package", pack, "--target", target, "--out", tmp_path / "bundle") == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_folder_in_use_and_a_full_disk_are_refused(
+    cpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("package", "demo", "--target", "android-cpu", "--out", cpu) == 1
+    assert "exists and is not empty" in capsys.readouterr().err
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle") == 1
+    assert "make room" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_missing_apk_tool_is_named_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ANDROID_HOME", raising=False)
+    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle", "--apk") == 1
+    assert "aapt2" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_phone_that_is_too_small_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from edgedecode.export.bundles import device_plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_plan, "_APP_NBYTES", 5 * 10**9)
+        assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle") == 1
+    error = capsys.readouterr().err
+    assert "does not fit a device of" in error
+    assert "give a larger --device-memory" in error
+
+
+def test_each_target_is_offered_by_the_command_line() -> None:
+    from edgedecode.export.cli import package_command
+
+    assert tuple(TARGETS) == package_command._TARGETS

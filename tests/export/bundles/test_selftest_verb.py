@@ -1,0 +1,227 @@
+"""`selftest`: lanes pass on good bundles, fail on answers that differ, and say what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.export.bundles.bundle import Bundle, write_bundle
+from edgedecode.export.bundles.package import _listed
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("onnx_ir", reason="the export extras are not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+
+FAKE_SERVER = '''#!{python}
+"""Answers like llama-server, from a bundle's expected answers; `{mode}` changes what it does."""
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+mode = "{mode}"
+words = sys.argv[1:]
+if mode == "refuses":
+    sys.exit("error: invalid argument: --spec-type")
+prompts = json.loads(Path("selftest/prompts.json").read_text())["prompts"]
+answers = json.loads(Path("selftest/expected.json").read_text())["answers"]
+texts = [(one["tokens"], answer) for one, answer in zip(prompts, answers)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply({{"status": "ok", "build_info": "fake"}})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = asked["prompt"]
+        tokens, answer = next(one for one in texts if prompt[: len(one[0])] == one[0])
+        place = len(prompt) - len(tokens)
+        found = answer[place : place + asked["n_predict"]]
+        if mode in ("differs", "near") and place == 0 and len(found) > 3:
+            found = [*found[:3], 9, 9]
+        gap = 0.01 if mode == "near" else 5.0
+        likely = [{{"id": 9, "logprob": -0.1}}, {{"id": answer[place], "logprob": -0.1 - gap}}]
+        drafted = 0 if mode == "plain" else 4
+        self.reply({{"tokens": found, "timings": {{"draft_n": drafted, "draft_n_accepted": drafted // 2}},
+                    "completion_probabilities": [{{"top_logprobs": likely}}]}})
+
+    def reply(self, value):
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *words):
+        pass
+
+
+HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
+'''
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cpu") / "bundle"
+    assert run("package", "demo", "--target", "android-cpu", "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def cpu(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    out = tmp_path_factory.mktemp("llamacpp") / "bundle"
+    assert run("package", "demo", "--target", "android-llamacpp", "--out", out) == 0
+    return out
+
+
+def write_again(root: Path) -> None:
+    """List a bundle's files as they are now."""
+    from dataclasses import replace
+
+    write_bundle(root, replace(Bundle.load(root), files=_listed(root)))
+
+
+def test_a_bundle_passes_on_this_processor(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("selftest", cpu, "--lane", "cpu", "--json") == 0
+    (lane,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert lane["passed"]
+    assert sum(one["tokens"] for one in lane["answers"]) > 50
+    assert 0 < sum(one["accepted"] for one in lane["answers"]) <= sum(one["drafted"] for one in lane["answers"])
+
+
+def test_other_expected_answers_fail(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cpu / "selftest" / "expected.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["answers"][1][2] = (value["answers"][1][2] + 1) % 100
+    path.write_text(json.dumps(value), encoding="utf-8")
+    write_again(cpu)
+    assert run("selftest", cpu, "--lane", "cpu") == 1
+    assert "cpu: FAILED" in capsys.readouterr().out
+
+
+def test_a_program_that_dies_is_reported(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cpu / "models/target/base.onnx").write_bytes(b"not a graph")
+    write_again(cpu)
+    assert run("selftest", cpu, "--lane", "cpu") == 1
+    found = capsys.readouterr().out
+    assert "cpu: FAILED, the program ended with exit code 1: " in found
+    assert len(found.splitlines()) == 1
+
+
+def test_a_changed_byte_is_refused_before_anything_runs(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cpu / "models/target/weights.bin"
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    assert run("selftest", cpu) == 1
+    assert "weights.bin is not the file that was packaged" in capsys.readouterr().err
+
+
+def test_the_code_in_a_bundle_is_not_run(cpu: Path, tmp_path: Path) -> None:
+    """A bundle from elsewhere must not run code here, even if its digests are right."""
+    for path in (cpu / "selftest").glob("*.py"):
+        path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    write_again(cpu)
+    assert run("selftest", cpu, "--lane", "cpu") == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_bundles_own_program_gives_the_same_result(cpu: Path) -> None:
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-m", "selftest.run"], cwd=cpu, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["passed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lane", "moon"], "the lanes are cpu, arm64, npu, llama"),
+        (["--lane", "npu"], "a bundle for android-cpu does not run there"),
+        (["--lane", "arm64", "--sysroot", "/nowhere"], "arm64"),
+        (["--soc", "Kirin"], "is not a known chip"),
+    ],
+)
+def test_a_lane_that_cannot_run_is_refused_with_the_reason(
+    words: list[str], said: str, cpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("selftest", cpu, *words) == 1
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("selftest", tmp_path) == 1
+    assert "is not a bundle: it has no bundle.json" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.environ.get("EDGEDECODE_ARM64_SYSROOT"), reason="EDGEDECODE_ARM64_SYSROOT is not set")
+def test_a_bundle_passes_on_an_arm64_processor(cpu: Path) -> None:
+    assert run("selftest", cpu, "--lane", "arm64") == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "said"),
+    [
+        ("same", 0, "llama: passed"),
+        ("near", 0, "llama: passed"),
+        ("differs", 1, "llama: FAILED"),
+        ("plain", 1, "the server accepted no draft"),
+        ("refuses", 1, "llama-server ended with exit code 1: error: invalid argument: --spec-type"),
+    ],
+)
+def test_answers_of_a_server_are_compared(
+    mode: str, code: int, said: str, llamacpp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text(FAKE_SERVER.format(python=sys.executable, mode=mode), encoding="utf-8")
+    server.chmod(0o755)
+    assert run("selftest", llamacpp, "--llama-server", server) == code
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("llama-server") is None, reason="llama-server is not on PATH")
+def test_the_stock_server_speculates_with_the_bundles_arguments(
+    llamacpp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("selftest", llamacpp, "--lane", "llama", "--json") == 0
+    (lane,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert sum(one["accepted"] for one in lane["answers"]) > 0
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
+def test_a_bundle_for_npus_passes_on_the_emulator(tmp_path: Path) -> None:
+    from tests.export.test_compile import small_pack
+
+    pack, prompts = small_pack(tmp_path / "pack"), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say hello.", "family": ""}\n', encoding="utf-8")
+    words = ["--device", "qnn", "--soc", "57,69", "--widths", "8,1", "--context", "64"]
+    assert run("compile", pack, *words) == 0
+    for target in ("android-qnn", "snapdragon-windows"):
+        out = tmp_path / target
+        assert run("package", pack, "--target", target, "--soc", "SM8650", "--out", out, "--prompts", prompts) == 0
+        assert {soc for graph in Bundle.load(out).models["target"].graphs for soc in graph.socs} == {57}
+    assert run("selftest", tmp_path / "android-qnn", "--lane", "npu") == 0
