@@ -74,7 +74,7 @@ BUNDLE_RUN = BUNDLE_DEVICE / "run.py"
 PRINTERS = {
     Path("edgedecode/cli.py"),
     BUNDLE_RUN,
-    *(path.relative_to(ROOT) for path in (ROOT / "export/cli").glob("*.py")),
+    *(path.relative_to(ROOT) for name in ("cli", "bundles/cli") for path in (ROOT / "export" / name).glob("*.py")),
 }  # and everything under apps/ and bench/
 
 

@@ -29,7 +29,7 @@ from .pack_files import check_pack_has, chosen_manifest, copy_models, gguf_nbyte
 from .recording import record_answers, try_lengths, write_prompts
 from .request import PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
-from .templates import copy_templates
+from .template_files import copy_templates
 
 __all__ = ["make_bundle"]
 

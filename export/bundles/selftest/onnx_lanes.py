@@ -118,9 +118,11 @@ class Arm64Lane(OnnxLane):
         if shutil.which("qemu-aarch64") is None:
             return "qemu-aarch64 is not installed: apt install qemu-user (10 or later)"
         if sysroot is None:
-            return f"there is no arm64 Python: give --sysroot, or {self.variable} (docs/guide.md says how to make one)"
+            return (
+                f"there is no arm64 Python: give --sysroot, or {self.variable} (docs/android.md says how to make one)"
+            )
         if not self._python(sysroot):
-            return f"{sysroot} has no usr/bin/python3.*: make it again (docs/guide.md)"
+            return f"{sysroot} has no usr/bin/python3.*: make it again (docs/android.md)"
         return ""
 
     def interpreter(self, options: Options) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -322,6 +322,6 @@ def test_a_phone_that_is_too_small_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_each_target_is_offered_by_the_command_line() -> None:
-    from edgedecode.export.cli import package_command
+    from edgedecode.export.bundles.cli import package_command
 
     assert tuple(TARGETS) == package_command._TARGETS

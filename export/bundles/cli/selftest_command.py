@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, positive_count
 
 if TYPE_CHECKING:
-    from ..bundles.selftest.lane import LaneResult
+    from ..selftest.lane import LaneResult
 
 __all__ = ["selftest_verb"]
 
@@ -43,9 +43,9 @@ class SelftestCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
-        from ..bundles.request import read_chip
-        from ..bundles.selftest.lane import Options
-        from ..bundles.selftest.selftest import check_bundle, run_lanes
+        from ..request import read_chip
+        from ..selftest.lane import Options
+        from ..selftest.selftest import check_bundle, run_lanes
 
         options = Options(
             soc=None if arguments.soc is None else read_chip(arguments.soc).number,

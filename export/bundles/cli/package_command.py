@@ -12,11 +12,11 @@ from edgedecode.commands import Command, positive_count
 from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
-from .common import notices_shown, quiet
+from ...cli.common import notices_shown, quiet
 
 if TYPE_CHECKING:
-    from ..bundles.bundle import Bundle
-    from ..bundles.request import PackageRequest
+    from ..bundle import Bundle
+    from ..request import PackageRequest
 
 __all__ = ["package_verb"]
 
@@ -62,9 +62,9 @@ class PackageCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
-        from ..bundles.package import make_bundle
-        from ..stages import Stages
-        from .display import LiveDisplay
+        from ...cli.display import LiveDisplay
+        from ...stages import Stages
+        from ..package import make_bundle
 
         with quiet(debug=arguments.debug):
             request = _read(arguments)
@@ -79,9 +79,9 @@ class PackageCommand:
 def _read(arguments: Namespace) -> PackageRequest:
     from edgedecode.pack.hub import BUNDLED_PACK, find_pack
 
-    from ..bundles.devices import PHONES, find_device
-    from ..bundles.request import PackageRequest, check_package_name, read_chip
-    from ..bundles.targets import find_target
+    from ..devices import PHONES, find_device
+    from ..request import PackageRequest, check_package_name, read_chip
+    from ..targets import find_target
 
     if arguments.device == "list":
         names = "; ".join(f"{each.name} ({format_nbytes(each.memory_nbytes)})" for each in PHONES.values())

@@ -1,0 +1,1 @@
+"""The commands `package`, `lint` and `selftest`."""

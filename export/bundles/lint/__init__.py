@@ -1,0 +1,1 @@
+"""Checks bundles for what otherwise fails on a device."""
