@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import edgedecode
+from edgedecode.errors import InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.gate import check_pack
@@ -44,6 +45,8 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
     Raises ExportError, with the remedy, for a pack without the target's format, a device that is too small, or a full
     disk; ManifestError for a damaged pack; InputError for prompts or a profile that cannot be read.
     """
+    if request.out.resolve().is_relative_to(request.pack.resolve()):
+        raise InputError(f"--out {request.out} is inside the pack {request.pack}, which holds only its own files")
     with opening(request.pack):
         manifest = check_pack(request.pack)
         check_pack_has(request, manifest)
@@ -53,7 +56,7 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
         tokenizer = pack_tokenizer(chosen, request.pack, Budget())
         fit = _fit(request, chosen, tokenizer)
         speeds = _speeds(request, chosen, fit)
-        needed = sum(entry.nbytes for entry in manifest.files.values()) + 10_000_000
+        needed = manifest.nbytes + sum(entry.nbytes for entry in manifest.outside.values()) + 10_000_000
         check_place(request.out, nbytes=needed * 5 // 4)
         with new_folder(request.out) as root:
             with stages.stage("copy"):

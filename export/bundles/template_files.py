@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def _values(request: PackageRequest, bundle: Bundle) -> dict[str, str]:
     cases = [f'  {name}) set -- {shlex.join(words)} "$@" ;;' for name, words in bundle.commands.items()]
     return {
         "APP_ID": request.package,
-        "NAME": bundle.name,
+        "NAME": re.sub(r"[^A-Za-z0-9._-]", "-", bundle.name).lstrip(".-") or "pack",  # it is part of shell commands
         "ABI": bundle.abi,
         "MIN_SDK": str(bundle.min_sdk),
         "SOC_MODELS": " ".join(sorted({model for soc in socs for model in CHIPS[soc].models})),

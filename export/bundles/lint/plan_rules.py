@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from edgedecode.memory.sizes import format_nbytes
 
 from ..devices import usual_share
+from ..llama_commands import llama_commands
 from .finding import Fault, LintedBundle
 
 __all__ = [
@@ -110,17 +110,12 @@ def commands(found: LintedBundle) -> Iterator[Fault]:
         return
     if "llama-server" not in bundle.commands:
         yield Fault("bundle.json", "has no arguments of llama-server", _AGAIN)
+    planned = llama_commands(bundle)
     for name, words in bundle.commands.items():
-        for word in words:
-            if word.endswith(".gguf") and word not in bundle.files:
-                yield Fault("bundle.json", f"starts {name} with {word}, which is not in it", _AGAIN)
+        if words != planned.get(name):
+            yield Fault("bundle.json", f"starts {name} with other arguments than follow from its plan", _AGAIN)
         if shlex.join(words) not in text:
             yield Fault("run.sh", f"does not start {name} with the arguments of bundle.json", _AGAIN)
-        given = dict(pairwise(words))
-        if given.get("--ctx-size") != str(bundle.plan.context):
-            yield Fault("bundle.json", f"starts {name} with another context than {bundle.plan.context}", _AGAIN)
-        if bundle.plan.draft_length and "--spec-draft-model" not in given:
-            yield Fault("bundle.json", f"starts {name} without the draft model", _AGAIN)
 
 
 def present(found: LintedBundle) -> Iterator[Fault]:
@@ -148,6 +143,7 @@ def replay(found: LintedBundle) -> Iterator[Fault]:
         known, tokens = len(_listed(one.get("prompt"))), list[int]()
         rounds = one.get("rounds")
         for each in rounds if isinstance(rounds, list) else []:
+            each = each if isinstance(each, dict) else {}
             drafts, chosen = _listed(each.get("drafts")), _listed(each.get("chosen"))
             accepted = len(chosen) - 1
             if each.get("known") != known or accepted < 0 or chosen[:accepted] != drafts[:accepted]:

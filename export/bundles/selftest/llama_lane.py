@@ -51,15 +51,17 @@ class LlamaLane:
 
     def run(self, root: Path, bundle: Bundle, options: Options) -> LaneResult:
         program = str(options.server or shutil.which("llama-server"))
-        prompts = json.loads((root / bundle.selftest.prompts).read_text(encoding="utf-8"))["prompts"]
-        expected = json.loads((root / bundle.selftest.expected).read_text(encoding="utf-8"))["answers"]
         started = perf_counter()
         try:
+            prompts = json.loads((root / bundle.selftest.prompts).read_text(encoding="utf-8"))["prompts"]
+            expected = json.loads((root / bundle.selftest.expected).read_text(encoding="utf-8"))["answers"]
             with _serving(program, root.resolve(), bundle, options) as server:
                 answers = [server.answered(one, wanted) for one, wanted in zip(prompts, expected, strict=True)]
                 version = server.version
         except ServerError as error:
             return LaneResult(self.name, reason=str(error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return LaneResult(self.name, reason=f"the self-test or the server's reply has another form ({error!r})")
         tolerance = bundle.plan.tolerance["llama"]
         reason = ""
         if bundle.plan.draft_length and not any(each.accepted for each in answers):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgedecode.errors import InputError, ManifestError
-from edgedecode.pack.integrity import file_sha256
 
 from ..bundle import Bundle
+from ..lint.lint import lint_bundle
 from .lane import Lane, LaneResult, Options
 from .llama_lane import LlamaLane
 from .onnx_lanes import Arm64Lane, CpuLane, NpuLane
@@ -19,17 +19,13 @@ LANES: tuple[Lane, ...] = (CpuLane(), Arm64Lane(), NpuLane(), LlamaLane())
 
 
 def check_bundle(root: Path) -> Bundle:
-    """Read a bundle and compare its files with their digests. Raises ManifestError: native code reads them next."""
-    bundle = Bundle.load(root)
-    for name in sorted(bundle.named() - bundle.files.keys()):
-        raise ManifestError(f"{root / name} is not in the bundle's list of files: make the bundle again")
-    for name, entry in bundle.files.items():
-        path = root / name
-        if path.is_symlink() or not path.is_file():
-            raise ManifestError(f"{path} is missing: copy the bundle again, or make it again")
-        if path.stat().st_size != entry.nbytes or file_sha256(path) != entry.sha256:
-            raise ManifestError(f"{path} is not the file that was packaged: copy the bundle again, or make it again")
-    return bundle
+    """Read a bundle that `lint` finds no error in. Raises ManifestError: native code reads its files next."""
+    for finding in lint_bundle(root):
+        if finding.level == "error":
+            raise ManifestError(
+                f"{root / finding.file} {finding.message}: {finding.remedy} (`edgedecode lint {root}` lists all errors)"
+            )
+    return Bundle.load(root)
 
 
 def run_lanes(root: Path, bundle: Bundle, options: Options, names: Sequence[str] | None) -> Iterator[LaneResult]:

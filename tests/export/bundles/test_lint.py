@@ -223,6 +223,8 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("llama", "command", replaced("run.sh", "--ctx-size 2048", "--ctx-size 512")),
     ("llama", "command", put("commands", {})),
     ("llama", "command", put("plan.context", 1024)),
+    ("llama", "command", put("commands.llama-cli", ["--log-file", "/etc/passwd"])),
+    ("cpu", "round", edited("selftest/rounds.json", lambda v: v["conversations"][0].update(rounds=[1, "a", None]))),
     ("cpu", "self-test", edited("selftest/prompts.json", lambda value: value["prompts"].clear())),
     ("cpu", "self-test", edited("selftest/expected.json", lambda value: value["answers"].pop())),
     ("cpu", "self-test-token", edited("selftest/expected.json", lambda value: value["answers"][0].append(9000))),

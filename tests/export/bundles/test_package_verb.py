@@ -300,6 +300,20 @@ def test_a_folder_in_use_and_a_full_disk_are_refused(
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_place_inside_the_pack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("package", "demo", "--target", "android-cpu", "--out", BUNDLED_PACK / "bundle") == 1
+    assert "is inside the pack" in capsys.readouterr().err
+    assert not (BUNDLED_PACK / "bundle").exists()
+
+
+def test_names_cannot_run_commands_on_the_device(tmp_path: Path) -> None:
+    pack = small_pack(tmp_path / "pack", lambda manifest: replace(manifest, name="a'; touch /tmp/owned; $(id) `id`"))
+    out = tmp_path / "bundle"
+    assert run("package", pack, "--target", "android-cpu", "--out", out) == 0
+    line = next(each for each in (out / "install.sh").read_text("utf-8").splitlines() if "DESTINATION=" in each)
+    assert line == "DESTINATION=/data/local/tmp/com.example.edgedecode/a---touch--tmp-owned----id---id-"
+
+
 def test_a_missing_apk_tool_is_named_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
+from edgedecode.export.bundles.selftest import onnx_lanes
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -120,13 +121,23 @@ def test_other_expected_answers_fail(cpu: Path, capsys: pytest.CaptureFixture[st
     assert "cpu: FAILED" in capsys.readouterr().out
 
 
-def test_a_program_that_dies_is_reported(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (cpu / "models/target/base.onnx").write_bytes(b"not a graph")
-    write_again(cpu)
+def test_a_program_that_dies_is_reported(
+    cpu: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_lanes.CpuLane, "interpreter", lambda *_: ([sys.executable, "-c", "1 / 0"], os.environ))
     assert run("selftest", cpu, "--lane", "cpu") == 1
     found = capsys.readouterr().out
-    assert "cpu: FAILED, the program ended with exit code 1: " in found
+    assert "cpu: FAILED, the program ended with exit code 1: ZeroDivisionError" in found
     assert len(found.splitlines()) == 1
+
+
+def test_a_bundle_with_errors_is_not_opened(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cpu / "models/target/base.onnx").write_bytes(b"not a graph")
+    write_again(cpu)
+    assert run("selftest", cpu) == 1
+    error = capsys.readouterr().err
+    assert "base.onnx does not load" in error
+    assert "edgedecode lint" in error
 
 
 def test_a_changed_byte_is_refused_before_anything_runs(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +146,7 @@ def test_a_changed_byte_is_refused_before_anything_runs(cpu: Path, capsys: pytes
     data[1000] ^= 1
     path.write_bytes(data)
     assert run("selftest", cpu) == 1
-    assert "weights.bin is not the file that was packaged" in capsys.readouterr().err
+    assert "weights.bin has another content than was packaged" in capsys.readouterr().err
 
 
 def test_the_code_in_a_bundle_is_not_run(cpu: Path, tmp_path: Path) -> None:
