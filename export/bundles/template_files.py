@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 from edgedecode.pack.chips import CHIPS
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.messages import Message
 
 from .bundle import Bundle
 from .request import PackageRequest
@@ -15,12 +17,13 @@ __all__ = ["copy_templates"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEVICE = Path(__file__).parent / "device"
-_TEXT = {".sh", ".ps1", ".kt", ".kts", ".xml", ".md", ".json", ".properties", ".pro"}
+_USER = "{user}"
+_TEXT = {".sh", ".ps1", ".kt", ".kts", ".xml", ".md", ".json", ".properties", ".txt"}
 
 
 def copy_templates(root: Path, request: PackageRequest, bundle: Bundle) -> None:
     """Copy what the bundle's target gets; `@NAME@` is replaced in texts."""
-    values = _values(request, bundle)
+    values = _values(root, request, bundle)
     for folder in request.target.templates:
         base = _TEMPLATES / folder
         place = root / folder if folder == "gradle" else root
@@ -42,12 +45,14 @@ def copy_templates(root: Path, request: PackageRequest, bundle: Bundle) -> None:
             target.write_bytes(path.read_bytes())
 
 
-def _values(request: PackageRequest, bundle: Bundle) -> dict[str, str]:
+def _values(root: Path, request: PackageRequest, bundle: Bundle) -> dict[str, str]:
     socs = {soc for model in bundle.models.values() for graph in model.graphs for soc in graph.socs}
     dependencies = "\n".join(f'    implementation("{each}")' for each in bundle.runtime)
     cases = [f'  {name}) set -- {shlex.join(words)} "$@" ;;' for name, words in bundle.commands.items()]
     return {
         "APP_ID": request.package,
+        "APPLICATION": request.package,
+        "PROMPT": _prompt_frame(root, bundle),
         "NAME": re.sub(r"[^A-Za-z0-9._-]", "-", bundle.name).lstrip(".-") or "pack",  # it is part of shell commands
         "ABI": bundle.abi,
         "MIN_SDK": str(bundle.min_sdk),
@@ -55,3 +60,13 @@ def _values(request: PackageRequest, bundle: Bundle) -> dict[str, str]:
         "RUNTIME": dependencies if bundle.min_sdk else " ".join(f'"{each}"' for each in bundle.runtime),
         "COMMANDS": "\n".join(cases),
     }
+
+
+def _prompt_frame(root: Path, bundle: Bundle) -> str:
+    """Return a first turn as the chat template renders it, with `{user}` for the user's text."""
+    if bundle.chat_template is None:
+        return _USER
+    generation = bundle.generation
+    text = (root / bundle.chat_template).read_text(encoding="utf-8")
+    template = ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
+    return template.render([Message("user", _USER)], add_generation_prompt=True)
