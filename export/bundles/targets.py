@@ -9,7 +9,8 @@ from edgedecode.errors import InputError
 
 __all__ = ["TARGETS", "Target", "find_target"]
 
-_TOKENIZERS = ("ai.djl.huggingface:tokenizers:0.36.0", "ai.djl.android:tokenizer-native:0.36.0")
+_ONNX_RUNTIME = "com.microsoft.onnxruntime:onnxruntime-android:1.31.1"
+_TOKENIZERS = ("ai.djl.huggingface:tokenizers:0.33.0", "ai.djl.android:tokenizer-native:0.33.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ TARGETS: Mapping[str, Target] = {
             provider="cpu",
             abi="arm64-v8a",
             min_sdk=26,
-            runtime=("com.microsoft.onnxruntime:onnxruntime-android:1.31.1", *_TOKENIZERS),
+            runtime=(_ONNX_RUNTIME, *_TOKENIZERS),
             templates=("gradle", "adb"),
         ),
         Target(
@@ -42,7 +43,7 @@ TARGETS: Mapping[str, Target] = {
             provider="qnn",
             abi="arm64-v8a",
             min_sdk=31,  # the first with uses-native-library, which opens the NPU's driver to an app
-            runtime=("com.qualcomm.qti:onnxruntime-android-qnn:2.7.0", *_TOKENIZERS),
+            runtime=(_ONNX_RUNTIME, "com.qualcomm.qti:onnxruntime-android-qnn:2.7.0", *_TOKENIZERS),
             templates=("gradle", "adb"),
             libraries=("libcdsprpc.so",),
         ),
