@@ -1,0 +1,1 @@
+"""The command `serve`: an OpenAI-compatible server on this machine."""

@@ -1,0 +1,258 @@
+"""The server's endpoints, as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+import edgedecode
+from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
+from edgedecode.decoding.stats import Stats
+from edgedecode.options import sampling_defaults
+from edgedecode.pack.entries import DRAFT_ADAPTER
+
+from .asked import Asked, read_chat, read_completion
+from .guards import Guards, error_response
+from .metrics import Metrics
+from .replies import Reply
+from .running import Busy, Running, Service
+
+__all__ = ["Limits", "create_app"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none. seconds: for a body."""
+
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    key: str = ""
+    most_nbytes: int = 8 << 20
+    seconds: float = 30.0
+
+
+def create_app(service: Service, limits: Limits) -> Starlette:
+    """Return the ASGI application over a service, which it closes at shutdown."""
+    endpoints = _Endpoints(service)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    guards = Middleware(
+        Guards, hosts=limits.hosts, key=limits.key, most_nbytes=limits.most_nbytes, seconds=limits.seconds
+    )
+    routes = [
+        Route("/health", endpoints.health),
+        Route("/metrics", endpoints.metrics_text),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{name:path}", endpoints.one_model),
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/completions", endpoints.completion, methods=["POST"]),
+    ]
+    handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
+    return Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
+
+
+class _Endpoints:
+    def __init__(self, service: Service) -> None:
+        self._service, self._metrics = service, Metrics()
+        self._defaults = sampling_defaults(service.pair.manifest.generation)
+
+    async def health(self, _: Request) -> Response:
+        """Answer whether requests are taken."""
+        if self._service.closing:
+            return JSONResponse({"status": "closing"}, 503)
+        return JSONResponse({"status": "ok", "version": edgedecode.__version__})
+
+    async def metrics_text(self, _: Request) -> Response:
+        return PlainTextResponse(self._metrics.text(self._service), media_type="text/plain; version=0.0.4")
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(self._service.pair)]})
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in model_names(self._service.pair):
+            return _unknown_model(name, self._service.pair)
+        return JSONResponse(_model(name))
+
+    async def chat(self, request: Request) -> Response:
+        return await self._counted(request, read_chat)
+
+    async def completion(self, request: Request) -> Response:
+        return await self._counted(request, read_completion)
+
+    async def _counted(self, request: Request, read: Callable[[bytes, SamplingOptions], Asked]) -> Response:
+        reply = await self._answered(request, read)
+        self._metrics.count_request(request.url.path, reply.status_code)
+        return reply
+
+    async def _answered(self, request: Request, read: Callable[[bytes, SamplingOptions], Asked]) -> Response:
+        data = await request.body()
+        try:
+            asked = await asyncio.to_thread(read, data, self._defaults)
+            name = str(json.loads(data)["model"])
+            if name not in model_names(self._service.pair):
+                return _unknown_model(name, self._service.pair)
+            reply = Reply(asked, name)
+            if asked.stream:
+                return await self._streamed(reply)
+            return await _unless_gone(request, self._whole(reply))
+        except EdgeDecodeError as error:
+            return _refused(error)
+
+    async def _whole(self, reply: Reply) -> Response:
+        """Answer without streaming: all answers at the same time, as far as the service allows."""
+
+        async def one(number: int) -> tuple[str, FinishReason | None, Stats]:
+            text, reason = "", None
+            async with self._service.answering(reply.asked, number=number) as running:
+                async for chunk in running.chunks():
+                    text += chunk.text
+                    reason = chunk.finish_reason or reason
+                stats = running.stats
+            self._metrics.count_answer(stats)
+            return text, reason, stats
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
+        texts, reasons, stats = zip(*(task.result() for task in tasks), strict=True)
+        return JSONResponse(reply.whole(texts, reasons, stats))
+
+    async def _streamed(self, reply: Reply) -> Response:
+        """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
+        that a refusal has its status."""
+        stack = AsyncExitStack()
+        try:
+            running = await stack.enter_async_context(self._service.answering(reply.asked))
+            chunks = running.chunks()
+            first = await anext(chunks, None)
+        except BaseException:
+            await stack.aclose()
+            raise
+
+        async def events() -> AsyncIterator[bytes]:
+            every: list[Stats] = []
+            async with stack:
+                yield _event(reply.first(0)) if reply.asked.chat else b""
+                if first is not None:
+                    yield _event(reply.piece(0, first.text, first.finish_reason))
+                async for part in self._parts(reply, 0, running, every):
+                    yield part
+            for number in range(1, reply.asked.answers):
+                async with self._service.answering(reply.asked, number=number) as other:
+                    yield _event(reply.first(number)) if reply.asked.chat else b""
+                    async for part in self._parts(reply, number, other, every):
+                        yield part
+            if reply.asked.include_usage and every:
+                yield _event(reply.last(every))
+            yield b"data: [DONE]\n\n"
+
+        return _Stream(events(), stack)
+
+    async def _parts(self, reply: Reply, number: int, running: Running, every: list[Stats]) -> AsyncIterator[bytes]:
+        """Yield an answer's events; an error in the middle becomes an event, since the status has been sent."""
+        try:
+            async for chunk in running.chunks():
+                if chunk.text or chunk.finish_reason is not None:
+                    yield _event(reply.piece(number, chunk.text, chunk.finish_reason))
+        except EdgeDecodeError as error:
+            yield _event({"error": {"message": str(error), "type": "server_error", "param": None, "code": None}})
+        every.append(running.stats)
+        self._metrics.count_answer(running.stats)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; what the first answer holds is released even if the client leaves before the first event."""
+
+    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stack.aclose()
+
+
+def model_names(pair: Pair) -> list[str]:
+    """Return the names of a pack's models: itself, with each adapter, and with entropy switching."""
+    manifest = pair.manifest
+    adapters = [name for name in manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
+    modes = [f"{manifest.name}@switch"] if "draft" in manifest.models and manifest.switching is not None else []
+    return [manifest.name, *(f"{manifest.name}:{name}" for name in adapters), *modes]
+
+
+async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """Await a reply; if the client goes away first, cancel it, which stops its answers."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait({task})
+        return error_response(499, "the client went away")
+    except BaseExceptionGroup as group:
+        refusals = [error for error in group.exceptions if isinstance(error, EdgeDecodeError)]
+        if refusals:
+            raise refusals[0] from None
+        raise
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        if (await request.receive())["type"] == "http.disconnect":
+            return
+
+
+def _event(value: object) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "edgedecode"}
+
+
+def _unknown_model(name: str, pair: Pair) -> Response:
+    known = ", ".join(model_names(pair))
+    return error_response(404, f"there is no model {name[:80]!r}; this server has: {known}", code="model_not_found")
+
+
+def _refused(error: EdgeDecodeError) -> Response:
+    message = " ".join(str(error).split())
+    if isinstance(error, Busy):
+        return error_response(503, message, kind="server_error", code="busy")
+    if isinstance(error, ContextExceeded):
+        return error_response(400, message, code="context_length_exceeded")
+    if isinstance(error, BudgetExceeded):
+        return error_response(507, message, kind="server_error", code="memory")
+    return error_response(400, message)
+
+
+async def _not_found(request: Request, _: Exception) -> Response:
+    return error_response(404, f"there is no {request.url.path[:80]}: see /v1/models", code="not_found")
+
+
+async def _not_allowed(request: Request, _: Exception) -> Response:
+    return error_response(405, f"{request.method} is not allowed on {request.url.path[:80]}", code="method")
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    message = f"the server failed ({type(error).__name__}): please report it"
+    return error_response(500, message, kind="server_error")

@@ -1,0 +1,215 @@
+"""Reads the bodies of OpenAI's endpoints. What this server cannot do is refused, never ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType
+
+from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.duplicate_names import unique_keys
+from edgedecode.typed_json import JsonValue, typed
+
+__all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion"]
+
+MOST_ANSWERS = 8
+_MOST_STOPS, _MOST_STOP = 16, 1000
+_Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_UNSUPPORTED: Mapping[str, object] = {
+    "tools": [],
+    "functions": [],
+    "logprobs": False,
+    "top_logprobs": 0,
+    "logit_bias": {},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "audio": {},
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+}
+"""Fields that this server does not offer yet, with the values that mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """What `model` names: the pack, with one of its adapters (`pack:adapter`), or in a mode (`pack@switch`)."""
+
+    pack: str
+    adapter: str | None = None
+    switch: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        """Split a name; whether there is such a model is the caller's to check."""
+        name, _, mode = text.partition("@")
+        pack, _, adapter = name.partition(":")
+        if mode not in {"", "switch"}:
+            raise InputError(f"model {text[:80]!r}: the mode is {mode[:40]!r}, not switch")
+        return cls(pack, adapter or None, mode == "switch")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request. messages: all but the last for a chat; `text` is the user's, or the text to continue."""
+
+    model: ModelName
+    text: str
+    messages: tuple[Message, ...]
+    chat: bool
+    sampling: SamplingOptions
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    seed: int | None
+    answers: int
+    stream: bool
+    include_usage: bool
+
+    def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
+        """Return the options of a session for one of the answers, over the server's own."""
+        seed = None if self.seed is None else (self.seed + number) % (1 << 63)
+        switch = (base.switch or SwitchOptions()) if self.model.switch else base.switch
+        return replace(base, sampling=self.sampling, adapter=self.model.adapter, seed=seed, switch=switch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    type: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    role: str
+    content: str | list[_Part] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamOptions:
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    type: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    model: str
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: _Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    response_format: _Format | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat(_Body):
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion(_Body):
+    prompt: str | list[str] | UnsetType = UNSET
+
+
+def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
+    value = _object(data)
+    body = _typed(value, _Chat)
+    messages = [_message(message, number) for number, message in enumerate(body.messages)]
+    if not messages:
+        raise InputError("messages is missing: give a list of messages, the last of which is the user's")
+    if messages[-1].role != "user":
+        raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's")
+    if not messages[-1].content.strip():
+        raise InputError("the last of messages has no text")
+    return _asked(value, body, defaults, text=messages[-1].content, messages=tuple(messages[:-1]), chat=True)
+
+
+def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /v1/completions. Raises InputError."""
+    value = _object(data)
+    body = _typed(value, _Completion)
+    prompt = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise InputError("prompt must be a text, or a list of one text")
+    return _asked(value, body, defaults, text=prompt, messages=(), chat=False)
+
+
+def _asked(
+    value: Mapping[str, JsonValue],
+    body: _Body,
+    defaults: SamplingOptions,
+    *,
+    text: str,
+    messages: tuple[Message, ...],
+    chat: bool,
+) -> Asked:
+    for name, nothing in _UNSUPPORTED.items():
+        if value.get(name) not in (None, nothing):
+            raise InputError(f"{name} is not supported by this server: leave it out")
+    if value.get("tool_choice") not in (None, "none", "auto"):
+        raise InputError("tool_choice is not supported by this server: leave it out")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InputError(f"response_format {body.response_format.type[:40]!r} is not supported by this server")
+    given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stop) > _MOST_STOPS or any(not each or len(each) > _MOST_STOP for each in stop):
+        raise InputError(f"stop takes at most {_MOST_STOPS} texts of 1 to {_MOST_STOP} characters")
+    return Asked(
+        model=ModelName.parse(body.model),
+        text=text,
+        messages=messages,
+        chat=chat,
+        sampling=replace(defaults, **{name: each for name, each in given.items() if each is not None}),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        stop=stop,
+        seed=body.seed,
+        answers=body.n or 1,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+    )
+
+
+def _message(message: _Message, number: int) -> Message:
+    content = message.content
+    if isinstance(content, list):
+        if wrong := [part.type for part in content if part.type != "text"]:
+            raise InputError(f"messages[{number}] has a part of type {wrong[0][:40]!r}: this server reads text only")
+        content = "".join(part.text for part in content)
+    role = "system" if message.role == "developer" else message.role
+    try:
+        return Message(role, content or "")
+    except InputError as error:
+        raise InputError(f"messages[{number}]: {error}") from None
+
+
+def _object(data: bytes) -> dict[str, JsonValue]:
+    try:
+        value: Any = json.loads(data, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict):
+        raise InputError("the body is not a JSON object")
+    return value
+
+
+def _typed(value: dict[str, JsonValue], kind: type[Any]) -> Any:  # noqa: ANN401  (one of the bodies above)
+    try:
+        return typed(value, kind, "body")
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None

@@ -1,0 +1,122 @@
+"""The verb `serve`. The web framework and engines are imported only when it runs."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode import InputError, RuntimeUnavailable
+from edgedecode.commands import Command, positive_count
+
+from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
+
+if TYPE_CHECKING:
+    from edgedecode import Pair
+
+    from .application import Limits
+
+__all__ = ["command"]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class ServeCommand:
+    """Serves a pack to programs that speak OpenAI's API, on this machine alone unless --host says otherwise."""
+
+    name = "serve"
+    help = "serve a pack to programs that speak OpenAI's API"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        group = parser.add_argument_group("server")
+        group.add_argument("--host", default=_LOOPBACK[0], help="address to listen on (default: %(default)s)")
+        group.add_argument("--port", type=int, default=8000, help="0: a free one (default: %(default)s)")
+        group.add_argument(
+            "--api-key-file", type=Path, metavar="FILE", help="require the key in FILE, which only you may read"
+        )
+        group.add_argument(
+            "--allow-host", action="append", default=[], metavar="NAME", help="accept this name in the Host header too"
+        )
+        group.add_argument(
+            "--parallel", type=positive_count, default=4, metavar="N", help="answers at a time (default: %(default)s)"
+        )
+        group.add_argument(
+            "--queue",
+            type=positive_count,
+            default=64,
+            metavar="N",
+            help="requests that wait (default: %(default)s)",
+        )
+        add_pack_options(parser)
+        add_session_options(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        try:
+            import uvicorn
+        except ImportError:
+            raise RuntimeUnavailable(
+                "the server's packages are not installed: pip install 'edgedecode[serve]'"
+            ) from None
+        from .application import create_app
+        from .running import Service
+
+        limits, listening = _limits(arguments), _listening(arguments.host, arguments.port)
+        with listening, open_pair(arguments, swaps=True) as pair:
+            options = session_options(arguments, pair)
+            service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
+            _say(pair, listening)
+            config = uvicorn.Config(create_app(service, limits), log_level="warning", timeout_graceful_shutdown=30)
+            uvicorn.Server(config).run(sockets=[listening])
+        return 0
+
+
+def _limits(arguments: Namespace) -> Limits:
+    from .application import Limits
+
+    hosts = (*Limits().hosts, *arguments.allow_host)
+    key = "" if arguments.api_key_file is None else _key(arguments.api_key_file)
+    if arguments.host not in _LOOPBACK:
+        if not key:
+            raise InputError(f"--host {arguments.host} opens the server to other machines: give --api-key-file too")
+        hosts = (*hosts, arguments.host) if arguments.host not in ("0.0.0.0", "::") else tuple(arguments.allow_host)
+    return Limits(hosts=hosts, key=key)
+
+
+def _key(path: Path) -> str:
+    """Read a key file. Raises InputError if others may read it, or it holds no key."""
+    try:
+        if sys.platform != "win32" and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            raise InputError(f"--api-key-file {path}: others may read it: run `chmod 600 {path}`")
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--api-key-file {path} cannot be read: {error}") from None
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(f"--api-key-file {path}: the key must be one word of at least 16 ASCII characters")
+    return key
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a bound socket. Raises InputError for an address that cannot be used."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port} is out of range: 0 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise InputError(f"--host {host} --port {port}: {error.strerror or error}: give another --port") from None
+    return listening
+
+
+def _say(pair: Pair, listening: socket.socket) -> None:
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"{pair.manifest.name} at {url}/v1 (models: {url}/v1/models); Ctrl-C stops the server", flush=True)
+
+
+command: Command = ServeCommand()

@@ -1,0 +1,105 @@
+"""What every request passes first: the Host header, the key, the size of the body, and time to send it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Collection, MutableMapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["Guards", "error_response"]
+
+_OPEN = ("/health",)
+"""Paths that need no key."""
+
+
+def error_response(
+    status: int, message: str, *, kind: str = "invalid_request_error", code: str | None = None
+) -> JSONResponse:
+    """Return an error in OpenAI's form."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return JSONResponse(body, status, headers=headers)
+
+
+class Guards:
+    """ASGI middleware. hosts: allowed names in the Host header; empty: all. key: the bearer key; empty: none.
+
+    Checking Host keeps web pages elsewhere from reaching this server under a name of their own (DNS rebinding).
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        key: str,
+        most_nbytes: int,
+        seconds: float,
+    ) -> None:
+        self._app, self._hosts, self._key = app, frozenset(host.casefold() for host in hosts), key.encode()
+        self._most_nbytes, self._seconds = most_nbytes, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        refusal = self._refusal(scope["path"], headers)
+        if refusal is None:
+            body, refusal = await self._body(receive, headers)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        given = False
+
+        async def again() -> MutableMapping[str, Any]:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, again, send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
+        host = headers.get(b"host", b"").decode("latin-1").casefold()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if self._hosts and name not in self._hosts:
+            return error_response(421, f"the Host header names {name[:80]!r}, which this server is not", code="host")
+        if headers.get(b"origin") is not None and not self._same_origin(headers, host):
+            return error_response(403, "requests of other web pages are refused", code="origin")
+        if self._key and path not in _OPEN:
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+                message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY`"
+                return error_response(401, message, code="invalid_api_key")
+        return None
+
+    def _same_origin(self, headers: dict[bytes, bytes], host: str) -> bool:
+        return headers[b"origin"].decode("latin-1").casefold() in {f"http://{host}", f"https://{host}"}
+
+    async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> tuple[bytes, JSONResponse | None]:
+        too_large = error_response(413, f"the body is larger than {self._most_nbytes} bytes", code="too_large")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._most_nbytes:
+            return b"", too_large
+        parts: list[bytes] = []
+        nbytes = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return b"", error_response(400, "the client went away")
+                    parts.append(message.get("body", b""))
+                    nbytes += len(parts[-1])
+                    if nbytes > self._most_nbytes:
+                        return b"", too_large
+                    if not message.get("more_body"):
+                        return b"".join(parts), None
+        except TimeoutError:
+            return b"", error_response(408, f"the body did not arrive within {self._seconds:g} s", code="timeout")

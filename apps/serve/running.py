@@ -1,0 +1,192 @@
+"""Runs answers in threads and passes their chunks to the event loop; keeps sessions whose prefix a next one can use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Message, Pair, Session, SessionOptions
+from edgedecode.decoding.stats import Stats
+
+from .asked import Asked
+
+__all__ = ["Busy", "Running", "Service"]
+
+_IDLE = 8
+"""Sessions that are kept for their KV cache; the budget may hold fewer."""
+
+
+class Busy(EdgeDecodeError):
+    """The queue is full, or a request waited too long: HTTP 503."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What ended an answer's thread with an error."""
+
+    error: Exception
+
+
+class Running:
+    """An answer in a thread of its own: an asynchronous iterator of chunks."""
+
+    def __init__(self, session: Session, start: Callable[[Session], object]) -> None:
+        self._session, self._start = session, start
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
+        self._stopping = threading.Event()
+        self._answer: object = None
+        self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
+        self._done = asyncio.Event()
+        self._thread.start()
+
+    @property
+    def stats(self) -> Stats:
+        """The answer's statistics so far."""
+        stats: Stats = self._session.stats
+        return stats
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Yield the chunks. Raises what the answer raised."""
+        while (found := await self._queue.get()) is not None:
+            if isinstance(found, Failed):
+                raise found.error
+            yield found
+
+    async def stop(self) -> None:
+        """Stop the answer if it runs, and wait for its thread: one pass of the model."""
+        self._stopping.set()
+        await self._done.wait()
+
+    def _work(self) -> None:
+        try:
+            answer = self._start(self._session)
+            for chunk in answer:  # type: ignore[attr-defined]  # an Answer
+                self._put(chunk)
+                if self._stopping.is_set():
+                    answer.close()  # type: ignore[attr-defined]
+                    break
+        except Exception as error:
+            self._put(Failed(error))
+        finally:
+            self._put(None)
+            self._loop.call_soon_threadsafe(self._done.set)
+
+    def _put(self, item: Chunk | Failed | None) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+
+class Service:
+    """A pair's sessions for concurrent requests.
+
+    parallel: most answers at a time. waiting: most requests in the queue. patience: seconds that one waits. Sessions
+    that have answered without a seed are kept: a request that begins with the same messages reuses their KV cache.
+    """
+
+    def __init__(self, pair: Pair, options: SessionOptions, *, parallel: int, waiting: int, patience: float) -> None:
+        self.pair, self.options = pair, options
+        self.parallel, self._waiting, self._patience = parallel, waiting, patience
+        self._slots = asyncio.Semaphore(parallel)
+        self._freed = asyncio.Condition()
+        self._idle: list[tuple[SessionOptions, Session]] = []
+        self.queued = self.running = 0
+        self.closing = False
+
+    @asynccontextmanager
+    async def answering(self, asked: Asked, *, number: int = 0) -> AsyncIterator[Running]:
+        """Run one answer of a request. Raises Busy, and the errors of a session."""
+        if self.closing or self.queued >= self._waiting:
+            raise Busy("the server is closing" if self.closing else "too many requests are waiting: try again later")
+        self.queued += 1
+        try:
+            try:
+                await asyncio.wait_for(self._slots.acquire(), self._patience)
+            except TimeoutError:
+                raise Busy(f"no answer could begin within {self._patience:g} s: try again later") from None
+            try:
+                session = await self._session(asked.session_options(self.options, number=number), asked)
+            except BaseException:
+                self._slots.release()
+                raise
+        finally:
+            self.queued -= 1
+        self.running += 1
+        running = Running(session, lambda session: _start(session, asked))
+        try:
+            yield running
+        finally:
+            await asyncio.shield(self._finish(running, session, asked, number))
+
+    async def close(self) -> None:
+        """Refuse new answers, and wait until the running ones have ended."""
+        self.closing = True
+        async with self._freed:
+            await self._freed.wait_for(lambda: not self.running)
+        for _, session in self._idle:
+            await asyncio.to_thread(session.close)
+        self._idle.clear()
+
+    async def _finish(self, running: Running, session: Session, asked: Asked, number: int) -> None:
+        await running.stop()
+        options = asked.session_options(self.options, number=number)
+        if asked.chat and options.seed is None and len(self._idle) < _IDLE:
+            self._idle.append((options, session))
+        else:
+            await asyncio.to_thread(session.close)
+        self.running -= 1
+        self._slots.release()
+        async with self._freed:
+            self._freed.notify_all()
+
+    async def _session(self, options: SessionOptions, asked: Asked) -> Session:
+        """Return a session that continues the request's messages: an idle one with the longest prefix, or a new one.
+
+        A new session that does not fit the budget takes the place of idle ones, then waits for running ones to end.
+        """
+        deadline = monotonic() + self._patience
+        if (kept := self._kept(options, asked)) is not None:
+            await asyncio.to_thread(kept.reset, asked.messages)
+            return kept
+        while True:
+            try:
+                return await asyncio.to_thread(self.pair.session, options, messages=asked.messages)
+            except BudgetExceeded:
+                if self._idle:
+                    await asyncio.to_thread(self._idle.pop(0)[1].close)
+                elif not self.running:
+                    raise
+                else:
+                    async with self._freed:
+                        try:
+                            await asyncio.wait_for(self._freed.wait(), max(0.0, deadline - monotonic()))
+                        except TimeoutError:
+                            raise Busy("the memory budget has no room for another answer: try again later") from None
+
+    def _kept(self, options: SessionOptions, asked: Asked) -> Session | None:
+        """Take the idle session of these options that shares the most messages, at least one."""
+        if not asked.chat or options.seed is not None:
+            return None
+        same = [each for each in self._idle if replace(each[0], seed=None) == options]
+        best = max(same, key=lambda each: _shared(each[1], asked), default=None)
+        if best is None or not _shared(best[1], asked):
+            return None
+        self._idle.remove(best)
+        return best[1]
+
+
+def _start(session: Session, asked: Asked) -> object:
+    begin = session.stream if asked.chat else session.complete
+    return begin(asked.text, max_tokens=asked.max_tokens, stop=asked.stop)
+
+
+def _shared(session: Session, asked: Asked) -> int:
+    """Return how many messages a session and a request have in common from the start."""
+    wanted = (*asked.messages, Message("user", asked.text))
+    pairs = zip(session.messages, wanted, strict=False)
+    return next(
+        (number for number, (one, other) in enumerate(pairs) if one != other), min(len(session.messages), len(wanted))
+    )
