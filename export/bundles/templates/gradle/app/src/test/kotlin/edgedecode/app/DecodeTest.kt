@@ -80,6 +80,10 @@ class DecodeTest {
             read += tokens
             assertEquals(text.take(now.known), read.take(now.known))
             assertEquals(now.drafts.take(read.size - now.known), read.drop(now.known))
+            if (!isTarget) { // the first round has no drafts, and no round more than the answer has room for
+                val room = minOf(recorded.draftLength, recorded.prompt.size + recorded.most - now.known - 1)
+                assertTrue(round > 0 && read.size - now.known < room)
+            }
             return (read.size - scored + 1..read.size).map { after ->
                 val token = if (isTarget) text.getOrNull(after) else now.drafts.getOrNull(after - now.known)
                 FloatArray(vocabulary).also { if (token != null) it[token] = 100f } // flat: no draft is worth it
