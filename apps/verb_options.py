@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
+from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.text.printable import checked_text
 from edgedecode.user_notices import notice
 
@@ -118,6 +120,16 @@ def add_session_options(parser: ArgumentParser) -> None:
         help="allow tree drafts, used where a tree is expected to beat the best chain; with --draft-max every draft is "
         "a tree of N nodes",
     )
+    structure = parser.add_argument_group("structured output")
+    form = structure.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json-schema",
+        type=Path,
+        metavar="FILE",
+        help="answers follow this JSON Schema (needs edgedecode[structured])",
+    )
+    form.add_argument("--regex", metavar="TEXT", help="answers match this regular expression")
+    form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar in Lark's syntax")
     group.add_argument(
         "--trace", metavar="FILE", help="write each round's choice, and the counts and times behind it, to FILE"
     )
@@ -306,7 +318,23 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
         trace=None if arguments.trace is None else Path(arguments.trace),
         switch=_switch_options(arguments),
+        grammar=_grammar(arguments),
     )
+
+
+def _grammar(arguments: Namespace) -> Grammar | None:
+    """Return what answers have to follow. Raises InputError for a file that cannot be read."""
+    path = arguments.json_schema or arguments.grammar
+    if path is None:
+        return None if arguments.regex is None else Grammar(GrammarKind.REGEX, arguments.regex)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if arguments.grammar is not None:
+            return Grammar(GrammarKind.LARK, text)
+        return Grammar.of_schema(json.loads(text))
+    except (OSError, ValueError, RecursionError) as error:
+        flag = "--json-schema" if arguments.grammar is None else "--grammar"
+        raise InputError(f"{flag} {path} cannot be used: {' '.join(str(error).split())}") from None
 
 
 def system_messages(text: str | None) -> list[Message]:
@@ -319,6 +347,7 @@ def _check_early(arguments: Namespace) -> None:
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)
         _switch_options(arguments)
+        _grammar(arguments)
         if arguments.drafter not in (None, NO_DRAFTER):
             find_drafter(arguments.drafter)
 

@@ -11,6 +11,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.structured.grammar import Grammar
 from edgedecode.switching.rule import SwitchRule
 
 __all__ = [
@@ -109,6 +110,8 @@ class SessionOptions:
     when_full: WhenFull = WhenFull.DROP
     switch: SwitchOptions | None = None
     """Entropy switching; None: every token is verified by the target."""
+    grammar: Grammar | None = None
+    """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
 
     @property
     def fixed(self) -> bool:

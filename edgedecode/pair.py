@@ -215,6 +215,9 @@ class Pair:
         with ExitStack() as closing:
             closing.callback(release_pages)  # last, after the models are freed
             closing.callback(self._process.release)
+            self.shared.grammar_tokens = None
+            if self.shared.grammar_lease is not None:
+                closing.callback(self.shared.grammar_lease.release)
             closing.callback(self.drafts.close)
             closing.callback(self.target.close)
             for source in self.shared.sources.values():

@@ -42,9 +42,11 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
         *("decoding", "drafters", "pack", "sampling"),
         *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
     },
+    "structured": {"arrays", "errors", "text", "typed_json"},
     "switching": {"arrays", "decoding", "drafters", "errors", "sampling"},
     "sessions": {
-        *("adapters", "decoding", "drafters", "engines", "pack", "sampling", "schedule", "switching", "text"),
+        *("adapters", "decoding", "drafters", "engines", "pack", "sampling", "schedule", "structured", "switching"),
+        "text",
         *("cache", "errors", "memory", "options", "turns", "user_notices"),
     },
 }
@@ -65,6 +67,7 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/pack/hub.py"): "huggingface_hub",
     Path("edgedecode/memory/process_memory.py"): "psutil",
     Path("edgedecode/plot_file.py"): "matplotlib",
+    Path("edgedecode/structured/guidance.py"): "llguidance",
 }
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
 HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs

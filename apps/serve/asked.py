@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.duplicate_names import unique_keys
+from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion"]
@@ -67,12 +68,15 @@ class Asked:
     answers: int
     stream: bool
     include_usage: bool
+    grammar: Grammar | None = None
 
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
         seed = None if self.seed is None else (self.seed + number) % (1 << 63)
         switch = (base.switch or SwitchOptions()) if self.model.switch else base.switch
-        return replace(base, sampling=self.sampling, adapter=self.model.adapter, seed=seed, switch=switch)
+        grammar = self.grammar or base.grammar
+        options = replace(base, sampling=self.sampling, adapter=self.model.adapter, seed=seed)
+        return replace(options, switch=switch, grammar=grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,14 @@ class _StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Schema:
+    schema: dict[str, Any] | bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class _Format:
     type: str = "text"
+    json_schema: _Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +174,6 @@ def _asked(
             raise InputError(f"{name} is not supported by this server: leave it out")
     if value.get("tool_choice") not in (None, "none", "auto"):
         raise InputError("tool_choice is not supported by this server: leave it out")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InputError(f"response_format {body.response_format.type[:40]!r} is not supported by this server")
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > _MOST_STOPS or any(not each or len(each) > _MOST_STOP for each in stop):
@@ -181,8 +189,20 @@ def _asked(
         seed=body.seed,
         answers=body.n or 1,
         stream=bool(body.stream),
+        grammar=_grammar(body.response_format),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
+
+
+def _grammar(form: _Format | None) -> Grammar | None:
+    """Return what the answer has to follow. Raises InputError."""
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Grammar.json_object()
+    if form.type == "json_schema" and form.json_schema is not None:
+        return Grammar.of_schema(form.json_schema.schema)
+    raise InputError(f"response_format must be text, json_object or json_schema with a schema, not {form.type[:40]!r}")
 
 
 def _message(message: _Message, number: int) -> Message:

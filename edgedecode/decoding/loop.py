@@ -13,6 +13,7 @@ from time import perf_counter
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
+from .constraint import Constraint, allowed_draft, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
@@ -56,6 +57,8 @@ class DecodeSetting:
     """Seconds; the same clock as the drafting's."""
     switching: Switching | None = None
     """Lets the draft model write tokens; None: every token is the target's."""
+    constraint: Constraint | None = None
+    """Restricts the tokens, in the state after those of the answer so far; None: all are allowed."""
     pause: Callable[[], None] = _no_pause
     """Called between two prefill passes: other threads may use the models, and an exception ends the generation."""
 
@@ -90,7 +93,7 @@ def decode(
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
     sampler, noise, drafting, widths = setting.sampler, setting.noise, setting.drafting, setting.widths
-    switching = setting.switching
+    switching, constraint = setting.switching, setting.constraint
     clock = setting.clock
     context = usable_context(state.capacity, widths)
     if len(tokens) >= context:
@@ -134,10 +137,17 @@ def decode(
         # Propose. The prompt's last pass carries no draft, so that nothing delays the first token.
         room, proposed = state.capacity - state.length, now
         drafts = verdict is not None and (switching is None or (switching.speculates and not len(draft)))
+        left = limit - len(tokens) - 1
+        left = min(left, draft_room(room, widths=widths)) if widths else left
+        if constraint is not None and drafts:
+            draft = forced_draft(constraint, left)
+            drafts = not len(draft)
+        forced = len(draft) if constraint is not None else 0
         asked = drafting if drafting is not None and drafts and drafting.asks() else None
         if asked is not None:
-            left = limit - len(tokens) - 1
-            draft = asked.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
+            draft = asked.propose(tokens, room=left)
+            if constraint is not None:
+                draft = allowed_draft(constraint, draft)
             proposed = clock()
 
         # Score: one pass over the pending tokens and the draft after them.
@@ -150,18 +160,20 @@ def decode(
         if (padding := width - len(row_tokens)) > 0:
             row_tokens += row_tokens[-1:] * padding
             parents = None if parents is None else [*parents, *[-1] * padding]
-        with _ALONE if asked is None else asked.beside(tokens, draft):
+        with _ALONE if asked is None or constraint is not None else asked.beside(tokens, draft):
             output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
         logits = output.logits[unread - 1 - rows.start :][: 1 + len(draft)]
         scored = clock()
 
         # Verify, and settle the accepted path.
         noise.position = len(tokens)
-        verdict = verify(draft, TargetRows(logits, sampler), noise, ends=setting.ends, rule=setting.rule)
+        verdict = verify(draft, TargetRows(logits, sampler, constraint), noise, ends=setting.ends, rule=setting.rule)
         verified = clock()
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
+        if constraint is not None:
+            constraint.extend(verdict.tokens)
         stats.count(verdict, why=drafting.plan.reason if drafting is not None and not first else "")
         if switching is not None:
             switching.observe(verdict, logits)
@@ -178,7 +190,8 @@ def decode(
             stats.time.verify += scored - proposed
             stats.time.sample += verified - scored
             stats.time.host += kept - verified
-            if drafting is not None and drafting.timed and (switching is None or asked is not None):
+            counts = (switching is None or asked is not None) and not forced
+            if drafting is not None and drafting.timed and counts:
                 drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
         yield verdict
         if verdict.outcome is Outcome.ENDED:

@@ -13,6 +13,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
+from .constraint import FORCED, Constraint
 from .drafts import WRITER, Draft, DraftMode
 from .tree import chain, children
 
@@ -49,19 +50,24 @@ class TargetRows:
     Row 0 follows the context's last token, row i + 1 draft token i. A view: valid until the model's next forward.
     """
 
-    __slots__ = ("_logits", "_sampler")
+    __slots__ = ("_constraint", "_logits", "_sampler")
 
-    def __init__(self, logits: FloatArray, sampler: Sampler) -> None:
+    def __init__(self, logits: FloatArray, sampler: Sampler, constraint: Constraint | None = None) -> None:
         self._logits = logits
         self._sampler = sampler
+        self._constraint = constraint
 
     def at(self, node: int, path: Sequence[int]) -> Probs:
         """Return the processed distribution after draft node `node` (-1: the context), reached by `path` tokens."""
-        return self._sampler.probs(self._logits[node + 1], path)
+        return self._sampler.probs(self._row(node, path), path)
 
     def draw(self, node: int, path: Sequence[int], rng: NoiseSource) -> int:
         """Sample the token after draft node `node`, reached by `path`, with the noise of the current position."""
-        return self._sampler.draw(self._logits[node + 1], path, key=rng.take())
+        return self._sampler.draw(self._row(node, path), path, key=rng.take())
+
+    def _row(self, node: int, path: Sequence[int]) -> FloatArray:
+        row: FloatArray = self._logits[node + 1]
+        return row if self._constraint is None else self._constraint.masked(row, path)
 
     def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
         """Return the ids of the k largest raw logits of these rows (None: all), likeliest first, [rows, k].
@@ -111,9 +117,10 @@ def verify(
     stop. RATIO (speculative sampling, Leviathan 2211.17192, Chen 2302.01318) needs one chain in mode SAMPLED, else
     raises CapabilityError.
     """
-    if rule is Rule.RATIO and len(draft) and draft.mode is DraftMode.SAMPLED:
+    checked = len(draft) and draft.source != FORCED  # forced tokens have probability 1: any rule accepts them
+    if rule is Rule.RATIO and checked and draft.mode is DraftMode.SAMPLED:
         return _ratio(draft, target, rng, ends=ends)
-    if rule is Rule.RATIO and len(draft):
+    if rule is Rule.RATIO and checked:
         raise CapabilityError(
             f"the ratio rule needs drafts sampled from a known distribution, and {draft.source!r} proposes "
             f"deterministic ones: use the match rule"

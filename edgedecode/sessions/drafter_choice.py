@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
 from edgedecode.decoding.verify import Rule
@@ -133,7 +134,8 @@ def check_options(options: SessionOptions, choice: DrafterChoice, *, card: Model
 
 def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
     """Return the most rows of logits that a pass of the target computes."""
-    return max(choice.draft_max, stretch(options) or 0) + 1
+    forced = MOST_FORCED if options.grammar is not None else 0
+    return max(choice.draft_max, stretch(options) or 0, forced) + 1
 
 
 def stretch(options: SessionOptions) -> int | None:
@@ -163,6 +165,16 @@ def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
         raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")
 
 
+def _check_grammar(options: SessionOptions) -> None:
+    """Raise CapabilityError or InputError for options that exclude a grammar."""
+    if options.switch is not None:
+        raise CapabilityError("a grammar needs verified tokens: leave out switching")
+    if options.ignore_eos:
+        raise InputError("a grammar decides where an answer ends: leave out --ignore-eos")
+    if wants_trees(options):
+        raise InputError("a grammar follows one path of tokens: leave out trees")
+
+
 def _check_tree(options: SessionOptions) -> None:
     """Raise CapabilityError or InputError for options that exclude trees."""
     wanted = "--tree" if options.tree else f"--drafter {TREE}"
@@ -178,6 +190,8 @@ def _check_tree(options: SessionOptions) -> None:
 
 
 def _check(options: SessionOptions, names: Sequence[str]) -> None:
+    if options.grammar is not None:
+        _check_grammar(options)
     if wants_trees(options):
         _check_tree(options)
     if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):

@@ -16,7 +16,7 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
-from edgedecode.memory.budget import Budget
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
@@ -27,6 +27,8 @@ from edgedecode.schedule.experience import Experience
 from edgedecode.sessions.draft_models import DraftModels
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, grammar_nbytes
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock
 from edgedecode.user_notices import notice
@@ -73,6 +75,9 @@ class Resources:
     pressure: MemoryPressure = field(default_factory=MemoryPressure)
     draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
     """The drafters of each session."""
+    grammar_tokens: GrammarTokens | None = None
+    """The tokens as grammars need them; made for the first session with a grammar, and leased then."""
+    grammar_lease: Lease | None = None
 
     def __post_init__(self) -> None:
         self.experience.costs.pad_to(self.target.card.widths)
@@ -82,6 +87,21 @@ class Resources:
         has_draft, alone = "draft" in self.manifest.models, isinstance(self.engine, OneResident)
         facts = DraftingFacts(self.target.card, has_draft, self.heads, self.lookups, one_resident=alone)
         return choose_drafters(options, facts)
+
+    def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:
+        """Compile a grammar, if any, for the target. Raises as `GrammarTokens`, and BudgetExceeded."""
+        if grammar is None:
+            return None
+        if self.grammar_tokens is None:
+            rows, ends = self.target.card.rows, self.manifest.end_ids
+            lease = self.budget.reserve("grammar", grammar_nbytes(rows))
+            try:
+                self.grammar_tokens = GrammarTokens(self.tokenizer, rows=rows, ends=ends)
+            except BaseException:
+                lease.release()
+                raise
+            self.grammar_lease = lease
+        return self.grammar_tokens.constraint(grammar)
 
     def smaller_session(self, options: SessionOptions) -> SessionOptions | None:
         """Return reduced options that fit the budget: a shorter context, and as the last resort no drafts.

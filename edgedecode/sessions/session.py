@@ -44,7 +44,6 @@ class Session:
     It generates one answer at a time: a new answer, `reset` and `close` stop the running one, from any thread, and wait
     for the end of its round or prefill chunk. Iterating over the stopped answer ends. Sessions of a pair may answer in
     several threads at once; their rounds alternate. Close a session to release its memory.
-
     `seed` is the last answer's; before the first answer, the first one's. Later answers get seeds derived from the
     given one and their number, or random ones. Any answer is reproduced by a new session with its seed and messages.
     """
@@ -66,6 +65,7 @@ class Session:
         self._own = FairLock()
         """Held while an answer is started or stopped. Lock order: this lock first, then the pair's."""
         self._closed = False
+        self._grammar = shared.constraint(options.grammar)
         self._adapters = shared.adapters.choice()
         with ExitStack() as undo:
             undo.callback(self._adapters.release)
@@ -109,8 +109,8 @@ class Session:
     def messages(self) -> tuple[Message, ...]:
         """The transcript without dropped turns, including the text so far of a running answer.
 
-        An incomplete character, or text that may begin a stop string, is added when the answer ends. An answer that was
-        stopped before its first text is left out, together with its prompt.
+        Incomplete characters and possible stop strings are added when the answer ends. An answer that was stopped
+        before its first text is left out, with its prompt.
         """
         return self._transcript.heard
 
@@ -138,7 +138,6 @@ class Session:
         """Answer a user message, yielding text as it is decoded.
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
-
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
         or in the middle of it; a chunk's `event` reports that. Except with `WhenFull.SHIFT`, the text that follows is
         that of a new session with the kept messages. Raises ContextExceeded, before anything changes, if the prompt
@@ -163,8 +162,8 @@ class Session:
     def prepare(self) -> None:
         """Prefill tokens that any next message needs: the last answer without its activated adapter.
 
-        For the time in which a user reads or types; may run in a separate thread. Any other call stops it, which
-        takes one pass. Does nothing in the middle of an answer, and in a reproducible session.
+        For the time in which a user reads or types; may run in a separate thread. Any other call stops it within a
+        pass. Does nothing in the middle of an answer, and in a reproducible session.
         """
         for _ in self._own.run(self._preparing):
             pass
@@ -184,8 +183,7 @@ class Session:
     def close(self) -> None:
         """Stop a running answer, wait until it has ended, and release the memory. Idempotent.
 
-        Called within a round of the same thread (from a finalizer, a signal handler or a drafter) it does not wait: the
-        session closes when the round is over.
+        Called within a round of the same thread (a finalizer, a signal handler, a drafter) it closes after the round.
         """
         self._closed = True
         if (running := self._running) is not None:
@@ -218,6 +216,8 @@ class Session:
         self._begin_noise(self.seed)
         self.stats = Stats(seed=self.seed)
         self._reading.answering = self._reading.adapter
+        if self._grammar is not None:
+            self._grammar.begin()
 
         def answering(pause: Callable[[], None]) -> Generator[Chunk]:
             try:
@@ -337,6 +337,7 @@ class Session:
                 rule=self.options.rule,
                 ends=self._ends,
                 widths=self._widths,
+                constraint=self._grammar,
                 pause=pause,
             )
             for verdict in decode(target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):

@@ -146,6 +146,12 @@ class Tokenizer:
         return _CACHED_WORDS * _WORD_NBYTES if hasattr(self._inner.model, "_resize_cache") else 0
 
     @property
+    def definition(self) -> str:
+        """The content of its `tokenizer.json`, for other libraries."""
+        text: str = self._inner.to_str()
+        return text
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex) of everything that decides a text's ids; computed once, about a second for 150,000 tokens.
 

@@ -51,7 +51,6 @@ def _values(root: Path, request: PackageRequest, bundle: Bundle) -> dict[str, st
     cases = [f'  {name}) set -- {shlex.join(words)} "$@" ;;' for name, words in bundle.commands.items()]
     return {
         "APP_ID": request.package,
-        "APPLICATION": request.package,
         "PROMPT": _prompt_frame(root, bundle),
         "NAME": re.sub(r"[^A-Za-z0-9._-]", "-", bundle.name).lstrip(".-") or "pack",  # it is part of shell commands
         "ABI": bundle.abi,

@@ -187,6 +187,19 @@ def test_models_are_the_pack_and_its_modes(server: Running) -> None:
     assert reply.choices[0].message.content
 
 
+def test_answers_follow_a_schema(server: Running) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["n"]}
+    schema |= {"additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    reply = server.client.chat.completions.create(**asked(response_format=form, max_tokens=50))
+    assert reply.choices[0].finish_reason == "stop"
+    assert 0 <= json.loads(reply.choices[0].message.content)["n"] <= 9
+    reply = server.client.chat.completions.create(**asked(response_format={"type": "json_object"}, max_tokens=200))
+    assert reply.choices[0].message.content.startswith("{")
+    if reply.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(reply.choices[0].message.content), dict)
+
+
 def test_content_parts_and_developer_messages_are_read(server: Running, pair: Pair) -> None:
     parts = [{"type": "text", "text": STORY[:10]}, {"type": "text", "text": STORY[10:]}]
     messages = [{"role": "developer", "content": ""}, {"role": "user", "content": parts}]
@@ -225,7 +238,10 @@ BAD: list[tuple[object, int, str]] = [
     (asked(tools=[{"type": "function"}]), 400, "tools is not supported"),
     (asked(logprobs=True), 400, "logprobs is not supported"),
     (asked(frequency_penalty=0.5), 400, "frequency_penalty is not supported"),
-    (asked(response_format={"type": "json_object"}), 400, "response_format 'json_object' is not supported"),
+    (asked(response_format={"type": "xml"}), 400, "response_format must be text, json_object or json_schema"),
+    (asked(response_format={"type": "json_schema"}), 400, "with a schema"),
+    (asked(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), 400, "not supported"),
+    (asked(response_format={"type": "json_object"}, model="demo@switch"), 400, "leave out switching"),
     (asked(messages=[{"role": "user", "content": "word " * 9000}]), 400, "context"),
     (b"x" * 100_001, 413, "larger than"),
 ]

@@ -1,0 +1,56 @@
+"""What an answer has to follow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgedecode.errors import InputError
+from edgedecode.typed_json import JsonValue
+
+__all__ = ["Grammar", "GrammarKind"]
+
+_MOST_CHARACTERS = 1 << 20
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A JSON Schema, a regular expression, or a grammar in Lark's syntax. Raises InputError if it is too long."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise InputError(f"the {self.kind} is empty")
+        if len(self.text) > _MOST_CHARACTERS:
+            raise InputError(f"the {self.kind} has {len(self.text)} characters, the limit is {_MOST_CHARACTERS}")
+
+    @classmethod
+    def of_schema(cls, schema: JsonValue) -> Grammar:
+        """Return the grammar of a parsed JSON Schema. Raises InputError for anything but an object or true."""
+        if not isinstance(schema, dict) and schema is not True:
+            raise InputError("a JSON Schema is an object")
+        try:
+            return cls(GrammarKind.SCHEMA, json.dumps(schema))
+        except RecursionError:
+            raise InputError("the JSON Schema is nested too deeply") from None
+
+    @classmethod
+    def of_choices(cls, choices: list[str]) -> Grammar:
+        """Return the grammar of an answer that is one of these texts."""
+        return cls.of_schema({"enum": list[JsonValue](choices)})
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Return the grammar of any JSON object."""
+        return cls.of_schema({"type": "object"})
