@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode import InputError, RuntimeUnavailable
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, count, positive_count
 
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
 
@@ -33,7 +33,7 @@ class ServeCommand:
     def configure(self, parser: ArgumentParser) -> None:
         group = parser.add_argument_group("server")
         group.add_argument("--host", default=_LOOPBACK[0], help="address to listen on (default: %(default)s)")
-        group.add_argument("--port", type=int, default=8000, help="0: a free one (default: %(default)s)")
+        group.add_argument("--port", type=count, default=8000, help="0: a free one (default: %(default)s)")
         group.add_argument(
             "--api-key-file", type=Path, metavar="FILE", help="require the key in FILE, which only you may read"
         )
