@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import InputError, RuntimeUnavailable
 from edgedecode.commands import Command, count, positive_count
+from edgedecode.memory.process_memory import return_freed_memory
 
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
 
@@ -63,6 +64,7 @@ class ServeCommand:
         from .application import create_app
         from .running import Service
 
+        return_freed_memory()
         limits, listening = _limits(arguments), _listening(arguments.host, arguments.port)
         with listening, open_pair(arguments, swaps=True) as pair:
             options = session_options(arguments, pair)
@@ -107,6 +109,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen(128)  # clients that connect while the pack is opened wait
     except OSError as error:
         listening.close()
         raise InputError(f"--host {host} --port {port}: {error.strerror or error}: give another --port") from None

@@ -1,0 +1,84 @@
+"""The server as a process: memory under load, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from edgedecode.memory.process_memory import memory_of
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `edgedecode serve` on a free port; yield the process and its address."""
+    program = "import sys; from edgedecode.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--runtime", "onnx", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert " at http://" in line, process.communicate()[1]
+        yield process, line.split(" at ")[1].split("/v1")[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str, seed: int) -> int:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "A story, please."}],
+        "seed": seed,
+        "max_tokens": 40,
+    }
+    request = urllib.request.Request(
+        f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_process_stays_within_the_budget_under_load() -> None:
+    """More sessions than the budget holds, opened and closed in many threads."""
+    limit = 230_000_000
+    with serving("--memory", "230MB", "--parallel", "16") as (process, address):
+        most = 0
+        with ThreadPoolExecutor(24) as pool:
+            asked = [pool.submit(ask, address, seed) for seed in range(160)]
+            while not all(each.done() for each in asked):
+                found = memory_of(process.pid)
+                most = max(most, 0 if found is None or found.anonymous is None else found.anonymous)
+        assert {each.result() for each in asked} == {200}
+        assert 0 < most <= limit
+
+
+def test_a_signal_ends_the_server_cleanly() -> None:
+    with serving() as (process, address):
+        assert ask(address, 1) == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) in (0, 130, 143, -signal.SIGTERM)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
