@@ -151,10 +151,13 @@ class _Endpoints:
                 async for part in self._parts(reply, 0, running, every):
                     yield part
             for number in range(1, reply.asked.answers):
-                async with self._service.answering(reply.asked, number=number) as other:
-                    yield _event(reply.first(number)) if reply.asked.chat else b""
-                    async for part in self._parts(reply, number, other, every):
-                        yield part
+                try:
+                    async with self._service.answering(reply.asked, number=number) as other:
+                        yield _event(reply.first(number)) if reply.asked.chat else b""
+                        async for part in self._parts(reply, number, other, every):
+                            yield part
+                except EdgeDecodeError as error:
+                    yield _failure(error)
             if reply.asked.include_usage and every:
                 yield _event(reply.last(every))
             yield b"data: [DONE]\n\n"
@@ -168,7 +171,7 @@ class _Endpoints:
                 if chunk.text or chunk.finish_reason is not None:
                     yield _event(reply.piece(number, chunk.text, chunk.finish_reason))
         except EdgeDecodeError as error:
-            yield _event({"error": {"message": str(error), "type": "server_error", "param": None, "code": None}})
+            yield _failure(error)
         every.append(running.stats)
         self._metrics.count_answer(running.stats)
 
@@ -223,6 +226,12 @@ async def _disconnected(request: Request) -> None:
 
 def _event(value: object) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def _failure(error: EdgeDecodeError) -> bytes:
+    """Return the event of an error in the middle of a stream, whose status has been sent."""
+    message = " ".join(str(error).split())
+    return _event({"error": {"message": message, "type": "server_error", "param": None, "code": None}})
 
 
 def _model(name: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -18,6 +18,8 @@ __all__ = ["Busy", "Running", "Service"]
 
 _IDLE = 8
 """Sessions that are kept for their KV cache; the budget may hold fewer."""
+_MOMENT = 0.5
+"""Seconds after which a request tries again to open its session."""
 
 
 class Busy(EdgeDecodeError):
@@ -94,6 +96,8 @@ class Service:
         self._freed = asyncio.Condition()
         self._idle: list[tuple[SessionOptions, Session]] = []
         self.queued = self.running = 0
+        self._opening = 0
+        """Sessions that are being opened now."""
         self.closing = False
 
     @asynccontextmanager
@@ -152,19 +156,27 @@ class Service:
             await asyncio.to_thread(kept.reset, asked.messages)
             return kept
         while True:
+            self._opening += 1
             try:
                 return await asyncio.to_thread(self.pair.session, options, messages=asked.messages)
-            except BudgetExceeded:
-                if self._idle:
-                    await asyncio.to_thread(self._idle.pop(0)[1].close)
-                elif not self.running:
-                    raise
-                else:
-                    async with self._freed:
-                        try:
-                            await asyncio.wait_for(self._freed.wait(), max(0.0, deadline - monotonic()))
-                        except TimeoutError:
-                            raise Busy("the memory budget has no room for another answer: try again later") from None
+            except BudgetExceeded as error:
+                refusal = error
+            finally:
+                self._opening -= 1
+            if self._idle:
+                await asyncio.to_thread(self._idle.pop(0)[1].close)
+            elif not self.running and not self._opening:
+                raise refusal
+            elif monotonic() > deadline:
+                raise Busy("the memory budget has no room for another answer: try again later")
+            else:
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait until an answer ends, or a moment: a session that was being opened may have failed."""
+        async with self._freed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), _MOMENT)
 
     def _kept(self, options: SessionOptions, asked: Asked) -> Session | None:
         """Take the idle session of these options that shares the most messages, at least one."""
