@@ -67,7 +67,7 @@ def create_app(service: Service, limits: Limits) -> Starlette:
 class _Endpoints:
     def __init__(self, service: Service) -> None:
         self._service, self._metrics = service, Metrics()
-        self._defaults = sampling_defaults(service.pair.manifest.generation)
+        self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
         """Answer whether requests are taken."""

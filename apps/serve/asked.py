@@ -72,10 +72,11 @@ class Asked:
 
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
-        seed = None if self.seed is None else (self.seed + number) % (1 << 63)
+        first = base.seed if self.seed is None else self.seed
+        seed = None if first is None else (first + number) % (1 << 63)
         switch = (base.switch or SwitchOptions()) if self.model.switch else base.switch
         grammar = self.grammar or base.grammar
-        options = replace(base, sampling=self.sampling, adapter=self.model.adapter, seed=seed)
+        options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         return replace(options, switch=switch, grammar=grammar)
 
 

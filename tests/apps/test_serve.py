@@ -40,11 +40,13 @@ KEY = "a-key-of-the-tests"
 class Running:
     """A server in a thread, on a free port."""
 
-    def __init__(self, pair: Pair, limits: Limits, *, parallel: int = 4, waiting: int = 64) -> None:
+    def __init__(
+        self, pair: Pair, limits: Limits, *, parallel: int = 4, waiting: int = 64, options: SessionOptions | None = None
+    ) -> None:
         self.pair, self.socket = pair, socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
         self._made = threading.Event()
-        self._settings = limits, parallel, waiting
+        self._settings = limits, parallel, waiting, options or SessionOptions()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._made.wait()
@@ -56,8 +58,8 @@ class Running:
         import asyncio
 
         async def serve() -> None:
-            limits, parallel, waiting = self._settings
-            self.service = Service(self.pair, SessionOptions(), parallel=parallel, waiting=waiting, patience=60.0)
+            limits, parallel, waiting, options = self._settings
+            self.service = Service(self.pair, options, parallel=parallel, waiting=waiting, patience=60.0)
             self._server = uvicorn.Server(uvicorn.Config(create_app(self.service, limits), log_level="error"))
             self._made.set()
             await self._server.serve(sockets=[self.socket])
@@ -340,6 +342,19 @@ def test_many_clients_get_their_lone_answers_and_leave_nothing_behind(pair: Pair
     finally:
         running.close()
     assert held(pair) == before
+
+
+def test_options_of_the_command_hold_where_a_request_gives_none(pair: Pair) -> None:
+    options = SessionOptions(sampling=SamplingOptions(temperature=1.0), seed=4)
+    running = Running(pair, Limits(), options=options)
+    try:
+        body = asked(max_tokens=20)
+        del body["temperature"]
+        texts = [running.post(body)[1]["choices"][0]["message"]["content"] for _ in range(2)]
+        assert texts == [lone(pair, STORY, seed=4, temperature=1.0, most=20)] * 2
+        assert running.post(asked(max_tokens=20))[1]["choices"][0]["message"]["content"] != texts[0]
+    finally:
+        running.close()
 
 
 def test_a_full_queue_is_refused(pair: Pair) -> None:
