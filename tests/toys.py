@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
-from edgedecode.decoding.beside import BesideThread
+from edgedecode.decoding.beside import THREAD, BesideThread
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
@@ -169,6 +170,14 @@ class CallDrafter:
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
+
+
+def drafting_threads() -> list[threading.Thread]:
+    """Return the threads that still draft, with time for those whose work has ended to end."""
+    mine = [thread for thread in threading.enumerate() if thread.name == THREAD]
+    for thread in mine:
+        thread.join(5)
+    return [thread for thread in mine if thread.is_alive()]
 
 
 class Patient(BesideThread):

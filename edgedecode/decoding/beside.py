@@ -7,7 +7,7 @@ Drafting can be stopped after any step, and a native pass cannot: so it is the d
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Thread
+from threading import Event, Thread
 from time import perf_counter
 from types import TracebackType
 from typing import Protocol, TypeAlias
@@ -45,7 +45,8 @@ class BesideThread:
 
     def __init__(self, work: Callable[[Stop], None], clock: Callable[[], float] = perf_counter) -> None:
         self._work, self._clock = work, clock
-        self._over = False
+        self._over = self._begun = False
+        self._done = Event()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name=THREAD)
         self.late_seconds = 0.0
@@ -63,6 +64,7 @@ class BesideThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over = True
         started = self._clock()
         self._end()
         self.late_seconds = self._clock() - started
@@ -70,18 +72,28 @@ class BesideThread:
             raise self._error
 
     def _run(self) -> None:
+        self._begun = True
         try:
-            self._work(lambda: self._over)
+            if not self._over:
+                self._work(lambda: self._over)
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
 
     def _end(self) -> None:
-        """Stop the work after its running step, also if an interrupt comes meanwhile."""
-        self._over = True
-        if self._thread.ident is None:  # never started
-            return
-        try:
-            self._thread.join()
-        except BaseException:
-            self._thread.join()
-            raise
+        """Stop the work after its running step and wait for it, also if interrupts come meanwhile.
+
+        An event and not `Thread.join`: an interrupted `join` takes a running thread for an ended one in Python 3.11.
+        A thread that has not begun sees `_over` first and does nothing.
+        """
+        interrupt: BaseException | None = None
+        ended = False
+        while not ended:
+            try:
+                self._over = True
+                ended = not self._begun or self._done.wait()
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt

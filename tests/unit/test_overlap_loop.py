@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from edgedecode.decoding.beside import THREAD, BesideThread, Stop
+from edgedecode.decoding.beside import BesideThread, Stop
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
@@ -19,7 +21,7 @@ from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from tests.toys import GREEDY, Patient, draft_setting, near_model, quick_draw, toy_model
+from tests.toys import GREEDY, Patient, draft_setting, drafting_threads, near_model, quick_draw, toy_model
 
 VOCABULARY = 20
 PROMPT = [1, 2, 3]
@@ -29,7 +31,7 @@ WARM = SamplingOptions(temperature=0.8)
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name == THREAD]
+    assert not drafting_threads()
 
 
 class Costs:
@@ -230,3 +232,55 @@ def test_beside_without_a_thread_left_runs_the_body_alone(monkeypatch: pytest.Mo
     with BesideThread(lambda stop: ran.append("work")):
         ran.append("body")
     assert ran == ["body"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a lock's wait is not interrupted there")
+def test_beside_interrupted_at_its_end_waits_for_the_running_step() -> None:
+    """Several interrupts: none is lost, and none leaves the native step running beside what comes next."""
+    begun, finish = threading.Event(), threading.Event()
+    steps: list[str] = []
+    interrupts = 3
+
+    def work(stop: Stop) -> None:
+        begun.set()
+        assert finish.wait(10)
+        steps.append("ended")
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal interrupts
+        interrupts -= 1
+        if interrupts:
+            send_later()
+        else:
+            finish.set()
+        raise KeyboardInterrupt
+
+    def send_later() -> None:
+        assert begun.wait(10)
+        main = threading.main_thread().ident or 0
+        threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), BesideThread(work):
+            send_later()
+        assert steps == ["ended"]
+        assert interrupts == 0
+    finally:
+        finish.set()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_beside_that_ends_before_its_thread_begins_does_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come between the creation of the thread and its first step."""
+    ran: list[str] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    beside = BesideThread(lambda stop: ran.append("work"))
+    with pytest.raises(KeyboardInterrupt), beside:
+        ran.append("body")
+    beside._run()  # the thread begins after all
+    assert ran == []

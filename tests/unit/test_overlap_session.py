@@ -26,7 +26,7 @@ from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.sessions import session_drafting
 from edgedecode.sessions.session import Session
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, drafting_threads
 
 WARM = SamplingOptions(temperature=0.9, top_k=30)
 
@@ -105,7 +105,7 @@ def ran_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(session_drafting, "fixed_policy", lambda longest, *, trees: FixedLength(longest, ahead=True))
     yield names
     assert {*names} == {THREAD}
-    assert not [thread for thread in threading.enumerate() if thread.name == THREAD]
+    assert not drafting_threads()
 
 
 OVERLAPPED: dict[str, object] = {"drafter": "model", "draft_max": 4}
