@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, count
+from edgedecode.commands import Command, positive_count
 from edgedecode.errors import InputError
 from edgedecode.pack.chips import CHIPS
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_device", "check_device", "compile_exported", "compile_verb"]
 
+_LIST = "list"
+"""Value of --soc that prints the known chips."""
+
 
 class CompileCommand:
     """Adds graphs to a pack that are compiled for NPUs."""
@@ -29,16 +32,27 @@ class CompileCommand:
     help = "compile a pack's models for an NPU"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("pack", type=Path, metavar="PACK", help="folder of the pack to change")
-        parser.add_argument("--remove", action="store_true", help="remove the pack's compiled graphs")
+        parser.add_argument("pack", nargs="?", type=Path, metavar="PACK", help="folder of the pack to change")
         parser.add_argument(
-            "-c", "--context", type=count, metavar="N", help="past positions (default: the model's context, up to 2048)"
+            "--remove", action="store_true", help="remove the pack's graphs of fixed shapes, compiled or not"
+        )
+        parser.add_argument(
+            "-c",
+            "--context",
+            type=positive_count,
+            metavar="N",
+            help="past positions (default: the model's context, up to 2048)",
         )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         _add_options(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
+        _check(arguments)
+        if arguments.soc == _LIST:
+            for soc in CHIPS.values():
+                print(f"{soc.number}: {soc.name}")
+            return 0
         with quiet(debug=arguments.debug):
             if arguments.remove:
                 from ..npu.npu_files import take_out_static
@@ -47,12 +61,24 @@ class CompileCommand:
                 print(f"removed {', '.join(gone) or 'nothing: the pack has no compiled graphs'}")
                 report: Report = {"pack": str(arguments.pack), "removed": gone}
             else:
-                if arguments.device is None:
-                    arguments.usage_error("the following arguments are required: --device")
                 report = _compile(arguments.pack, _read(arguments))
         if arguments.json:
             print(json.dumps(report))
         return 0
+
+
+def _check(arguments: Namespace) -> None:
+    """Exit with a usage error for options that are missing or contradict each other."""
+    if arguments.soc == _LIST:
+        return
+    if arguments.remove:
+        others = ("device", "soc", "widths", "context")
+        if given := [name for name in others if getattr(arguments, name) is not None]:
+            arguments.usage_error(f"argument --{given[0]}: not allowed with --remove, which removes all graphs")
+    wanted = ["pack"] if arguments.remove else ["pack", "device"]
+    if missing := [name for name in wanted if getattr(arguments, name) is None]:
+        names = ", ".join("PACK" if name == "pack" else f"--{name}" for name in missing)
+        arguments.usage_error(f"the following arguments are required: {names}")
 
 
 def add_device(parser: ArgumentParser) -> None:
@@ -64,8 +90,8 @@ def _add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=DEVICES,
-        help="then make graphs of fixed shapes: for qnn (Qualcomm's NPUs), compiled ahead of time, and for openvino "
-        "(Intel's devices)",
+        help="then make graphs of fixed shapes, in place of earlier ones: for qnn (Qualcomm's NPUs), compiled ahead of "
+        "time, and for openvino (Intel's devices)",
     )
     parser.add_argument(
         "--soc",
@@ -103,7 +129,7 @@ def _read(arguments: Namespace) -> CompileRequest:
         widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
         return CompileRequest.of(arguments.device, socs=None, widths=widths, slots=arguments.context)
     known = "; ".join(f"{soc.number}: {soc.name}" for soc in CHIPS.values())
-    if arguments.soc in {None, "list"}:
+    if arguments.soc in {None, _LIST}:
         raise InputError(f"--soc: give the chips to compile for, such as --soc 57,69 ({known})")
     widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
     return CompileRequest.of(arguments.device, socs=arguments.soc, widths=widths, slots=arguments.context)

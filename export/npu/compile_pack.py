@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from edgedecode.engines.child import ChildReply, ask_child, child_command
@@ -21,8 +20,10 @@ from edgedecode.pack.context_check import context_node
 from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import Graph, Manifest
+from edgedecode.pack.new_folder import work_folder
 from edgedecode.pack.static_graphs import STATIC
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.user_notices import notice
 
 from ..graph.drawing import EXACT_FILE, write_exact
 from ..graph.passes.static_shapes import StaticSize, static_shapes
@@ -30,7 +31,7 @@ from ..graph.passes.table_lookup import plain_lookup
 from ..stages import Stages
 from ..trim.trim_texts import bundled_prompts
 from .compile_request import CompileRequest, require_compiler
-from .npu_files import check_changeable, check_room, save_static, take_out_static
+from .npu_files import check_changeable, check_room, replace_static, static_graphs
 from .socs import SocGroup
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class CompiledGraph:
 def compile_pack(root: Path, request: CompileRequest, stages: Stages) -> Sequence[CompiledGraph]:
     """Compile every model of the pack at `root`, replacing earlier compiled graphs.
 
-    Raises EdgeDecodeError, and then leaves the pack as it was, or without its earlier compiled graphs.
+    Raises EdgeDecodeError, and then leaves the pack as it was.
     """
     if request.socs:
         require_compiler()
@@ -79,13 +80,23 @@ def compile_pack(root: Path, request: CompileRequest, stages: Stages) -> Sequenc
         check_changeable(root, manifest)
         slots = request.slots_of(manifest)
         check_room(root, manifest, copies=len(request.widths) * len(request.socs))
-    with TemporaryDirectory(prefix=f".{root.resolve().name}-npu-", dir=root.resolve().parent) as place:
-        job = _Job(root, Path(place), manifest, request, slots, stages)
+    if earlier := _described(manifest):
+        notice(f"the pack's earlier graphs of fixed shapes ({earlier}) will be replaced")
+    with work_folder(root.resolve().parent, name=root.resolve().name) as place:
+        job = _Job(root, place, manifest, request, slots, stages)
         for role in manifest.models:
             job.compile_model(role)
-        take_out_static(root)
-        save_static(root, job.work, job.graphs)
+        replace_static(root, job.work, job.graphs)
     return job.results
+
+
+def _described(manifest: Manifest) -> str:
+    """Return the widths of a pack's static graphs and the chips that they are compiled for; empty: it has none."""
+    graphs = [graph for _, _, graph in static_graphs(manifest)]
+    widths = ", ".join(map(str, sorted({graph.width for graph in graphs})))
+    chips = sorted({(each.provider, soc) for graph in graphs for each in graph.compiled for soc in each.socs})
+    compiled = ", ".join(f"{provider}:{soc}" for provider, soc in chips)
+    return f"{widths} rows" + (f", compiled for {compiled}" if compiled else "") if graphs else ""
 
 
 class _Job:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
 from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.static_graphs import HEAD_ROWS
 
 from .socs import SocGroup, read_socs
 
@@ -47,7 +48,7 @@ class CompileRequest:
     def slots_of(self, manifest: Manifest) -> int:
         """Return the past positions for a pack. Raises ExportError if a model or a width does not allow them."""
         context = min(entry.context for entry in manifest.models.values())
-        slots = self.slots or min(context, _DEFAULT_SLOTS)
+        slots = min(context, _DEFAULT_SLOTS) if self.slots is None else self.slots
         if slots > context:
             raise ExportError(
                 f"--context {slots}: the pack's models have a context of {context}: give at most that, or export the "
@@ -67,6 +68,11 @@ def _read_widths(text: str) -> tuple[int, ...]:
     widths = sorted({int(part) for part in parts})
     if len(widths) > _MOST_WIDTHS:
         raise InputError(f"--widths: {len(widths)} widths, each a copy of the weights: give at most {_MOST_WIDTHS}")
+    if widths[0] > HEAD_ROWS:
+        raise InputError(
+            f"--widths: the narrowest pass, {widths[0]} rows, returns one row's logits, and verification needs every "
+            f"row's: add a width of 1 to {HEAD_ROWS}"
+        )
     return tuple(widths)
 
 

@@ -16,6 +16,7 @@ import edgedecode
 from edgedecode.cli import main
 from edgedecode.engines.child import ChildReply
 from edgedecode.errors import ManifestError
+from edgedecode.pack import pack_lock
 from edgedecode.pack.context_check import check_context
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -72,7 +73,6 @@ QNN = ("--device", "qnn")
     ("words", "said"),
     [
         (("--soc", "58"), r"'58' is not a known system on chip, which are 30: .*57: Snapdragon 8 Gen 3"),
-        (("--soc", "list"), r"give the chips to compile for, such as --soc 57,69 \(30: "),
         ((), r"give the chips to compile for"),
         (("--soc", "57,"), r"'' is not a known system on chip"),
         (("--soc", "1" * 5000), r"is not a known system on chip"),
@@ -81,6 +81,7 @@ QNN = ("--device", "qnn")
         (("--soc", "93"), r"QCS6490 \(Hexagon v68\) has no 16-bit float products.*leave it out"),
         (("--soc", "57", "--widths", "0"), r"--widths: '0' is not a number of rows from 1 to 512"),
         (("--soc", "57", "--widths", "8,x"), r"--widths: 'x' is not a number of rows"),
+        (("--soc", "57", "--widths", "128,32"), r"--widths: the narrowest pass, 32 rows, .*: add a width of 1 to 16"),
         (("--soc", "57", "--widths", "1,2,3,4,5,6,7"), r"--widths: 7 widths, each a copy of the weights: .*at most 6"),
     ],
 )
@@ -98,7 +99,7 @@ def test_impossible_requests_are_refused_in_one_line(
     ("words", "said"),
     [
         (("--context", "2049"), "the pack's models have a context of 2048: give at most that"),
-        (("--context", "64", "--widths", "65"), "a pass cannot be wider than the context of 64"),
+        (("--context", "64", "--widths", "65,1"), "a pass cannot be wider than the context of 64"),
     ],
 )
 def test_sizes_beyond_the_model_are_refused(
@@ -110,6 +111,31 @@ def test_sizes_beyond_the_model_are_refused(
 ) -> None:
     monkeypatch.setattr(compiling, "require_compiler", lambda: None)
     assert said in refused(capsys, "compile", pack, *QNN, "--soc", "57", *words)
+
+
+def test_soc_list_needs_no_pack(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", "--soc", "list") == 0
+    assert "57: Snapdragon 8 Gen 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "the following arguments are required: PACK, --device"),
+        (("pack",), "the following arguments are required: --device"),
+        (("--remove",), "the following arguments are required: PACK"),
+        (("pack", "--remove", *QNN), "argument --device: not allowed with --remove"),
+        (("pack", "--remove", "--widths", "8"), "argument --widths: not allowed with --remove"),
+        (("pack", *QNN, "--context", "0"), "'0' is too small"),
+    ],
+)
+def test_options_that_are_missing_or_contradict_are_usage_errors(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("compile", *words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_missing_or_other_compiler_is_named_with_its_remedy(
@@ -201,6 +227,52 @@ def test_graphs_for_openvino_are_made_without_a_compiler(
     assert [(graphs[name].width, graphs[name].compiled) for name in ("static-1", "static-8")] == [(1, ()), (8, ())]
     words = ("compile", pack, "--device", "openvino", "--soc", "57")
     assert "--soc 57: --device openvino compiles for no chip: leave --soc out" in refused(capsys, *words)
+
+
+OPENVINO = ("--device", "openvino", "--context", "64")
+
+
+def test_a_new_compilation_replaces_the_graphs_and_says_so(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", pack, *OPENVINO, "--widths", "8,1") == 0
+    assert "will be replaced" not in capsys.readouterr().err
+    assert run("compile", pack, *OPENVINO, "--widths", "8") == 0
+    assert "the pack's earlier graphs of fixed shapes (1, 8 rows) will be replaced" in capsys.readouterr().err
+    manifest = check_pack(pack, full=True)
+    assert {name for name in manifest.models["target"].graphs if "static" in name} == {"static-8", "static-lora-8"}
+    static = [graph.file for name, graph in manifest.models["target"].graphs.items() if "static" in name]
+    assert sorted(path.relative_to(pack).as_posix() for path in pack.rglob("static-*")) == sorted(static)
+    with edgedecode.load(pack, runtime="onnx") as pair, pair.session() as session:
+        assert session.generate("Tell me a story.", max_tokens=4).tokens
+
+
+@pytest.mark.parametrize("moment", ["commit", "replace_manifest"])
+def test_a_replacement_that_fails_keeps_the_earlier_graphs(
+    moment: str, pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compile", pack, *OPENVINO, "--widths", "8,1") == 0
+    before = {path.relative_to(pack): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+
+    def fails(*words: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(npu_files if moment == "commit" else pack_lock, moment, fails)
+    assert run("compile", pack, *OPENVINO, "--widths", "8") == 1
+    assert "No space left" in capsys.readouterr().err
+    assert {path.relative_to(pack): path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
+    check_pack(pack, full=True)
+
+
+def test_a_compilation_removes_what_a_killed_one_left(pack: Path) -> None:
+    abandoned = pack.parent / f".{pack.name}.partial-w0123abcd"
+    abandoned.mkdir()
+    (abandoned / "static-8.onnx").write_bytes(b"half")
+    folder = (pack / Manifest.load(pack).models["target"].graphs["base"].file).parent
+    unnamed = folder / "static-8.onnx"
+    unnamed.write_bytes(b"moved before the manifest was replaced")
+    assert run("compile", pack, *OPENVINO, "--widths", "8") == 0
+    assert not abandoned.exists()
+    assert not unnamed.exists()
+    check_pack(pack, full=True)
 
 
 @on_the_emulator

@@ -46,6 +46,11 @@ def plan_static(entry: ModelEntry, root: Path, graph: Graph, provider: Provider)
     """
     files = partial(provider.files, entry)
     family = [each for each in entry.graphs.values() if set(each.capabilities) == set(graph.capabilities)]
+    if (narrowest := min(each.width for each in family)) > HEAD_ROWS:
+        raise ManifestError(
+            f"the pack's narrowest static graph has {narrowest} rows, and verification needs one of at most "
+            f"{HEAD_ROWS}: run `edgedecode compile` again with such a width"
+        )
     return tuple(
         StaticGraph(each, root / files(each).graph, root / files(each).weights, *_measured(entry, root, each))
         for each in sorted(family, key=lambda each: each.width)
@@ -58,7 +63,7 @@ def static_card(card: ModelCard, graphs: Sequence[StaticGraph]) -> ModelCard:
     return replace(
         card,
         context=min(card.context, graphs[0].graph.slots),
-        widths=tuple(width for width in widths if width <= HEAD_ROWS) or widths[:1],
+        widths=tuple(width for width in widths if width <= HEAD_ROWS),
         weights_nbytes=sum(each.footprint.weights_nbytes for each in graphs),
     )
 
