@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.engine_choice import SLACK_NBYTES
@@ -36,6 +37,8 @@ from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "SMALLER_KV", "PackPlan", "load", "plan"]
+
+T = TypeVar("T")
 
 SMALLER_KV = "int8"
 KV_TYPES = ("float32", "float16", SMALLER_KV)
@@ -161,34 +164,44 @@ def plan(  # noqa: PLR0913  (as `load`)
         manifest = check_pack(root, full=False)
         engine = None if wanted == AUTO else find_runtime(wanted)  # in `load`'s order, for the same process memory
         tokenizer = pack_tokenizer(manifest, root, Budget())
-        kept = None
-        if engine is None and provider == PROCESSOR and draft_on is None:
-            kept = kept_placement(manifest, request)
-        if kept is not None:
-            engine, request = kept.engine(), replace(request, provider=kept.target.provider)
-        engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
-        if not isinstance(engine, PlanningRuntime):
-            raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
-        planned = _wrapped(None, one_resident=one_resident, draft_on=draft_on)(engine)
-        assert isinstance(planned, PlanningRuntime)
-        footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=planned, request=request)
-        options = options or SessionOptions()
-        fitted = footprint.fit(options, None if limit is None else limit.nbytes)
-        smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
-        experience = load_experience(_experience_path(manifest, planned, request, footprint.card))
+        wrap = _wrapped(None, one_resident=one_resident, draft_on=draft_on)
 
-        def speed(choice: Choice) -> PredictedSpeed | None:
-            half = choice.context // 2
-            return predicted_speed(
-                experience,
-                choice.drafters,
-                draft_max=choice.draft_max,
-                context_tokens=half,
-                adapter=choice.adapter,
-            )
+        def plan_on(engine: Runtime, request: EngineRequest = request) -> PackPlan:
+            engine = wrap(engine)
+            if not isinstance(engine, PlanningRuntime):
+                raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
+            footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
+            return _pack_plan(manifest, footprint, options or SessionOptions(), engine, request=request, limit=limit)
 
-        uncut = footprint.fit(options, None).choice
-        return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
+        if engine is not None:
+            return plan_on(engine)
+        if provider == PROCESSOR and draft_on is None and (kept := _on_kept(manifest, request, plan_on)) is not None:
+            return kept
+        return plan_on(find_runtime(chosen_engines(manifest, root, request, asked=False)[0]))
+
+
+def _pack_plan(
+    manifest: Manifest,
+    footprint: PackFootprint,
+    options: SessionOptions,
+    engine: Runtime,
+    *,
+    request: EngineRequest,
+    limit: Limit | None,
+) -> PackPlan:
+    """Fit a session into the limit, and predict its speed."""
+    fitted = footprint.fit(options, None if limit is None else limit.nbytes)
+    smaller = None if request.kv_type is not None else footprint.least_with(SMALLER_KV, options)
+    experience = load_experience(_experience_path(manifest, engine, request, footprint.card))
+
+    def speed(choice: Choice) -> PredictedSpeed | None:
+        half = choice.context // 2
+        return predicted_speed(
+            experience, choice.drafters, draft_max=choice.draft_max, context_tokens=half, adapter=choice.adapter
+        )
+
+    uncut = footprint.fit(options, None).choice
+    return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
 
 
 def _wrapped(
@@ -284,13 +297,21 @@ def _open_pack(
 
     if engine is not None:
         return open_on(engine)
-    kept = kept_placement(manifest, request) if may_place else None
-    if kept is not None:
-        try:
-            return open_on(kept.engine(), replace(request, provider=kept.target.provider))
-        except (BudgetExceeded, CapabilityError, RuntimeUnavailable, InputError) as error:
-            notice(f"the fastest placement here ({kept}) cannot be used ({error}); choosing an engine again")
+    if may_place and (kept := _on_kept(manifest, request, open_on)) is not None:
+        return kept
     return _open_on_first(chosen_engines(manifest, root, request, asked=asked), open_on)
+
+
+def _on_kept(manifest: Manifest, request: EngineRequest, use: Callable[[Runtime, EngineRequest], T]) -> T | None:
+    """Call `use` with the kept placement; None if there is none, or if it cannot be used any more."""
+    kept = kept_placement(manifest, request)
+    if kept is None:
+        return None
+    try:
+        return use(kept.engine(), replace(request, provider=kept.target.provider))
+    except (BudgetExceeded, CapabilityError, RuntimeUnavailable, InputError) as error:
+        notice(f"the fastest placement here ({kept}) cannot be used ({error}); choosing an engine again")
+        return None
 
 
 def _footprint(

@@ -10,6 +10,7 @@ from edgedecode.engines.engine_factory import GraphKernels, KernelsFactory
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.registry import find_factory
 from edgedecode.engines.selection import known_choice
+from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import BUNDLED_PACK, find_pack
@@ -44,6 +45,9 @@ def explain(pack: str | None, *, measure: bool) -> AutoChoice | None:
         return None
     root = find_pack(pack)
     manifest = Manifest.load(root)
+    kept = kept_placement(manifest, EngineRequest())
+    if kept is not None and not measure and not kept.refusal(manifest, root):
+        return AutoChoice(manifest.name, kept.target.runtime, f"the fastest placement that `bench` measured: {kept}")
     choice = known_choice(manifest, root, EngineRequest(), measure=measure)
     return AutoChoice(manifest.name, choice.names[0] if choice.names else "", choice.reason)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .interface import Runtime
 
-__all__ = ["GraphKernels", "KernelsFactory", "Maker", "Refusal", "RuntimeFactory"]
+__all__ = ["GraphKernels", "KernelsFactory", "Maker", "ProvidersFactory", "Refusal", "RuntimeFactory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,15 @@ class KernelsFactory(Protocol):
 
     def graph_kernels(self, entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return the kernels that run each graph of a model here, without opening a session."""
+        ...
+
+
+@runtime_checkable
+class ProvidersFactory(Protocol):
+    """A `RuntimeFactory` whose engine has execution providers in packages of their own."""
+
+    def provider_versions(self) -> Mapping[str, str]:
+        """Return the versions of the installed ones, by provider."""
         ...
 
 

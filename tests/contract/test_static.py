@@ -16,6 +16,7 @@ from edgedecode.engines import registry
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.engines.registry import PROVIDERS
+from edgedecode.errors import ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_entry
@@ -97,6 +98,14 @@ def test_static_model_offers_the_widths_with_all_logits_on_its_card(opener: Open
     model = OnnxRuntime().open(request(opener, entry, Budget()))
     assert (model.card.widths, model.card.context) == ((1, 4, 8), SLOTS)
     model.close()
+
+
+def test_static_graphs_too_wide_for_verification_are_refused(opener: Opener, entry: ModelEntry) -> None:
+    graphs = {name: graph for name, graph in entry.graphs.items() if graph.width in (0, 128)}
+    with pytest.raises(
+        ManifestError, match="narrowest static graph has 128 rows.*at most 16: run `edgedecode compile`"
+    ):
+        OnnxRuntime().open(request(opener, replace(entry, graphs=graphs), Budget()))
 
 
 def test_static_model_refuses_a_context_longer_than_its_graphs(opener: Opener, entry: ModelEntry) -> None:

@@ -14,17 +14,19 @@ import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode.apps.devices.pack_engines import explain
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import draft_engine
-from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement
+from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
+from edgedecode.runtimes.onnx.onnx_runtime import OnnxRuntime
 from edgedecode.sessions import session_drafting
 from edgedecode.user_notices import NOTICES
 from tests.toys import Patient, why_refused
@@ -155,6 +157,9 @@ def test_auto_opens_the_kept_placement(tmp_path: Path, monkeypatch: pytest.Monke
             assert pair.runtime == target
             assert draft_engine(pair.shared.engine) == draft
         assert edgedecode.plan(runtime="auto").engine == target
+        choice = explain(None, measure=False)
+        assert choice is not None
+        assert (choice.engine, f"target on {target}, draft on {draft}" in choice.reason) == (target, True)
         with edgedecode.load(runtime="auto", draft_on=target) as pair:
             assert draft_engine(pair.shared.engine) == target, "an explicit place comes first"
 
@@ -168,4 +173,23 @@ def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
     keep_placement(Manifest.load(BUNDLED_PACK), EngineRequest(), Placement(Place("onnx", "gpu")))
     with caplog.at_level(logging.INFO), edgedecode.load(runtime="auto") as pair:
         assert pair.runtime in ("onnx", "llama")
-    assert "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used" in caplog.text
+    said = "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used"
+    assert caplog.text.count(said) == 1
+    with caplog.at_level(logging.INFO):
+        assert edgedecode.plan(runtime="auto").engine in ("onnx", "llama")
+    assert caplog.text.count(said) == 2
+    choice = explain(None, measure=False)
+    assert choice is not None
+    assert "gpu" not in choice.reason
+
+
+def test_a_placement_is_kept_for_the_versions_of_the_providers_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    manifest, request = Manifest.load(BUNDLED_PACK), EngineRequest()
+    keep_placement(manifest, request, Placement(Place("onnx")))
+    assert kept_placement(manifest, request) == Placement(Place("onnx"))
+    monkeypatch.setattr(OnnxRuntime, "provider_versions", staticmethod(lambda: {"webgpu": "0.4.1"}))
+    assert kept_placement(manifest, request) is None

@@ -8,9 +8,10 @@ from pathlib import Path
 from edgedecode.cache import keep_json, kept_json
 from edgedecode.pack.manifest import Manifest
 
+from ..engine_factory import ProvidersFactory, RuntimeFactory
 from ..engine_speeds import EngineRequest, finding_path
 from ..interface import Runtime
-from ..registry import RUNTIMES, find_runtime, installed
+from ..registry import RUNTIMES, find_factory, find_runtime, installed
 from ..selection import engine_version
 from .placed import Place, place_draft
 
@@ -27,6 +28,17 @@ class Placement:
     def engine(self) -> Runtime:
         """Return the engine that opens the models there. Raises as `place_draft`."""
         return place_draft(find_runtime(self.target.runtime), self.draft)
+
+    def refusal(self, manifest: Manifest, root: Path) -> str:
+        """Return why an engine would refuse its model, as far as known without opening it; empty: no reason known."""
+        for role in manifest.models:
+            place = self.draft if role == "draft" and self.draft is not None else self.target
+            factory: object = find_factory(place.runtime)
+            if isinstance(factory, RuntimeFactory):
+                entry = manifest.located(role)
+                if found := factory.refusal(entry, root, name=role, provider=place.provider, needs=()):
+                    return found.reason
+        return ""
 
     def __str__(self) -> str:
         return f"target on {self.target}, draft on {self.draft or self.target}"
@@ -50,8 +62,13 @@ def kept_placement(manifest: Manifest, request: EngineRequest) -> Placement | No
 
 
 def _path(manifest: Manifest, request: EngineRequest) -> Path | None:
-    """Return the cache file, by pack, versions of the engines, threads and KV type."""
+    """Return the cache file, by pack, versions of the engines and of their providers' packages, threads and KV type."""
     request = EngineRequest(threads=request.threads, kv_type=request.kv_type)
-    versions = {name: version for name in installed(RUNTIMES) if (version := engine_version(name)) is not None}
+    versions: dict[str, str] = {}
+    for name in installed(RUNTIMES):
+        if (version := engine_version(name)) is not None:
+            factory: object = find_factory(name)
+            plugins = factory.provider_versions() if isinstance(factory, ProvidersFactory) else {}
+            versions |= {name: version} | {f"{name}:{plugin}": found for plugin, found in plugins.items()}
     path = finding_path(manifest, request, versions=versions)
     return None if path is None else path.with_name(path.name.replace("speed-", "placement-", 1))

@@ -56,13 +56,19 @@ class PluginProvider(Provider):
     environment: ClassVar[str] = ""
     """What its hardware needs besides the package, as the end of a message; empty: nothing to say."""
 
-    def problem(self) -> str:
+    @property
+    def package_version(self) -> str:
         if find_spec(self.package) is None:
-            return f"{self.distribution} is not installed: {self._install}"
+            return ""
         try:
-            found = version(self.distribution)
+            return version(self.distribution)
         except PackageNotFoundError:
-            found = "unknown"
+            return "unknown"
+
+    def problem(self) -> str:
+        found = self.package_version
+        if not found:
+            return f"{self.distribution} is not installed: {self._install}"
         if not found.startswith(self.versions):
             wanted = " or ".join(f"{prefix}*" for prefix in self.versions)
             return f"{self.distribution} {found} is installed, edgedecode needs {wanted}: {self._install}"

@@ -69,6 +69,11 @@ class Provider:
         """The name for `--provider`, with the device if one was chosen."""
         return f"{self.name}:{self.device}" if self.device else self.name
 
+    @property
+    def package_version(self) -> str:
+        """The version of its own package; empty: it has none, or it is not installed."""
+        return ""
+
     def device_names(self) -> Sequence[str]:
         """Return the devices that can be chosen explicitly; empty: there is nothing to choose."""
         return ()
