@@ -103,7 +103,7 @@ def test_static_model_offers_the_widths_with_all_logits_on_its_card(opener: Open
 def test_static_graphs_too_wide_for_verification_are_refused(opener: Opener, entry: ModelEntry) -> None:
     graphs = {name: graph for name, graph in entry.graphs.items() if graph.width in (0, 128)}
     with pytest.raises(
-        ManifestError, match="narrowest static graph has 128 rows.*at most 16: run `edgedecode compile`"
+        ManifestError, match=r"narrowest static graph has 128 rows.*at most 16: run `edgedecode compile`"
     ):
         OnnxRuntime().open(request(opener, replace(entry, graphs=graphs), Budget()))
 
