@@ -20,6 +20,7 @@ from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.plot_file import check_plot
 from edgedecode.switching.rule import EAD_DWELL, EAD_WINDOW, SwitchRule
 from edgedecode.switching.signals import CONTROL
+from edgedecode.text.messages import Message
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
@@ -31,7 +32,7 @@ from .curve_tables import plot_curve, show_curve, show_held_out, verdict
 from .switch_arms import SPECULATION, TARGET, measure_arms, point_of, quality_low
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
-__all__ = ["Calibrated", "calibrated", "run_calibration"]
+__all__ = ["Calibrated", "calibrated", "halves", "run_calibration"]
 
 LEAST = 20
 """Fewest questions of each half: with fewer, an interval says nothing."""
@@ -82,11 +83,12 @@ def run_calibration(arguments: Namespace) -> int:
 def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calibrated:
     """Measure the curve on one half of the questions, and the chosen threshold with its peers on the other.
 
-    Raises InputError for too few questions, or if the target answers none of them correctly.
+    Raises InputError for too few or too long questions, or if the target answers none of them correctly.
     """
     if len(tasks) < 2 * LEAST:
         raise InputError(f"{len(tasks)} prompts are too few to calibrate with: give {2 * LEAST} or more")
-    choosing, held_out = tasks[::2], tasks[1::2]
+    _check_lengths(pair, tasks)
+    choosing, held_out = halves(tasks)
     limit = arguments.max_tokens
     with progress("signals", len(choosing)) as advance:
         found = _signals(pair, choosing, max_tokens=limit, advance=advance)
@@ -129,6 +131,28 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
         return Calibrated(
             curve, results, measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance), chosen
         )
+
+
+def halves(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    """Divide the tasks of every family into two halves, whose sizes differ by one at most."""
+    parts: tuple[list[Task], list[Task]] = ([], [])
+    seen: dict[str, int] = {}
+    for task in tasks:
+        count = seen.setdefault(task.family, len(seen))  # of odd families, in turn, the first or second half has more
+        parts[count % 2].append(task)
+        seen[task.family] += 1
+    return parts
+
+
+def _check_lengths(pair: Pair, tasks: Sequence[Task]) -> None:
+    """Raise InputError for a question that leaves no room for an answer."""
+    with pair.session(PLAIN) as session:
+        context = session.context
+    for task in tasks:
+        turn = Message("user", task.turns[0])
+        count = len(pair.tokenizer.encode(pair.tokenizer.render([*task.history, turn])))
+        if count >= context:
+            raise InputError(f"{task.name} has {count} tokens, the context holds {context}: leave it out")
 
 
 def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int, advance: Callable[[], None]) -> AnswerSignals:

@@ -43,10 +43,10 @@ def verdict(chosen: SwitchPoint | None, held_out: Mapping[str, ArmResult], *, pl
         kept = f"{DEFAULT_QUALITY:.0%} of the target's accuracy"
         return f"No measured threshold keeps {kept}: leave out --mode switch.{saved}"
     switch, speculation, target = (held_out[name] for name in ("switch", SPECULATION, TARGET))
+    kept, least = _quality(switch, target) or ("an unknown share", "unknown: the target answers no held-out prompt")
     line = (
-        f"--mode switch keeps {switch.accuracy / target.accuracy:.1%} of the target's accuracy (at least "
-        f"{quality_low(switch.correct, target.correct):.1%}) with {switch.target_share:.0%} of its tokens, at "
-        f"{switch.speed / target.speed:.2f} of its speed."
+        f"--mode switch keeps {kept} of the target's accuracy (at least {least}) with {switch.target_share:.0%} of its "
+        f"tokens, at {switch.speed / target.speed:.2f} of its speed."
     )
     if speculation.speed >= switch.speed:
         line += (
@@ -96,8 +96,14 @@ def _cells(label: str, found: ArmResult, target: ArmResult) -> tuple[str, ...]:
     return (
         label,
         f"{found.accuracy:.1%}",
-        f"{found.accuracy / target.accuracy:.1%}",
-        f"{quality_low(found.correct, target.correct):.1%}",
+        *(_quality(found, target) or ("", "")),
         f"{found.target_share:.0%}",
         f"{found.speed / target.speed:.2f}",
     )
+
+
+def _quality(found: ArmResult, target: ArmResult) -> tuple[str, str] | None:
+    """Return the accuracy relative to the target's, and its lower bound; None if the target's is 0."""
+    if not target.accuracy:
+        return None
+    return f"{found.accuracy / target.accuracy:.1%}", f"{quality_low(found.correct, target.correct):.1%}"

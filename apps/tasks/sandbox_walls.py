@@ -165,6 +165,7 @@ def _kernel_walls(folder: str) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.unshare(0x10000000 | 0x40000000 | 0x08000000)  # user, network, IPC
+    libc.prctl(1, 9, 0, 0, 0)  # die with the process that started this one, also if that is killed
     if libc.prctl(38, 1, 0, 0, 0) == 0:  # no new privileges: the two below need it
         _restrict_files(libc, folder)
         _restrict_calls(libc)

@@ -136,8 +136,11 @@ def decode(
 
         # Propose. The prompt's last pass carries no draft, so that nothing delays the first token.
         room, proposed = state.capacity - state.length, now
-        drafts = verdict is not None and (switching is None or (switching.speculates and not len(draft)))
+        drafts = verdict is not None and not len(draft)
         left = limit - len(tokens) - 1
+        if switching is not None:
+            left = min(left, switching.draft_room)
+            drafts = drafts and left > 0
         left = min(left, draft_room(room, widths=widths)) if widths else left
         if constraint is not None and drafts:
             draft = forced_draft(constraint, left)

@@ -21,8 +21,11 @@ class Switching(Protocol):
         ...
 
     @property
-    def speculates(self) -> bool:
-        """Whether drafters run while the target writes: only if it writes several tokens before it hands back."""
+    def draft_room(self) -> int:
+        """Most tokens that may be drafted for the target's next pass, so that it cannot hand back within the pass.
+
+        Otherwise the text would depend on the drafts. 0 where the draft model may write after the next token.
+        """
         ...
 
     def begin(self, tokens: Sequence[int]) -> None:

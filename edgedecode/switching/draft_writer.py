@@ -46,13 +46,15 @@ class DraftWriter:
         self._uncertainty = Uncertainty(rule)
         self._writes = True
         """Whether the draft model writes now."""
+        self._checked = False
+        """Whether the target's next pass checks a stretch, after which it goes on writing."""
         self.signals: list[float] = []
         """The signal before each token of the answer that the draft model was asked for."""
         self.state = join_state(setting, model, USER)
 
     @property
-    def speculates(self) -> bool:
-        return self.rule.keeps_target
+    def draft_room(self) -> int:
+        return self._uncertainty.held_tokens - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.state.begin(tokens)
@@ -64,6 +66,7 @@ class DraftWriter:
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
         limit = self.state.reach(tokens, min(limit, STRETCH), WHOLE)
         if not self._writes or limit <= 0:
+            self._checked = False
             return []
         self._sampler.extend(tokens[self._known :])
         self._known = len(tokens)
@@ -75,6 +78,7 @@ class DraftWriter:
                 return written
             row = self.state.follow(written[-1:], self._model)
         self._hand_over(draft=False)
+        self._checked = self.checks and bool(written)
         return written
 
     def observe(self, verdict: Verdict, rows: FloatArray) -> None:
@@ -82,7 +86,8 @@ class DraftWriter:
             self._uncertainty.reset()
             return
         back = False
-        for node in (-1, *verdict.path)[: len(verdict.tokens)]:
+        nodes = (-1, *verdict.path)[: len(verdict.tokens)]
+        for node in nodes[-1:] if self._checked else nodes:  # of a checked stretch, only the last token is new
             known = math.isinf(self.rule.down)  # then the target's own signal decides nothing
             value = 0.0 if known else self._signal(rows[node + 1][: self._size], self._row_draw)
             back = self._uncertainty.sure(value)

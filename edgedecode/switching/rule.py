@@ -73,5 +73,10 @@ class Uncertainty:
         self._written += 1
         return self._written >= self._rule.dwell and self._mean() <= self._rule.down
 
+    @property
+    def held_tokens(self) -> int:
+        """How many tokens the target writes next before it may hand back."""
+        return max(self._rule.dwell - self._written, 1)
+
     def _mean(self) -> float:
         return math.fsum(self._recent) / len(self._recent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 import edgedecode
 from edgedecode import SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
+from edgedecode.apps.calibrate.calibrate_run import PLAIN, halves
 from edgedecode.apps.calibrate.switch_arms import point_of, quality_low
 from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
 from edgedecode.apps.tasks.arms import ArmResult
+from edgedecode.apps.tasks.task_files import Kind, Task
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import models_digest
@@ -102,6 +105,38 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.Ca
         assert session.stats.unverified_tokens > 0
 
 
+@pytest.mark.parametrize("families", [1, 2, 3, 4, 7])
+def test_both_halves_have_questions_of_every_family(families: int) -> None:
+    tasks = [
+        Task(f"{family}:{number}", f"family {family}", Kind.EXACT, (), ("q",), "a")
+        for number in range(9)
+        for family in range(families)
+    ]
+    first, second = halves(tasks)
+    assert sorted(task.name for task in first + second) == sorted(task.name for task in tasks)
+    assert abs(len(first) - len(second)) <= 1
+    for half in (first, second):
+        counts = Counter(task.family for task in half)
+        assert len(counts) == families
+        assert {*counts.values()} <= {4, 5}
+
+
+def test_calibrate_shows_a_target_that_answers_no_held_out_question(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    rows = [json.dumps({"question": "Say x.", "answer": "nothing says this"})] * 40
+    with edgedecode.load(pack, runtime="onnx") as pair, pair.session(PLAIN) as session:
+        rows[0] = json.dumps({"question": "77 + 47 =", "answer": session.generate("77 + 47 =", max_tokens=4).text})
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(rows), encoding="utf-8")
+    words = ["calibrate", str(pack), "--prompts", str(file), "--runtime", "onnx", "-n", "4", "--points", "2"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "the target answers no held-out prompt" in out or "No measured threshold" in out
+    assert Manifest.load(pack).switching is not None
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -113,8 +148,12 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.Ca
         ('{"task_id": "a/1", "prompt": "def f():", "test": "x", "entry_point": "f"}\n', "code tasks"),
         ('{"messages": [{"role": "system", "content": "x"}], "answer": "y"}\n', "must be the user's"),
         ('{"question": " ", "answer": "y"}\n', "empty question"),
+        (
+            '{"question": "Say x.", "answer": "y"}\n' * 40 + json.dumps({"question": "a fox " * 3000, "answer": "y"}),
+            "prompts:41 has 6",
+        ),
     ],
-    ids=["empty", "no form", "no object", "too few", "no accuracy", "code", "no question", "blank"],
+    ids=["empty", "no form", "no object", "too few", "no accuracy", "code", "no question", "blank", "too long"],
 )
 def test_calibrate_refuses_prompts_that_measure_nothing(
     content: str, words: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

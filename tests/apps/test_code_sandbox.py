@@ -269,6 +269,37 @@ def test_nothing_is_left_behind() -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the time limit ends it")
+def test_a_killed_run_leaves_no_process_behind() -> None:
+    sleeper = "import time\ndef f(x):\n    time.sleep(600)"
+    call = f"run_tests({sleeper!r}, 'assert f(1) == 1', names=['f'])"
+    code = f"from edgedecode.apps.tasks.code_sandbox import run_tests; {call}"
+    deadline = time.monotonic() + 30
+    with subprocess.Popen([sys.executable, "-c", code]) as run:
+        confined: list[int] = []
+        while len(confined) < 2 and time.monotonic() < deadline:
+            facts = {process: _status(process) for process in map(int, filter(str.isdecimal, os.listdir("/proc")))}
+            confined = [
+                process
+                for process, status in facts.items()
+                if status.get("PPid") == str(run.pid) and status.get("NoNewPrivs") == "1"
+            ]
+        run.kill()
+    assert len(confined) == 2
+    alive = confined
+    while alive and time.monotonic() < deadline:
+        alive = [process for process in alive if _status(process).get("State", "Z")[0] not in "ZX"]
+    assert not alive
+
+
+def _status(process: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 @pytest.mark.parametrize(
     "value",
     [

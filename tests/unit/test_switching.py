@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import CapabilityError, InputError, Rule, SessionOptions, SwitchOptions
+from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.arrays import FloatArray
+from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.row_draw import NumpyRowDraw
+from edgedecode.switching.draft_writer import STRETCH, DraftWriter
 from edgedecode.switching.rule import SwitchRule, Uncertainty
 from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
 from edgedecode.testing import toy_pair
 
 PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
+UP = 2.2
+"""Nats that about half of the toy draft model's rows exceed."""
 
 
 def test_entropy_of_known_distributions() -> None:
@@ -190,3 +196,51 @@ def test_switching_drafts_if_the_target_generates_several_tokens() -> None:
             assert session.generate("hello", max_tokens=60).tokens == tokens
         with pair.session(SessionOptions(switch=SwitchOptions())) as session:
             assert session.drafter_name == "none"
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("down", [math.inf, 2.4])
+def test_switched_text_does_not_depend_on_the_draft_length(down: float, sampled: bool) -> None:
+    """The target hands back after the same token, whether or not drafts let it verify several tokens per pass."""
+    switch = SwitchOptions(rule=SwitchRule(up=UP, down=down, window=2, dwell=4))
+    texts, drafted = set(), []
+    for longest in (0, 1, 2, 5, 8):
+        options = SessionOptions(
+            switch=switch,
+            ignore_eos=True,
+            drafter="model",
+            draft_max=longest,
+            seed=3,
+            sampling=SamplingOptions(temperature=0.7 * sampled),
+        )
+        with toy_pair(draft_noise=0.3) as pair, pair.session(options) as session:
+            texts.add(tuple(session.generate(prompt, max_tokens=80).tokens for prompt in ("hello", "again")))
+            drafted.append(session.stats.proposed)
+            assert session.stats.switches > 0
+    assert len(texts) == 1
+    assert drafted[0] == 0 < min(drafted[1:])
+
+
+def test_target_writes_its_dwell_after_a_checked_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of the stretch, which the target only verifies, do not count."""
+    written: list[int] = []
+    room: list[int] = []
+    write, observe = DraftWriter.write, DraftWriter.observe
+
+    def noted_write(self: DraftWriter, tokens: Sequence[int], limit: int) -> list[int]:
+        found = write(self, tokens, limit)
+        written.append(len(found))
+        return found
+
+    def noted_observe(self: DraftWriter, verdict: Verdict, rows: FloatArray) -> None:
+        observe(self, verdict, rows)
+        if 0 < written[-1] < STRETCH:
+            room.append(self.draft_room)
+
+    monkeypatch.setattr(DraftWriter, "write", noted_write)
+    monkeypatch.setattr(DraftWriter, "observe", noted_observe)
+    switch = SwitchOptions(rule=SwitchRule(up=UP, dwell=4), check=True)
+    with toy_pair() as pair, pair.session(SessionOptions(switch=switch, ignore_eos=True)) as session:
+        session.generate("hello", max_tokens=60)
+    assert room
+    assert {*room} <= {2, 0}, "three tokens are left of the dwell; in a last, shortened stretch the draft model goes on"
