@@ -6,6 +6,7 @@ cd "$(dirname "$0")"
 DESTINATION=/data/local/tmp/@APP_ID@/@NAME@
 ABI=@ABI@ MIN_SDK=@MIN_SDK@ SOC_MODELS="@SOC_MODELS@"
 fail() { echo "install.sh: $1" >&2; exit 1; }
+undo() { adb shell "rm -rf '$DESTINATION.part'"; fail "$1"; }
 
 command -v adb >/dev/null || fail "adb is not installed: it is part of Android's platform tools"
 [ $# -eq 0 ] || export ANDROID_SERIAL="$1"
@@ -30,8 +31,8 @@ if command -v sha256sum >/dev/null; then
   sha256sum --check --quiet SHA256SUMS || fail "this bundle is damaged: make it again"
 fi
 adb shell "rm -rf '$DESTINATION.part' && mkdir -p '$DESTINATION.part'"
-adb push . "$DESTINATION.part/" >/dev/null || fail "the copy failed"
+adb push . "$DESTINATION.part/" >/dev/null || undo "the copy failed"
 # The device's own digests: what arrived is what was sent.
-adb shell "cd '$DESTINATION.part' && sha256sum -c SHA256SUMS >/dev/null" || fail "the copy on the device is damaged"
+adb shell "cd '$DESTINATION.part' && sha256sum -c SHA256SUMS >/dev/null" || undo "the copy on the device is damaged"
 adb shell "rm -rf '$DESTINATION' && mv '$DESTINATION.part' '$DESTINATION'"
 echo "copied to $DESTINATION"
