@@ -102,6 +102,8 @@ class Stats:
     drafters: dict[str, DrafterCount] = field(default_factory=dict)
     plain_rounds: dict[str, int] = field(default_factory=dict)
     """Rounds without a draft although there are drafters, by reason; the prompt's own pass is not counted."""
+    _first_tokens: int = field(default=0, repr=False)
+    """Tokens that came together first, in `prefill_seconds`."""
     _writer: str = field(default="", repr=False)
     """Source of the last tokens: `TARGET` or the draft's source."""
     plain_seconds: float | None = None
@@ -109,6 +111,7 @@ class Stats:
 
     def count_unverified(self, verdict: Verdict, *, seconds: float, first: bool) -> None:
         """Add tokens that the draft model wrote. seconds: the time it took. first: they begin the answer."""
+        self._first_tokens = self._first_tokens or len(verdict.tokens)
         self.switches += self._writer == TARGET
         self._writer = verdict.draft.source
         self.unverified_tokens += len(verdict.tokens)
@@ -127,6 +130,7 @@ class Stats:
 
     def count(self, verdict: Verdict, *, why: str = "") -> None:
         """Add one round. why: the reason of its plan."""
+        self._first_tokens = self._first_tokens or len(verdict.tokens)
         self.switches += self._writer not in ("", TARGET)
         self._writer = TARGET
         self.taken_back += (len(verdict.draft) - verdict.accepted) * (verdict.draft.source == WRITER)
@@ -171,8 +175,8 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed after the first token."""
-        return (self.tokens - 1) / self.time.total if self.tokens > 1 and self.time.total else 0.0
+        """Decoding speed after the first token, or the first tokens if several came together."""
+        return self._later_tokens / self.time.total if self.time.total else 0.0
 
     @property
     def speed_up(self) -> float | None:
@@ -180,9 +184,13 @@ class Stats:
 
         `edgedecode bench` measures it.
         """
-        if self.plain_seconds is None or not self.time.total or self.tokens < 2:
+        if self.plain_seconds is None or not self.time.total or not self._later_tokens:
             return None
-        return (self.tokens - 1) * self.plain_seconds / self.time.total
+        return self._later_tokens * self.plain_seconds / self.time.total
+
+    @property
+    def _later_tokens(self) -> int:
+        return max(0, self.tokens - self._first_tokens)
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -35,6 +35,8 @@ class Switching(Protocol):
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Generate at most `limit` tokens after `tokens` with the draft model; empty: the target writes next.
 
+        Always empty once it is closed, which may happen in the middle of an answer.
+
         Stops after an end-of-sequence token, when the draft model is unsure of the next token, or after a few tokens,
         so that they can be shown; in the last case, call it again.
         """

@@ -130,6 +130,10 @@ class ModelState:
         length = len(context) - (self._start if agreed else 0)
         return self._window // 2 if self._is_full(length) else length - agreed
 
+    def holds_all(self, length: int) -> bool:
+        """Return whether it can hold all of a context of this length and the longest draft, not only its end."""
+        return self._start == 0 and not self._is_full(length)
+
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
         """Return how many tokens may be drafted, at most `limit`; start a new window if needed."""
         self.agree(context)

@@ -37,6 +37,8 @@ SCHEDULED = ("model", WITHOUT_MODEL)
 ALONE = (WITHOUT_MODEL, "recycle")
 """The scheduler's drafters without a draft model. With one, recycled logits gained less than their host overhead."""
 
+_WITH_MODEL = ("model", "trim", TREE)
+"""Drafters that run the draft model."""
 _SAMPLING = (("model",), ("trim",))
 """Drafters that sample from their own distribution and return it, as the ratio rule needs."""
 
@@ -99,6 +101,11 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     if not _rolls_back(options, facts.card) or options.draft_max == 0 or options.drafter == "none":
         return ()
     if options.drafter is not None:
+        if facts.one_resident and options.drafter in _WITH_MODEL:
+            raise InputError(
+                f"with one model in memory at a time, the drafter {options.drafter} would load both in every round: "
+                f"leave out --drafter, or --one-resident"
+            )
         return (options.drafter,)
     if facts.one_resident:
         facts = replace(facts, has_draft=False, heads=())

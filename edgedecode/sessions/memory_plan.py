@@ -239,6 +239,9 @@ class PackFootprint:
         return heads
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
+        """Return the shorter contexts that the draft model may have: none if it writes tokens itself."""
+        if wanted.stretch is not None:
+            return ()
         draft = self._model("draft", wanted.kv_type)
         return shorter_windows(min(wanted.context, draft.card.context))
 

@@ -39,6 +39,11 @@ __all__ = ["Resources", "Returnable"]
 class Returnable(Protocol):
     """A part of a session that can be released while the session is open."""
 
+    @property
+    def switches(self) -> bool:
+        """Whether the draft model writes tokens now (entropy switching)."""
+        ...
+
     def give_back(self) -> bool:
         """Release the memory; return whether there was any."""
         ...
@@ -154,8 +159,13 @@ class Resources:
 
     def mind_memory(self) -> None:
         """If the system is short of memory, release something that sessions can do without, one step per second."""
-        if self.pressure.looked() and self.pressure.short and (released := self.give_back()):
-            notice(f"the system is short of memory: {released} released; answers stay the same")
+        if not (self.pressure.looked() and self.pressure.short):
+            return
+        switched = [drafting for drafting in self.draftings if drafting.switches]
+        if released := self.give_back():
+            ended = switched and not any(drafting.switches for drafting in switched)
+            effect = "the target writes all tokens" if ended else "answers stay the same"
+            notice(f"the system is short of memory: {released} released; {effect}")
 
     def give_back(self) -> str:
         """Release the next thing that sessions can do without, in the order of the memory plan, and return its name.

@@ -74,6 +74,11 @@ class SessionDrafting:
             return "plain"
         return self.name if self._options.fixed else "scheduled"
 
+    @property
+    def switches(self) -> bool:
+        """Whether the draft model writes tokens now."""
+        return self.switching is not None
+
     def give_back(self) -> bool:
         """Close all drafters if one of them holds a draft model; return whether that was so."""
         drafters = () if self.drafting is None else self.drafting.drafters.values()

@@ -28,6 +28,7 @@ class DraftWriter:
     """Implements `Switching` with a session's draft model, whose state it shares with the drafters.
 
     Its tokens are drawn with the noise of the target's: the same seed and messages give the same text.
+    It writes only while the draft model's state holds the whole conversation.
     checks: the target verifies each stretch, so that what is shown is its own text, except for a last stretch that
     ends the answer. Raises CapabilityError if there is no draft model or it cannot roll back, BudgetExceeded.
     """
@@ -46,6 +47,7 @@ class DraftWriter:
         self._uncertainty = Uncertainty(rule)
         self._writes = True
         """Whether the draft model writes now."""
+        self._closed = False
         self._checked = False
         """Whether the target's next pass checks a stretch, after which it goes on writing."""
         self.signals: list[float] = []
@@ -54,7 +56,7 @@ class DraftWriter:
 
     @property
     def draft_room(self) -> int:
-        return self._uncertainty.held_tokens - 1
+        return 0 if self._closed else self._uncertainty.held_tokens - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.state.begin(tokens)
@@ -64,9 +66,11 @@ class DraftWriter:
         self._hand_over(draft=True)
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:
+        self._checked = False
+        if not self._writes or self._closed or not self.state.holds_all(len(tokens)):
+            return []
         limit = self.state.reach(tokens, min(limit, STRETCH), WHOLE)
-        if not self._writes or limit <= 0:
-            self._checked = False
+        if limit <= 0:
             return []
         self._sampler.extend(tokens[self._known :])
         self._known = len(tokens)
@@ -95,6 +99,8 @@ class DraftWriter:
             self._hand_over(draft=True)
 
     def close(self) -> None:
+        """Leave the draft model to others, also in the middle of an answer, which the target then ends alone."""
+        self._closed = True
         self.state.leave(USER)
 
     def _is_unsure(self, row: FloatArray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import edgedecode
-from edgedecode import BudgetExceeded, CapabilityError, Pair, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.switching.rule import LONGEST, SwitchRule
 from edgedecode.testing import toy_pair
 
@@ -94,3 +94,12 @@ def test_one_resident_takes_no_adapters_and_needs_an_engine_that_plans() -> None
 
     with toy_pair() as pair, pytest.raises(CapabilityError, match="cannot plan"):
         OneResident(pair.shared.engine)
+
+
+@pytest.mark.parametrize("drafter", ["model", "trim", "tree"])
+def test_one_resident_refuses_drafts_of_the_draft_model(drafter: str, engine: str) -> None:
+    switched = SessionOptions(switch=SwitchOptions(rule=RULE), drafter=drafter)
+    with edgedecode.load(runtime=engine, one_resident=True) as pair:
+        for wanted in (switched, SessionOptions(drafter=drafter)):
+            with pytest.raises(InputError, match=f"the drafter {drafter} would load both in every round: leave out"):
+                pair.session(wanted)

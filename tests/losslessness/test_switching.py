@@ -101,3 +101,30 @@ def test_switching_prefills_no_prompt_with_the_target_while_the_draft_model_is_s
         ),
     ) as fresh:
         assert fresh.generate(PROMPTS[1], max_tokens=48).text == again.text
+
+
+def test_draft_model_writes_only_with_the_whole_conversation_in_its_state(pair: Pair) -> None:
+    """A draft model with a window guesses well, but what it writes is not verified: the plan keeps its state whole."""
+    options = SessionOptions(switch=SwitchOptions(threshold=1e9), context=2048)
+    plan = edgedecode.plan(None, options, runtime=pair.runtime).memory
+    assert "draft_context" not in {cut.what for cut in plan.cuts}
+    assert plan.choice.draft_context == 0
+    filler = " ".join(f"Line {number}: the lamp is grey." for number in range(100))
+    question = f"Uma Evans lives in Berlin. {filler}\nWhere does Uma Evans live?"
+    answers = []
+    for memory in (plan.least_running, None):
+        with edgedecode.load(runtime=pair.runtime, memory=memory) as opened, opened.session(options) as session:
+            answers.append(session.generate(question, max_tokens=24).tokens)
+            assert session.stats.unverified_tokens == len(answers[-1])
+    assert answers[0] == answers[1]
+
+
+def test_target_writes_once_the_draft_models_context_is_full(pair: Pair) -> None:
+    with pair.session(SessionOptions(switch=SwitchOptions(threshold=1e9), context=1024)) as session:
+        writer = session._drafts.switching
+        assert writer is not None
+        writer.state._window = 256  # as of a draft model with a shorter context
+        session.generate("Tell me a story. " + "The lamp is grey. " * 30, max_tokens=16)
+        assert session.stats.unverified_tokens > 0
+        session.generate("Go on. " + "The lamp is grey. " * 30, max_tokens=16)
+        assert session.stats.unverified_tokens == 0

@@ -11,12 +11,14 @@ import pytest
 import edgedecode
 from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.verify import Verdict
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Verdict, unverified
 from edgedecode.sampling.row_draw import NumpyRowDraw
+from edgedecode.sampling.sampler import Sampler
 from edgedecode.switching.draft_writer import STRETCH, DraftWriter
 from edgedecode.switching.rule import SwitchRule, Uncertainty
 from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
-from edgedecode.testing import toy_pair
+from edgedecode.testing import TableModel, toy_pair
 
 PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
 UP = 2.2
@@ -153,6 +155,38 @@ def test_switching_continues_with_the_target_when_the_draft_model_is_released() 
         answer = session.generate("hello again", max_tokens=8)
         assert answer.tokens
         assert session.stats.unverified_tokens == len(answer.tokens), "memory is not short: the draft model is back"
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_answer_whose_draft_model_is_released_is_ended_by_the_target(after: int, check: bool) -> None:
+    rule = SwitchRule(up=UP, dwell=3)
+    with toy_pair() as pair:
+        options = SessionOptions(switch=SwitchOptions(rule=rule, check=check), ignore_eos=True)
+        with pair.session(options) as session:
+            tokens: list[int] = []
+            for number, chunk in enumerate(session.stream("hello", max_tokens=40)):
+                tokens += chunk.tokens
+                if number == after:
+                    assert pair.shared.give_back_drafts()
+                    known, written = len(tokens), session.stats.unverified_tokens
+            assert len(tokens) == 40
+            assert session.stats.unverified_tokens == written
+            sequence = [*session.tokens[: session.stats.prompt_tokens], *tokens]
+            target = pair.target
+            assert isinstance(target, TableModel)
+            for place in range(len(sequence) - len(tokens) + known, len(sequence)):
+                row = target.logits_after(sequence[:place])[: pair.tokenizer.size]
+                assert sequence[place] == row.argmax()
+
+
+def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
+    stats = Stats()
+    draft = unverified([5, 6, 7], Sampler(SamplingOptions(), vocabulary_size=9), ends=frozenset())
+    stats.count_unverified(draft, seconds=1.0, first=True)
+    assert (stats.tokens, stats.tokens_per_second) == (3, 0)
+    stats.count_unverified(draft, seconds=0.5, first=False)
+    assert stats.tokens_per_second == 6
 
 
 def test_switching_needs_a_draft_model() -> None:
