@@ -266,33 +266,27 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
 
 
 def _takes_turns(arguments: Namespace) -> bool:
-    """Return whether to keep one model in memory at a time: if asked, or if the budget holds one and not both."""
+    """Return whether to keep one model in memory at a time: if asked, or if the budget does not hold both."""
     if getattr(arguments, "mode", "verify") != "switch" or arguments.one_resident:
         return getattr(arguments, "one_resident", False)
     if arguments.memory is None and not os.environ.get(VARIABLE):
         return False
-    fits = {}
-    for one_resident in (False, True):
-        made = plan(
-            arguments.model,
-            SessionOptions(switch=_switch_options(arguments), context=arguments.ctx_size),
-            memory=arguments.memory,
-            runtime=arguments.runtime,
-            provider=arguments.provider,
-            threads=arguments.threads,
-            kv_type=arguments.kv_type,
-            mmap=not arguments.no_mmap,
-            repack=not arguments.no_repack,
-            one_resident=one_resident,
-            draft_on=arguments.draft_on,
-        )
-        fits[one_resident] = made.memory.fits
-        if made.memory.fits:
-            break
-    if not fits[False] and fits[True]:
-        notice("the budget holds one of the two models at a time: the target, once it is needed, ends the answer")
-        return True
-    return False
+    both = plan(
+        arguments.model,
+        SessionOptions(switch=_switch_options(arguments), context=arguments.ctx_size),
+        memory=arguments.memory,
+        runtime=arguments.runtime,
+        provider=arguments.provider,
+        threads=arguments.threads,
+        kv_type=arguments.kv_type,
+        mmap=not arguments.no_mmap,
+        repack=not arguments.no_repack,
+        draft_on=arguments.draft_on,
+    )
+    if both.memory.fits:
+        return False
+    notice("the budget does not hold both models: one is in memory at a time; the target, once needed, ends an answer")
+    return True
 
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:

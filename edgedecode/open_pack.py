@@ -33,6 +33,7 @@ from edgedecode.pair import Pair
 from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
 from edgedecode.sessions.experience_file import experience_path, load_experience
 from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
@@ -171,7 +172,8 @@ def plan(  # noqa: PLR0913  (as `load`)
             if not isinstance(engine, PlanningRuntime):
                 raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
             footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
-            return _pack_plan(manifest, footprint, options or SessionOptions(), engine, request=request, limit=limit)
+            session = with_switch_rule(options or SessionOptions(), manifest)
+            return _pack_plan(manifest, footprint, session, engine, request=request, limit=limit)
 
         if engine is not None:
             return plan_on(engine)

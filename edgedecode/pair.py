@@ -29,6 +29,7 @@ from edgedecode.sessions.experience_file import load_experience, store_experienc
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session import Session
+from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock, when_free
@@ -192,6 +193,7 @@ class Pair:
 
     def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
         shared = self._still_open().shared
+        options = with_switch_rule(options, self.manifest)
         try:
             session = Session(shared, options, messages=messages)
         except BudgetExceeded as error:

@@ -115,11 +115,11 @@ def decode(
     verdict: Verdict | None = None
     first, now = True, started
     while len(tokens) < limit:
-        # Switch: the draft model writes while it is sure. With checks, its tokens become the draft, except at an end.
+        # Switch: the draft model writes while it is sure. With checks, its tokens become the draft.
         draft = EMPTY_DRAFT
         if switching is not None:
             written = switching.write(tokens, limit - len(tokens) - switching.checks)
-            if written and switching.checks and written[-1] not in setting.ends:
+            if written and switching.checks:
                 draft = Draft(tuple(written), source=WRITER)
             elif written:
                 verdict = unverified(written, sampler, ends=setting.ends)

@@ -27,7 +27,6 @@ from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.sessions.resources import Resources
-from edgedecode.sessions.switch_choice import switch_rule
 from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.switching.rule import LONGEST
@@ -48,7 +47,7 @@ class SessionDrafting:
         self._released = False
         self._unused_adapters: set[str] = set()
         """Adapters of the draft model that it could not take, of which the user was told."""
-        self._rule = None if options.switch is None else switch_rule(options.switch, shared.manifest)
+        self._rule = None if options.switch is None else options.switch.rule
         if self._rule is not None and isinstance(shared.engine, OneResident):
             self._rule = replace(self._rule, down=0.0, dwell=LONGEST)  # the target ends the answer
         self.switching: DraftWriter | None = None
@@ -141,7 +140,7 @@ class SessionDrafting:
             options = self._options
             explicit = options.fixed or options.drafter is not None or options.rule is Rule.RATIO
             if self.drafting is None and not explicit:
-                self.drafting = self._open(replace(options, drafter=WITHOUT_MODEL))
+                self.drafting = self._open(replace(options, drafter=WITHOUT_MODEL, switch=None))
             return self.drafting
         self._drop()
         try:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from edgedecode.options import DEFAULT_QUALITY, SwitchOptions
+from dataclasses import replace
+
+from edgedecode.options import DEFAULT_QUALITY, SessionOptions, SwitchOptions
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.user_notices import notice
 
-__all__ = ["CAREFUL", "switch_rule"]
+__all__ = ["CAREFUL", "switch_rule", "with_switch_rule"]
 
 CAREFUL = SwitchRule(up=0.05)
 """The rule of a pack without a curve: entropy in nats, low enough that nearly every other token is the target's."""
 ALWAYS_TARGET = 0.0
 """At this threshold the target writes every token."""
+
+
+def with_switch_rule(options: SessionOptions, manifest: Manifest) -> SessionOptions:
+    """Return the options with the rule that switching follows; without switching if the target writes every token.
+
+    The target alone, with verified drafts, is then faster.
+    """
+    if options.switch is None:
+        return options
+    rule = switch_rule(options.switch, manifest)
+    switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule, check=options.switch.check)
+    return replace(options, switch=switch)
 
 
 def switch_rule(asked: SwitchOptions, manifest: Manifest) -> SwitchRule:

@@ -29,8 +29,8 @@ class DraftWriter:
 
     Its tokens are drawn with the noise of the target's: the same seed and messages give the same text.
     It writes only while the draft model's state holds the whole conversation.
-    checks: the target verifies each stretch, so that what is shown is its own text, except for a last stretch that
-    ends the answer. Raises CapabilityError if there is no draft model or it cannot roll back, BudgetExceeded.
+    checks: the target verifies each stretch, so that what is shown is its own text.
+    Raises CapabilityError if there is no draft model or it cannot roll back, BudgetExceeded.
     """
 
     def __init__(self, setting: DraftSetting, rule: SwitchRule, *, noise: SharedNoise, checks: bool = False) -> None:

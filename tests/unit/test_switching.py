@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, Sessi
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Verdict, unverified
+from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.sampling.sampler import Sampler
+from edgedecode.sessions import switch_choice
+from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.switching.draft_writer import STRETCH, DraftWriter
 from edgedecode.switching.rule import SwitchRule, Uncertainty
 from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
@@ -178,6 +182,32 @@ def test_an_answer_whose_draft_model_is_released_is_ended_by_the_target(after: i
             for place in range(len(sequence) - len(tokens) + known, len(sequence)):
                 row = target.logits_after(sequence[:place])[: pair.tokenizer.size]
                 assert sequence[place] == row.argmax()
+
+
+def test_next_answer_is_decoded_without_switching_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1e9))) as session:
+        session.generate("hello", max_tokens=8)
+        assert session.stats.unverified_tokens == 8
+        monkeypatch.setattr(type(pair.shared.pressure), "short", True)
+        assert pair.shared.give_back_drafts()
+        session.generate("hello again", max_tokens=8)
+        assert session.stats.unverified_tokens == 0
+        monkeypatch.setattr(type(pair.shared.pressure), "short", False)
+        session.generate("hello again", max_tokens=8)
+        assert session.stats.unverified_tokens == 8
+
+
+def test_rule_decides_whether_a_session_switches_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch_choice, "models_digest", lambda manifest: "these models")
+    with toy_pair() as pair:
+        never = with_switch_rule(SessionOptions(switch=SwitchOptions(threshold=0)), pair.manifest)
+        assert never.switch is None, "the target writes every token: verified drafts are faster"
+        point = SwitchPoint(0.5, accuracy=0.9, quality=1.0, quality_low=0.99, target_share=0.4, speed=1.0)
+        curve = SwitchCurve("doubt", 1, 10, (point,), 100, "p", 0.9, 0.4, "onnx", "these models")
+        manifest = replace(pair.manifest, switching=curve)
+        found = with_switch_rule(SessionOptions(switch=SwitchOptions(quality=0.9, check=True)), manifest).switch
+        assert found == SwitchOptions(rule=SwitchRule(0.5, signal="doubt", dwell=10), check=True)
+        assert pair.drafter_names(SessionOptions(switch=found)) != ()
 
 
 def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
