@@ -14,7 +14,7 @@ from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
 
 from .bundle import Bundle
 
-__all__ = ["APK", "Keystore", "build_apk", "find_keystore", "find_tools"]
+__all__ = ["APK", "UNCOMPRESSED", "Keystore", "build_apk", "find_keystore", "find_tools", "is_carried"]
 
 APK = "models.apk"
 UNCOMPRESSED = ("onnx", "data", "bin", "gguf")
@@ -23,7 +23,7 @@ _TOOLS = ("aapt2", "zipalign", "apksigner")
 _FRAMEWORKS = ("platforms/*/android.jar",)
 _DEBIAN_FRAMEWORK = Path("/usr/share/android-framework-res/framework-res.apk")
 _TARGET_SDK = 36
-_LEFT_OUT = ("gradle", "install.sh", "SHA256SUMS")
+_LEFT_OUT = ("gradle", "install.sh", "SHA256SUMS", APK)
 _PASSWORD = "EDGEDECODE_KEYSTORE_PASSWORD"
 _MANIFEST = """<?xml version="1.0" encoding="utf-8"?>
 <manifest xmlns:android="http://schemas.android.com/apk/res/android" package="{package}.models"
@@ -97,7 +97,7 @@ def build_apk(root: Path, bundle: Bundle, *, package: str, tools: Tools, keystor
         work = Path(name)
         assets = work / "assets"
         for file in (*bundle.files, "bundle.json"):
-            if file.split("/")[0] not in _LEFT_OUT:
+            if is_carried(file):
                 (assets / file).parent.mkdir(parents=True, exist_ok=True)
                 _link(root / file, assets / file)
         manifest = work / "AndroidManifest.xml"
@@ -115,6 +115,11 @@ def build_apk(root: Path, bundle: Bundle, *, package: str, tools: Tools, keystor
         _run([tools.apksigner, "verify", "--min-sdk-version", str(bundle.min_sdk), signed], "apksigner")
 
 
+def is_carried(name: str) -> bool:
+    """Return whether a file of the bundle goes into the APK."""
+    return name.split("/", maxsplit=1)[0] not in _LEFT_OUT
+
+
 def _newest(paths: Iterable[Path]) -> str | None:
     found = sorted(paths, key=lambda path: [int(part) if part.isdigit() else 0 for part in path.parent.name.split(".")])
     return str(found[-1]) if found else None
@@ -123,7 +128,8 @@ def _newest(paths: Iterable[Path]) -> str | None:
 def _escaped(values: Mapping[str, object]) -> dict[str, str]:
     from xml.sax.saxutils import escape
 
-    return {name: escape(str(value), {'"': "&quot;"}) for name, value in values.items()}
+    texts = {name: escape(str(value), {'"': "&quot;"}) for name, value in values.items()}
+    return {name: f"\\{text}" if text[:1] in ("@", "?") else text for name, text in texts.items()}  # else references
 
 
 def _link(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import ManifestError
@@ -16,6 +17,7 @@ from edgedecode.typed_json import Amount, Count, JsonValue, Positive, Share, typ
 
 __all__ = [
     "BUNDLE_NAME",
+    "MOST_TOLERANCE",
     "SUMS_NAME",
     "Bundle",
     "BundleAdapter",
@@ -29,6 +31,8 @@ __all__ = [
 BUNDLE_NAME = "bundle.json"
 SUMS_NAME = "SHA256SUMS"
 FORMAT, VERSION = "edgedecode-bundle", 1
+MOST_TOLERANCE = 4.0
+"""Largest tolerance of a self-test, in logits. Rounding between processors and engines explains a few tenths."""
 _MOST_NBYTES = 4 << 20
 """Largest bundle.json."""
 
@@ -163,6 +167,8 @@ class Bundle:
         """Read the bundle at `root`. Raises ManifestError with one line."""
         path = root / BUNDLE_NAME
         try:
+            if not S_ISREG(path.lstat().st_mode):
+                raise ManifestError(f"{path} is not an ordinary file: make the bundle again")
             if path.stat().st_size > _MOST_NBYTES:
                 raise ManifestError(f"{path} is too large to be a bundle's description")
             text = path.read_text(encoding="utf-8")

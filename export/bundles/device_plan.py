@@ -111,7 +111,10 @@ def fit_llama(
     models: by role the manifest's entry and the file's bytes. Weights count twice, because on arm64 llama.cpp keeps a
     second copy in the layout of its kernels. Keys and values are 16-bit floats. Raises ExportError.
     """
-    full = min(entry.context for entry, _ in models.values()) if context is None else context
+    most = min(entry.context for entry, _ in models.values())
+    if context is not None and context > most:
+        raise ExportError(f"--ctx-size {context}: the pack's models have a context of {most}: give at most that")
+    full = most if context is None else context
     contexts = range(min(full, 4096), _LEAST_CONTEXT - 1, -_CONTEXT_STEP) if context is None else [full]
     contexts = contexts or [full]
     needed = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,14 +12,18 @@ from edgedecode.errors import ExportError
 from edgedecode.pack.chips import CHIPS
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
+from edgedecode.typed_json import JsonValue
 
 from ..gguf.maker import GgufMaker
 from .bundle import BundleAdapter, BundleGraph, BundleModel
+from .devices import Device
 from .request import PackageRequest
 
-__all__ = ["Parts", "check_pack_has", "chosen_manifest", "copy_models", "gguf_nbytes", "write_soc_map"]
+__all__ = ["SOC_MAP", "Parts", "check_pack_has", "chosen_manifest", "copy_models", "gguf_nbytes", "soc_map_of"]
 
 MODELS = "models"
+SOC_MAP = "soc_map.json"
+"""The file that names the graphs of each chip."""
 _BASE, _ADAPTERS = "base", "adapters"
 
 
@@ -50,12 +53,25 @@ def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
             continue
         found = {soc for graph in entry.graphs.values() for each in graph.compiled for soc in each.socs}
         wanted = {chip.number for chip in request.socs}
+        if request.device.name:
+            wanted.add(_chip_of(request.device, target.name))
         if not found or wanted - found:
             have = f"is compiled for {', '.join(map(str, sorted(found)))}" if found else "is not compiled"
             numbers = ",".join(map(str, sorted(wanted or {57, 69, 87})))
             raise ExportError(
                 f"the {role} of {pack} {have}: run `edgedecode compile {pack} --device qnn --soc {numbers}` first"
             )
+
+
+def _chip_of(device: Device, target: str) -> int:
+    """Return the number of a phone's chip. Raises ExportError if no graphs can be compiled for it."""
+    for number, chip in CHIPS.items():
+        if device.soc in chip.models:
+            return number
+    raise ExportError(
+        f"{device.name} has no NPU that graphs are compiled for: plan {target} for another --device, or for a memory "
+        f"with --device-memory"
+    )
 
 
 def chosen_manifest(request: PackageRequest, manifest: Manifest) -> Manifest:
@@ -109,13 +125,13 @@ def gguf_nbytes(entry: ModelEntry, manifest: Manifest, pack: Path, role: str) ->
     return (pack / entry.gguf).stat().st_size if entry.gguf else manifest.weights_nbytes(role)
 
 
-def write_soc_map(root: Path, models: Mapping[str, BundleModel]) -> str:
-    """Write which graphs each chip opens, by the name that the device reports; return the file's name."""
-    chips: list[dict[str, object]] = []
+def soc_map_of(models: Mapping[str, BundleModel]) -> dict[str, JsonValue]:
+    """Return the content of `SOC_MAP`: which graphs each chip opens, by the name that the device reports."""
+    chips: list[JsonValue] = []
     numbers = sorted({soc for model in models.values() for graph in model.graphs for soc in graph.socs})
     for number in numbers:
         chip = CHIPS[number]
-        graphs = {
+        graphs: JsonValue = {
             role: {str(graph.width): graph.file for graph in model.graphs if number in graph.socs}
             for role, model in models.items()
         }
@@ -123,10 +139,7 @@ def write_soc_map(root: Path, models: Mapping[str, BundleModel]) -> str:
             "soc": number, "htp_arch": chip.generation, "name": chip.name, "soc_models": list(chip.models),
             "graphs": graphs,
         })  # fmt: skip
-    name = "soc_map.json"
-    text = json.dumps({"chips": chips, "otherwise": "cpu"}, indent=1) + "\n"
-    (root / name).write_bytes(text.encode())
-    return name
+    return {"chips": chips, "otherwise": "cpu"}
 
 
 def _app_graph(entry: ModelEntry) -> Graph | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,11 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from ..stages import Stages
 from .apk import build_apk, find_keystore, find_tools
-from .bundle import Bundle, DevicePlan, SelftestFiles, write_bundle
+from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
 from .genai_folder import add_genai
 from .llama_commands import llama_commands
-from .pack_files import check_pack_has, chosen_manifest, copy_models, gguf_nbytes, write_soc_map
+from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_models, gguf_nbytes, soc_map_of
 from .recording import record_answers, try_lengths, write_prompts
 from .request import PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
@@ -124,7 +125,8 @@ def _copied(root: Path, request: PackageRequest, manifest: Manifest, fit: Memory
     if licenses.is_dir():
         shutil.copytree(licenses, root / "licenses")
     if target.provider == "qnn":
-        write_soc_map(root, parts.models)
+        text = json.dumps(soc_map_of(parts.models), indent=1) + "\n"
+        (root / SOC_MAP).write_bytes(text.encode())
     notes: tuple[str, ...] = ()
     if target.provider == "cpu":
         notes = add_genai(root / "models", manifest, request.pack, context=fit.context, threads=device.threads)
@@ -141,7 +143,9 @@ def _copied(root: Path, request: PackageRequest, manifest: Manifest, fit: Memory
         draft_length=0,
         least_chance=speeds.least_chance,
         # between other processors, and twice that between engines, whose products round differently
-        tolerance={"cpu": round(2 * noise, 4), "qnn": round(4 * noise, 4), "llama": round(4 * noise, 4)},
+        tolerance={
+            name: min(round(times * noise, 4), MOST_TOLERANCE) for name, times in (("cpu", 2), ("qnn", 4), ("llama", 4))
+        },
         profile=speeds.name,
         cuts=fit.cuts,
     )

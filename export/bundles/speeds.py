@@ -19,6 +19,8 @@ LENGTHS = (2, 4, 8)
 """Draft lengths that are tried."""
 _ROW_SHARE = 0.15
 """Assumed cost of each further row of a pass, in one-row passes: measured on engines' kernels, docs/measurements.md."""
+_LEAST_SECONDS, _MOST_SECONDS = 1e-7, 1e5
+"""Of a pass in a profile."""
 _DRAFT_OVERHEAD = 2e-4
 """Assumed seconds of a draft step besides reading its weights."""
 
@@ -109,6 +111,8 @@ def measured_speeds(path: Path, *, pack: str) -> Speeds:
         ) from None
     if 1 not in passes:
         raise InputError(f"--profile {path} has no time of a pass of one row: measure again")
+    if wrong := [seconds for seconds in passes.values() if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS]:
+        raise InputError(f"--profile {path} has a pass of {wrong[0]:g} s, which cannot be right: measure again")
     measured = found.conditions.pack.split(",")[0]
     if measured != pack:
         raise InputError(f"--profile {path} was measured with the pack {measured!r}, not {pack!r}: measure this one")

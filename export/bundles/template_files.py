@@ -12,8 +12,9 @@ from edgedecode.text.messages import Message
 
 from .bundle import Bundle
 from .request import PackageRequest
+from .targets import TARGETS, Target
 
-__all__ = ["copy_templates"]
+__all__ = ["copy_templates", "required_files"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEVICE = Path(__file__).parent / "device"
@@ -24,25 +25,38 @@ _TEXT = {".sh", ".ps1", ".kt", ".kts", ".xml", ".md", ".json", ".properties", ".
 def copy_templates(root: Path, request: PackageRequest, bundle: Bundle) -> None:
     """Copy what the bundle's target gets; `@NAME@` is replaced in texts."""
     values = _values(root, request, bundle)
-    for folder in request.target.templates:
-        base = _TEMPLATES / folder
-        place = root / folder if folder == "gradle" else root
-        for path in sorted(each for each in base.rglob("*") if each.is_file()):
-            data = path.read_bytes()
-            if path.suffix in _TEXT:
-                text = data.decode()
-                for name, value in values.items():
-                    text = text.replace(f"@{name}@", value)
-                data = text.encode()
-            target = place / path.relative_to(base)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            if path.suffix == ".sh":
-                target.chmod(0o755)
-    if request.target.provider:
-        for path in sorted(_DEVICE.glob("*.py")):
-            target = root / "selftest" / path.name
-            target.write_bytes(path.read_bytes())
+    for name, path in _sources(request.target):
+        data = path.read_bytes()
+        if path.suffix in _TEXT and path.parent != _DEVICE:
+            text = data.decode()
+            for word, value in values.items():
+                text = text.replace(f"@{word}@", value)
+            data = text.encode()
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        if path.suffix == ".sh":
+            place.chmod(0o755)
+
+
+def required_files(target: str) -> set[str]:
+    """Return the names of the files that every bundle for this target has besides its models; none if it is unknown."""
+    if target not in TARGETS:
+        return set()
+    genai = {"models/genai_config.json", "models/tokenizer_config.json", "models/target/model.onnx"}
+    return {name for name, _ in _sources(TARGETS[target])} | (genai if TARGETS[target].provider == "cpu" else set())
+
+
+def _sources(target: Target) -> list[tuple[str, Path]]:
+    """Return the templates that a target gets, and the self-test's program, by the name in the bundle."""
+    found: list[tuple[str, Path]] = []
+    for folder in target.templates:
+        base, place = _TEMPLATES / folder, f"{folder}/" if folder == "gradle" else ""
+        paths = sorted(path for path in base.rglob("*") if path.is_file())
+        found += [(f"{place}{path.relative_to(base).as_posix()}", path) for path in paths]
+    if target.provider:
+        found += [(f"selftest/{path.name}", path) for path in sorted(_DEVICE.glob("*.py"))]
+    return found
 
 
 def _values(root: Path, request: PackageRequest, bundle: Bundle) -> dict[str, str]:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
+from edgedecode.cache import aside
 from edgedecode.commands import Command
 
 __all__ = ["lint_verb"]
@@ -19,12 +20,15 @@ class LintCommand:
     help = "check a bundle for what fails on devices"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
+        parser.add_argument(
+            "bundle", nargs="?", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`"
+        )
         parser.add_argument(
             "--format", choices=("text", "json", "sarif"), default="text", help="of the findings (default: %(default)s)"
         )
         parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write them there instead")
         parser.add_argument("--rules", action="store_true", help="list the rules, and check nothing")
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         from ..lint.lint import RULES, lint_bundle
@@ -34,6 +38,8 @@ class LintCommand:
             for rule in RULES:
                 print(f"{rule.id} ({rule.level}): {rule.what}")
             return 0
+        if arguments.bundle is None:
+            arguments.usage_error("the following arguments are required: BUNDLE")
         findings = lint_bundle(arguments.bundle)
         errors = sum(finding.level == "error" for finding in findings)
         if arguments.format == "json":
@@ -49,7 +55,8 @@ class LintCommand:
         if arguments.out is None:
             print(text)
         else:
-            arguments.out.write_text(f"{text}\n", encoding="utf-8")
+            with aside(arguments.out) as fresh:
+                fresh.write_text(f"{text}\n", encoding="utf-8")
         return 1 if errors else 0
 
 

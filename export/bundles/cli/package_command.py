@@ -95,11 +95,15 @@ def _read(arguments: Namespace) -> PackageRequest:
     chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
     memory = None if arguments.device_memory is None else parse_nbytes(arguments.device_memory)
     soc = chips[0].models[0] if chips else None
+    device = find_device(arguments.device, memory_nbytes=memory, soc=soc)
+    if device.name and chips and not any(device.soc in chip.models for chip in chips):
+        what = f"has the chip {device.soc}" if device.soc else "has none of these chips"
+        raise InputError(f"--soc {arguments.soc}: {device.name} {what}: leave --soc or --device out")
     return PackageRequest(
         pack=BUNDLED_PACK if arguments.pack == "demo" else find_pack(arguments.pack),
         target=find_target(arguments.target),
         out=arguments.out,
-        device=find_device(arguments.device, memory_nbytes=memory, soc=soc),
+        device=device,
         package=check_package_name(arguments.app_id),
         socs=chips,
         context=arguments.ctx_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from xml.etree import ElementTree
 
 from ..apk import APK, UNCOMPRESSED
 from ..targets import TARGETS
@@ -21,16 +22,19 @@ __all__ = [
     "page_size",
     "play_size",
     "processor",
+    "project",
     "target",
     "vendor_libraries",
 ]
 
+_AGAIN = "package it again"
+_ANDROID = "{http://schemas.android.com/apk/res/android}"
 _PAGE = 16 << 10
 _PACK_NBYTES, _TOTAL_NBYTES = 1_500_000_000, 4_000_000_000
 """Google Play's limits on one asset or AI pack, and on all packs of an app."""
 _GRADLE = "gradle/app/build.gradle.kts"
 _MANIFEST = "gradle/app/src/main/AndroidManifest.xml"
-_VENDOR = re.compile(r"(libQnn|libSnpe|libsnpe|libcdsprpc|Qnn).*\.(so|dll)$")
+_VENDOR = re.compile(r"(libQnn|libSnpe|libsnpe|libcdsprpc|Qnn).*\.(so(\.\d+)*|dll)$")
 _NAME = re.compile(r"[A-Za-z0-9._+-]+")
 
 
@@ -43,9 +47,10 @@ def abi(found: LintedBundle) -> Iterator[Fault]:
     wanted = TARGETS[found.bundle.target].abi if found.bundle.target in TARGETS else found.bundle.abi
     if found.bundle.abi != wanted:
         yield Fault("bundle.json", f"has the ABI {found.bundle.abi!r}, devices need {wanted}", f"set abi to {wanted}")
-    text = found.text(_GRADLE)
-    if text and found.is_android and "arm64-v8a" not in text:
-        yield Fault(_GRADLE, "does not restrict abiFilters to arm64-v8a", 'add ndk { abiFilters += "arm64-v8a" }')
+    text = _code(found.text(_GRADLE))
+    given = {abi for line in re.findall(r"abiFilters[^\n]*", text) for abi in re.findall(r'"([^"]+)"', line)}
+    if text and found.is_android and given != {"arm64-v8a"}:
+        yield Fault(_GRADLE, "does not restrict abiFilters to arm64-v8a", 'use ndk { abiFilters += "arm64-v8a" }')
 
 
 def min_sdk(found: LintedBundle) -> Iterator[Fault]:
@@ -53,13 +58,13 @@ def min_sdk(found: LintedBundle) -> Iterator[Fault]:
     if found.bundle.min_sdk < wanted:
         why = "NPUs need uses-native-library of API level 31" if found.for_npu else "its libraries need it"
         yield Fault("bundle.json", f"has min_sdk {found.bundle.min_sdk} below {wanted}: {why}", f"set it to {wanted}")
-    numbers = re.findall(r"\bminSdk\s*=\s*(\d+)", found.text(_GRADLE))
+    numbers = re.findall(r"\bminSdk\s*=\s*(\d+)", _code(found.text(_GRADLE)))
     if numbers and int(numbers[0]) < found.bundle.min_sdk:
         yield Fault(_GRADLE, f"has minSdk {numbers[0]} below {found.bundle.min_sdk}", "set it as in bundle.json")
 
 
 def no_compress(found: LintedBundle) -> Iterator[Fault]:
-    text = found.text(_GRADLE)
+    text = _code(found.text(_GRADLE))
     if not text:
         return
     line = re.search(r"noCompress[^\n]*", text)
@@ -72,6 +77,19 @@ def no_compress(found: LintedBundle) -> Iterator[Fault]:
             f"compresses {', '.join(lacking)} files, which then cannot be mapped",
             f"add {words} to androidResources.noCompress",
         )
+
+
+def project(found: LintedBundle) -> Iterator[Fault]:
+    if _MANIFEST not in found.bundle.files:
+        return
+    try:
+        root = ElementTree.fromstring(found.text(_MANIFEST))
+    except ElementTree.ParseError as error:
+        yield Fault(_MANIFEST, f"is no XML: {error}", _AGAIN)
+        return
+    names = [each.get(f"{_ANDROID}name") for each in root.iterfind("application/activity")]
+    if root.tag != "manifest" or "edgedecode.app.MainActivity" not in names:
+        yield Fault(_MANIFEST, "does not declare the app's activity", _AGAIN)
 
 
 def driver(found: LintedBundle) -> Iterator[Fault]:
@@ -109,7 +127,7 @@ def page_size(found: LintedBundle) -> Iterator[Fault]:
             alignment = read_library(found.root / name).alignment
         except (ValueError, OSError):
             continue
-        if alignment % _PAGE:
+        if alignment < _PAGE or alignment % _PAGE:
             yield Fault(
                 name,
                 f"has segments aligned to {alignment} bytes; devices with pages of 16 KB do not load it",
@@ -148,5 +166,10 @@ def names(found: LintedBundle) -> Iterator[Fault]:
             yield Fault(name, "has a name that adb and asset packs refuse", "use letters, digits and . _ + -")
 
 
+def _code(text: str) -> str:
+    """Return Kotlin without its comments."""
+    return re.sub(r"(?<!:)//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
 def _native(found: LintedBundle) -> list[str]:
-    return [name for name in found.paths if name.endswith(".so") and (found.root / name).is_file()]
+    return [name for name in found.paths if name.endswith(".so") and found.is_ordinary(name)]

@@ -9,29 +9,43 @@ from pathlib import Path
 from edgedecode.pack.integrity import file_sha256
 
 from ..bundle import BUNDLE_NAME, SUMS_NAME
+from ..template_files import required_files
 from .finding import Fault, LintedBundle
 
-__all__ = ["cases", "digests", "executable", "links", "listed", "missing", "references", "self_test_code", "sums"]
+__all__ = [
+    "cases",
+    "digests",
+    "executable",
+    "links",
+    "listed",
+    "missing",
+    "references",
+    "required",
+    "self_test_code",
+    "sums",
+]
 
 _AGAIN = "copy the bundle again, or make it again with `edgedecode package`"
 
 
 def missing(found: LintedBundle) -> Iterator[Fault]:
     for name in sorted(found.bundle.files):
-        if not (found.root / name).is_file():
+        if not (found.root / name).exists():
             yield Fault(name, "is listed in bundle.json and is missing", _AGAIN)
 
 
 def links(found: LintedBundle) -> Iterator[Fault]:
-    for name in found.paths:
-        if (found.root / name).is_symlink():
+    for name in sorted({*found.paths, *found.bundle.files}):
+        if found.is_link(name):
             yield Fault(name, "is a link, and adb and APKs take files only", "put the file itself there")
+        elif (found.root / name).exists() and not (found.root / name).is_file():
+            yield Fault(name, "is no ordinary file, and adb and APKs take files only", "put a file there")
 
 
 def digests(found: LintedBundle) -> Iterator[Fault]:
     for name, entry in sorted(found.bundle.files.items()):
         path = found.root / name
-        if not path.is_file() or path.is_symlink():
+        if not found.is_ordinary(name):
             continue
         if path.stat().st_size != entry.nbytes:
             yield Fault(name, f"has {path.stat().st_size} bytes, {entry.nbytes} are listed", _AGAIN)
@@ -40,7 +54,7 @@ def digests(found: LintedBundle) -> Iterator[Fault]:
 
 
 def sums(found: LintedBundle) -> Iterator[Fault]:
-    if not (found.root / SUMS_NAME).is_file():
+    if not found.is_ordinary(SUMS_NAME):
         yield Fault(SUMS_NAME, "is missing", _AGAIN)
         return
     wanted = {name: entry.sha256 for name, entry in found.bundle.files.items()}
@@ -59,6 +73,14 @@ def listed(found: LintedBundle) -> Iterator[Fault]:
             yield Fault(name, "is not listed in bundle.json", "move it out of the bundle, or package again")
 
 
+def required(found: LintedBundle) -> Iterator[Fault]:
+    wanted = required_files(found.bundle.target)
+    if not any(name.startswith("gradle/") for name in found.bundle.files):  # a developer with a project of his own
+        wanted = {name for name in wanted if not name.startswith("gradle/")}
+    for name in sorted(wanted - found.bundle.files.keys()):
+        yield Fault(name, "is not among the bundle's files", "package again")
+
+
 def references(found: LintedBundle) -> Iterator[Fault]:
     for name in sorted(found.bundle.named() - found.bundle.files.keys()):
         yield Fault(BUNDLE_NAME, f"refers to {name}, which is not among its files", _AGAIN)
@@ -74,7 +96,7 @@ def cases(found: LintedBundle) -> Iterator[Fault]:
 def executable(found: LintedBundle) -> Iterator[Fault]:
     for name in found.bundle.files:
         path = found.root / name
-        if path.suffix == ".sh" and path.is_file() and not path.read_bytes().startswith(b"#!/bin/sh\n"):
+        if path.suffix == ".sh" and name in found.sound and not path.read_bytes().startswith(b"#!/bin/sh\n"):
             yield Fault(name, "does not begin with #!/bin/sh and a Unix line end", "copy it without changing line ends")
 
 
@@ -83,5 +105,5 @@ def self_test_code(found: LintedBundle) -> Iterator[Fault]:
     for path in sorted(device.glob("*.py")):
         name = f"selftest/{path.name}"
         own = found.root / name
-        if name in found.bundle.files and own.is_file() and own.read_bytes() != path.read_bytes():
+        if name in found.sound and own.read_bytes() != path.read_bytes():
             yield Fault(name, "is not the program of this edgedecode", "package again, or use the version that made it")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
 from edgedecode.typed_json import JsonValue
@@ -16,6 +16,8 @@ from ..bundle import BUNDLE_NAME, SUMS_NAME, Bundle
 
 __all__ = ["Fault", "Finding", "Level", "LintedBundle", "Rule"]
 
+_MOST_NBYTES = 64 << 20
+"""Largest text that is read."""
 Level: TypeAlias = Literal["error", "warning", "note"]
 
 
@@ -57,13 +59,20 @@ class LintedBundle:
     @cached_property
     def sound(self) -> frozenset[str]:
         """The listed files that are ordinary files of the right size, which other rules may read."""
-        listed = {name for name in self.bundle.files if (self.root / name).is_file()}
         return frozenset(
             name
-            for name in {*listed, BUNDLE_NAME, SUMS_NAME}
-            if not (self.root / name).is_symlink()
+            for name in {*self.bundle.files, BUNDLE_NAME, SUMS_NAME}
+            if self.is_ordinary(name)
             and (name not in self.bundle.files or self.bundle.files[name].nbytes == (self.root / name).stat().st_size)
         )
+
+    def is_link(self, name: str) -> bool:
+        """Return whether a file is a link, or in a folder that is one."""
+        return any((self.root / part).is_symlink() for part in (name, *map(str, PurePosixPath(name).parents[:-1])))
+
+    def is_ordinary(self, name: str) -> bool:
+        """Return whether there is a file of this name that is no link, device or pipe."""
+        return not self.is_link(name) and (self.root / name).is_file()
 
     @property
     def is_android(self) -> bool:
@@ -76,15 +85,18 @@ class LintedBundle:
     def json(self, name: str) -> JsonValue:
         """Return a file's JSON; None: it is missing or damaged, which another rule reports."""
         try:
-            value: JsonValue = json.loads((self.root / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            value: JsonValue = json.loads(self.text(name))
+        except (ValueError, RecursionError):
             return None
         return value
 
     def text(self, name: str) -> str:
-        """Return a file's text; empty if it cannot be read."""
+        """Return a file's text; empty if it cannot be read, is no ordinary file, or is too large."""
+        path = self.root / name
         try:
-            return (self.root / name).read_text(encoding="utf-8")
+            if not self.is_ordinary(name) or path.stat().st_size > _MOST_NBYTES:
+                return ""
+            return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return ""
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
+from edgedecode.text.printable import shown
 
 from ..bundle import BUNDLE_NAME, Bundle
-from . import android_rules, file_rules, model_rules, plan_rules
+from . import android_rules, apk_rules, file_rules, model_rules, plan_rules
 from .finding import Finding, LintedBundle, Rule
 
 __all__ = ["RULES", "UNREADABLE", "lint_bundle"]
@@ -22,6 +23,7 @@ RULES: Sequence[Rule] = (
     Rule("digest", "error", "files have the listed size and sha256", file_rules.digests),
     Rule("sums", "error", "SHA256SUMS agrees with bundle.json", file_rules.sums),
     Rule("unlisted-file", "warning", "every file is listed", file_rules.listed),
+    Rule("required-file", "error", "scripts, project and self-test are complete", file_rules.required),
     Rule("reference", "error", "bundle.json names only files of its list", file_rules.references),
     Rule("name-case", "error", "names differ in more than case", file_rules.cases),
     Rule("script", "error", "scripts run on Unix", file_rules.executable),
@@ -30,11 +32,13 @@ RULES: Sequence[Rule] = (
     Rule("abi", "error", "the ABI is that of the devices", android_rules.abi),
     Rule("min-sdk", "error", "Android's version suffices", android_rules.min_sdk),
     Rule("no-compress", "error", "models stay uncompressed", android_rules.no_compress),
+    Rule("project", "error", "the app's manifest can be built", android_rules.project),
     Rule("driver", "error", "the app declares the NPU's driver", android_rules.driver),
     Rule("driver-library", "error", "the NPU's driver library is named", android_rules.libraries),
     Rule("processor", "error", "native libraries are for arm64", android_rules.processor),
     Rule("page-size", "error", "native libraries are aligned to 16 KB", android_rules.page_size),
     Rule("vendor-library", "error", "no library of Qualcomm's is passed on", android_rules.vendor_libraries),
+    Rule("apk", "error", "the APK carries the models, uncompressed and signed", apk_rules.apk),
     Rule("play-size", "error", "sizes are within Google Play's limits", android_rules.play_size),
     Rule("file-name", "error", "asset packs and adb take the names", android_rules.names),
     Rule("loadable", "error", "each model has what opens it", model_rules.loadable),
@@ -74,5 +78,9 @@ def lint_bundle(root: Path) -> list[Finding]:
             raise
         message, remedy = " ".join(str(error).split()), "make the bundle again with `edgedecode package`"
         return [Finding(UNREADABLE, "error", BUNDLE_NAME, message, remedy)]
-    findings = [Finding(rule.id, rule.level, *fault) for rule in RULES for fault in rule.check(found)]
+    findings = [
+        Finding(rule.id, rule.level, shown(fault.file), shown(fault.message), fault.remedy)
+        for rule in RULES
+        for fault in rule.check(found)
+    ]
     return sorted(findings, key=lambda finding: _LEVELS.index(finding.level))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.errors import EdgeDecodeError
+from edgedecode.gguf.adapter import check_adapter
+from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.onnx_format.graph_check import Weights, check_graph
 from edgedecode.onnx_format.graph_file import GraphFile
@@ -15,7 +18,8 @@ from edgedecode.pack.static_graphs import HEAD_ROWS
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
-from ..bundle import BundleGraph, BundleModel
+from ..bundle import BundleAdapter, BundleGraph, BundleModel
+from ..pack_files import SOC_MAP, soc_map_of
 from .finding import Fault, LintedBundle
 
 __all__ = [
@@ -115,19 +119,10 @@ def widths(found: LintedBundle) -> Iterator[Fault]:
 def soc_map(found: LintedBundle) -> Iterator[Fault]:
     if not found.for_npu:
         return
-    name = "soc_map.json"
-    value = found.json(name)
-    entries = value.get("chips") if isinstance(value, dict) else None
-    listed = {
-        str(graph_file)
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and isinstance(by_role := entry.get("graphs"), dict)
-        for by_width in by_role.values()
-        if isinstance(by_width, dict)
-        for graph_file in by_width.values()
-    }
-    if listed != {graph.file for _, _, graph in _graphs(found) if graph.socs}:
-        yield Fault(name, "does not name the graphs of bundle.json", _AGAIN)
+    if {soc for _, _, graph in _graphs(found) for soc in graph.socs} <= CHIPS.keys():
+        wanted = soc_map_of(found.bundle.models)
+        if found.json(SOC_MAP) != wanted:
+            yield Fault(SOC_MAP, "does not name the chips and graphs of bundle.json", _AGAIN)
 
 
 def fallback(found: LintedBundle) -> Iterator[Fault]:
@@ -203,6 +198,28 @@ def adapters(found: LintedBundle) -> Iterator[Fault]:
             yield Fault(
                 adapter.file, f"is not in the format of the {adapter.role}", "add it to the pack in that format"
             )
+        elif adapter.file in found.sound:
+            try:
+                rank = _adapter_rank(found, adapter, model)
+            except (EdgeDecodeError, ValueError, OSError) as error:
+                what = " ".join(str(error).split())
+                yield Fault(adapter.file, f"does not load: {what}", "add it to the pack again and package it again")
+                continue
+            if rank != adapter.rank:
+                yield Fault(adapter.file, f"has the rank {rank}, bundle.json says {adapter.rank}", _AGAIN)
+
+
+def _adapter_rank(found: LintedBundle, adapter: BundleAdapter, model: BundleModel) -> int:
+    """Return the rank of an adapter's matrices. Raises EdgeDecodeError if it cannot be used with the model."""
+    path = found.root / adapter.file
+    if model.gguf:
+        header = read_header(found.root / model.gguf)
+        return check_adapter(read_contents(path, arrays=True), path, header, name=adapter.role).rank
+    read = read_peft_adapter(path.with_name("adapter_config.json"), path)
+    read.check_values()
+    if (layers := 1 + max(each.layer for each in read.matrices())) > model.layers:
+        raise ValueError(f"it changes layer {layers}, the {adapter.role} has {model.layers}")
+    return read.rank
 
 
 def licenses(found: LintedBundle) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from edgedecode.memory.sizes import format_nbytes
 
+from ..bundle import MOST_TOLERANCE
 from ..devices import usual_share
 from ..llama_commands import llama_commands
 from .finding import Fault, LintedBundle
@@ -100,8 +101,13 @@ def assumed(found: LintedBundle) -> Iterator[Fault]:
 def tolerance(found: LintedBundle) -> Iterator[Fault]:
     providers = {graph.provider for model in found.bundle.models.values() for graph in model.graphs}
     providers |= {"llama"} if found.bundle.commands else set()
-    for name in sorted(providers - found.bundle.plan.tolerance.keys()):
+    given = found.bundle.plan.tolerance
+    for name in sorted(providers - given.keys()):
         yield Fault("bundle.json", f"has no tolerance of the self-test on {name}", _AGAIN)
+    for name in sorted(name for name, value in given.items() if value > MOST_TOLERANCE):
+        yield Fault(
+            "bundle.json", f"lets the self-test on {name} pass {given[name]:g} logits off, which proves nothing", _AGAIN
+        )
 
 
 def commands(found: LintedBundle) -> Iterator[Fault]:
@@ -127,14 +133,24 @@ def present(found: LintedBundle) -> Iterator[Fault]:
         if number != count:
             file = getattr(found.bundle.selftest, name)
             yield Fault(file, f"has {number} answers to {count} prompts", _AGAIN)
+    if not all(answers) or not all(_listed(one.get("answer")) for one in conversations):
+        yield Fault(found.bundle.selftest.expected, "has an empty answer: the self-test proves nothing", _AGAIN)
+    if _prompts(found) != [_listed(one.get("prompt")) for one in conversations]:
+        yield Fault(found.bundle.selftest.rounds, "has other prompts than the self-test", _AGAIN)
 
 
 def recorded(found: LintedBundle) -> Iterator[Fault]:
     rows = found.bundle.vocabulary_size
     files = found.bundle.selftest
     for file, texts in ((files.prompts, _prompts(found)), (files.expected, _answers(found))):
-        if any(token >= rows for tokens in texts for token in tokens):
+        if any(not 0 <= token < rows for tokens in texts for token in tokens):
             yield Fault(file, f"has a token outside the vocabulary of {rows}", _AGAIN)
+    for number, one in enumerate(_objects(found, files.prompts, "prompts"), start=1):
+        most, tokens = one.get("most"), one.get("tokens")
+        if not isinstance(one.get("name"), str) or type(most) is not int or most < 1:
+            yield Fault(files.prompts, f"has no name or no limit of tokens in prompt {number}", _AGAIN)
+        elif not isinstance(tokens, list) or not tokens or len(tokens) != len(_listed(tokens)):
+            yield Fault(files.prompts, f"has no tokens in prompt {number}", _AGAIN)
 
 
 def replay(found: LintedBundle) -> Iterator[Fault]:
@@ -178,4 +194,4 @@ def _objects(found: LintedBundle, name: str, key: str) -> list[Mapping[str, obje
 
 def _listed(value: object) -> list[int]:
     items: Sequence[object] = value if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, int)]
+    return [item for item in items if type(item) is int]

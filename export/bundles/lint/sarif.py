@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import edgedecode
 
@@ -34,7 +35,7 @@ def sarif(root: Path, findings: Sequence[Finding]) -> dict[str, object]:
             "level": finding.level,
             "message": {"text": f"{finding.file} {finding.message}: {finding.remedy}"},
             "locations": [
-                {"physicalLocation": {"artifactLocation": {"uri": finding.file, "uriBaseId": "BUNDLE"}}},
+                {"physicalLocation": {"artifactLocation": {"uri": quote(finding.file), "uriBaseId": "BUNDLE"}}},
             ],
         }
         for finding in findings

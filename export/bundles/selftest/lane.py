@@ -52,7 +52,9 @@ class LaneResult:
 
     @property
     def passed(self) -> bool:
-        return self.ran and not self.reason and all(each.largest_gap <= self.tolerance for each in self.answers)
+        scored = bool(self.answers) and all(each.tokens for each in self.answers)
+        within = all(each.largest_gap <= self.tolerance for each in self.answers)
+        return self.ran and not self.reason and scored and within
 
 
 class Lane(Protocol):

@@ -50,7 +50,7 @@ class LlamaLane:
         return ""
 
     def run(self, root: Path, bundle: Bundle, options: Options) -> LaneResult:
-        program = str(options.server or shutil.which("llama-server"))
+        program = str(Path(options.server or shutil.which("llama-server") or "").absolute())
         started = perf_counter()
         try:
             prompts = json.loads((root / bundle.selftest.prompts).read_text(encoding="utf-8"))["prompts"]
@@ -60,7 +60,7 @@ class LlamaLane:
                 version = server.version
         except ServerError as error:
             return LaneResult(self.name, reason=str(error))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             return LaneResult(self.name, reason=f"the self-test or the server's reply has another form ({error!r})")
         tolerance = bundle.plan.tolerance["llama"]
         reason = ""

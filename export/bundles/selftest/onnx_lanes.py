@@ -133,7 +133,8 @@ class Arm64Lane(OnnxLane):
 
     def _sysroot(self, options: Options) -> Path | None:
         named = os.environ.get(self.variable)
-        return options.sysroot or (Path(named) if named else None)
+        sysroot = options.sysroot or (Path(named) if named else None)
+        return None if sysroot is None else sysroot.absolute()  # programs run in another folder
 
     def _python(self, sysroot: Path) -> str:
         found = sorted(path for path in sysroot.glob("usr/bin/python3.*") if path.suffix[1:].isdigit())

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.export.bundles.bundle import Bundle, write_bundle
+from edgedecode.export.bundles.apk import is_carried
+from edgedecode.export.bundles.bundle import Bundle, BundleAdapter, write_bundle
 from edgedecode.export.bundles.lint.lint import RULES, lint_bundle
+from edgedecode.export.bundles.pack_files import SOC_MAP, soc_map_of
 from edgedecode.export.bundles.package import _listed
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
+from tests.peft_folders import write_peft
 
 pytest.importorskip("onnx_ir", reason="the export extras are not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -26,9 +31,6 @@ pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
 GRADLE, MANIFEST = Path("gradle/app/build.gradle.kts"), Path("gradle/app/src/main/AndroidManifest.xml")
-GOOD_GRADLE = (
-    'minSdk = 31\nabiFilters += "arm64-v8a"\nandroidResources { noCompress += listOf("onnx", "bin", "gguf") }\n'
-)
 
 
 def run(*words: str | Path) -> int:
@@ -44,7 +46,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     npu = Path(shutil.copytree(root / "cpu", root / "npu"))
     bundle = Bundle.load(npu)
     models: dict[str, Any] = {}
-    chips: dict[str, Any] = {}
     for role, model in bundle.models.items():
         name, binary = f"npu/57_v75/{role}-static-8_ctx.onnx", f"npu/57_v75/{role}-static-8_ctx_qnn.bin"
         (npu / name).parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +53,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (npu / name).write_bytes(context_graph(Path(binary).name))
         graph = replace(model.graphs[0], file=name, binary=binary, provider="qnn", width=8, slots=2048, socs=(57,))
         models[role] = replace(model, graphs=(*model.graphs, graph))
-        chips[role] = {"8": name}
-    (npu / "soc_map.json").write_text(json.dumps({"chips": [{"soc": 57, "graphs": chips}]}), encoding="utf-8")
+    (npu / SOC_MAP).write_text(json.dumps(soc_map_of(models)), encoding="utf-8")
     bundle = replace(bundle, target="android-qnn", min_sdk=31, libraries=("libcdsprpc.so",), models=models)
-    (npu / MANIFEST).parent.mkdir(parents=True, exist_ok=True)
-    (npu / MANIFEST).write_text('<uses-native-library android:name="libcdsprpc.so"/>', encoding="utf-8")
-    (npu / GRADLE).write_text(GOOD_GRADLE, encoding="utf-8")
+    gradle = (npu / GRADLE).read_text(encoding="utf-8")
+    (npu / GRADLE).write_text(gradle.replace("minSdk = 26", "minSdk = 31"), encoding="utf-8")
     write_bundle(npu, replace(bundle, files=_listed(npu)))
     return {"cpu": root / "cpu", "llama": root / "llama", "npu": npu}
 
@@ -157,9 +156,65 @@ def linked(root: Path) -> None:
     path.symlink_to(other)
 
 
+def linked_folder(root: Path) -> None:
+    """Move the tokenizer into a folder that Gradle leaves, which is a link."""
+    outside = root.parent / "outside"
+    outside.mkdir()
+    shutil.move(root / "models/tokenizer.json", outside / "tokenizer.json")
+    (root / "models/build").symlink_to(outside, target_is_directory=True)
+    value = json.loads((root / "bundle.json").read_text(encoding="utf-8"))
+    value["tokenizer"] = "models/build/tokenizer.json"
+    value["files"]["models/build/tokenizer.json"] = value["files"].pop("models/tokenizer.json")
+    write_bundle(root, Bundle.from_json(value))
+
+
+def piped(root: Path) -> None:
+    """A pipe that nobody writes to, where reading would wait."""
+    (root / "selftest/prompts.json").unlink()
+    os.mkfifo(root / "selftest/prompts.json")
+
+
+def without(name: str | Path) -> Change:
+    def apply(root: Path) -> None:
+        (root / name).unlink()
+        write_bundle(root, replace(Bundle.load(root), files=_listed(root)))
+
+    return apply
+
+
+def archive(kind: int, *, lacks: str = "") -> Change:
+    """Return a change that adds an unsigned APK."""
+
+    def apply(root: Path) -> None:
+        files = Bundle.load(root).files
+        with ZipFile(root / "models.apk", "w", kind) as made:
+            for name in ("bundle.json", *files):
+                if name != lacks and is_carried(name):
+                    made.write(root / name, f"assets/{name}")
+        write_bundle(root, replace(Bundle.load(root), files=_listed(root)))
+
+    return apply
+
+
+def adapter_of(rank: int, data: bytes | None = None) -> Change:
+    """Return a change that adds an adapter of rank 8, which is described with another one."""
+
+    def apply(root: Path) -> None:
+        folder = write_peft(root / "adapters" / "a", seed=1, rank=8)
+        if data is not None:
+            (folder / "adapter_model.safetensors").write_bytes(data)
+        bundle = Bundle.load(root)
+        added = {"a": BundleAdapter("adapters/a/adapter_model.safetensors", "target", rank)}
+        write_bundle(root, replace(bundle, adapters=added, files=_listed(root)))
+
+    return apply
+
+
 FAULTS: list[tuple[str, str, Change]] = [
     ("cpu", "missing-file", lambda root: (root / "models/draft/weights.bin").unlink()),
     ("cpu", "link", linked),
+    ("cpu", "link", linked_folder),
+    ("cpu", "link", piped),
     ("cpu", "digest", flipped),
     ("cpu", "digest", lambda root: (root / "install.sh").write_text("#!/bin/sh\n", encoding="utf-8")),
     ("cpu", "sums", lambda root: (root / "SHA256SUMS").unlink()),
@@ -172,16 +227,30 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("cpu", "target", put("target", "ios")),
     ("cpu", "abi", put("abi", "armeabi-v7a")),
     ("npu", "abi", replaced(GRADLE, "arm64-v8a", "x86_64")),
+    ("npu", "abi", replaced(GRADLE, '+= "arm64-v8a"', '+= listOf("arm64-v8a", "x86_64")')),
+    ("npu", "abi", replaced(GRADLE, "ndk {", "// ndk {")),
     ("npu", "min-sdk", put("min_sdk", 26)),
     ("npu", "min-sdk", replaced(GRADLE, "31", "24")),
     ("npu", "no-compress", replaced(GRADLE, '"bin", ', "")),
     ("npu", "no-compress", replaced(GRADLE, "noCompress", "noBackup")),
-    ("npu", "driver", written(MANIFEST, "<manifest/>")),
+    ("npu", "no-compress", replaced(GRADLE, "androidResources {", "// androidResources {")),
+    ("npu", "driver", replaced(MANIFEST, "libcdsprpc.so", "libother.so")),
+    ("cpu", "project", written(MANIFEST, "")),
+    ("cpu", "project", replaced(MANIFEST, "edgedecode.app.MainActivity", ".Main")),
     ("npu", "driver-library", put("libraries", [])),
     ("cpu", "processor", written("lib/arm64-v8a/liba.so", library(machine=62))),
     ("cpu", "processor", written("lib/arm64-v8a/liba.so", library(head=b"\x7fELF\x01\x01"))),
     ("cpu", "page-size", written("lib/arm64-v8a/liba.so", library(alignment=4096))),
+    ("cpu", "page-size", written("lib/arm64-v8a/liba.so", library(alignment=0))),
     ("cpu", "vendor-library", written("lib/arm64-v8a/libQnnHtp.so", library())),
+    ("cpu", "vendor-library", written("lib/arm64-v8a/libQnnHtp.so.1", library())),
+    ("cpu", "apk", written("models.apk", b"junk")),
+    ("cpu", "apk", archive(ZIP_STORED, lacks="models/draft/weights.bin")),
+    ("cpu", "apk", archive(ZIP_DEFLATED)),
+    ("cpu", "required-file", without("install.sh")),
+    ("cpu", "required-file", without("selftest/run.py")),
+    ("cpu", "required-file", without("models/genai_config.json")),
+    ("cpu", "required-file", without(GRADLE)),
     (
         "cpu",
         "play-size",
@@ -199,6 +268,8 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("npu", "chip", put("models.draft.graphs.1.socs", [69])),
     ("npu", "width", put("models.target.graphs.1.width", 128)),
     ("npu", "soc-map", edited("soc_map.json", lambda value: value["chips"].clear())),
+    ("npu", "soc-map", edited("soc_map.json", lambda value: value["chips"][0].update(soc_models=["other"]))),
+    ("npu", "soc-map", edited("soc_map.json", lambda value: value["chips"][0]["graphs"].update(draft={"1": "x"}))),
     ("npu", "fallback", described(lambda found: found["models"]["draft"]["graphs"].pop(0))),
     ("llama", "gguf", written("models/draft-Q8_0.gguf", b"GGUF")),
     ("llama", "gguf", put("models.draft.layers", 3)),
@@ -211,6 +282,8 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("cpu", "end-token", put("generation.end_token_ids", [])),
     ("cpu", "adapter", put("adapters", {"a": {"file": "models/tokenizer.json", "role": "other", "rank": 8}})),
     ("llama", "adapter", put("adapters", {"a": {"file": "models/tokenizer.json", "role": "target", "rank": 8}})),
+    ("cpu", "adapter", adapter_of(8, b"not safetensors")),
+    ("cpu", "adapter", adapter_of(99)),
     ("cpu", "license", put("models.target.license", "")),
     ("cpu", "budget", put("plan.budget_nbytes", 100_000_000)),
     ("cpu", "holders", put("plan.nbytes", 12)),
@@ -220,6 +293,7 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("cpu", "drafting", described(lambda found: found["models"].pop("draft"))),
     ("cpu", "drafting", put("plan.draft_length", 0)),
     ("cpu", "tolerance", put("plan.tolerance", {})),
+    ("cpu", "tolerance", put("plan.tolerance.cpu", 1e9)),
     ("llama", "command", replaced("run.sh", "--ctx-size 2048", "--ctx-size 512")),
     ("llama", "command", put("commands", {})),
     ("llama", "command", put("plan.context", 1024)),
@@ -227,7 +301,12 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("cpu", "round", edited("selftest/rounds.json", lambda v: v["conversations"][0].update(rounds=[1, "a", None]))),
     ("cpu", "self-test", edited("selftest/prompts.json", lambda value: value["prompts"].clear())),
     ("cpu", "self-test", edited("selftest/expected.json", lambda value: value["answers"].pop())),
+    ("cpu", "self-test", edited("selftest/expected.json", lambda value: value["answers"][1].clear())),
+    ("cpu", "self-test", edited("selftest/prompts.json", lambda value: value["prompts"][0]["tokens"].pop())),
     ("cpu", "self-test-token", edited("selftest/expected.json", lambda value: value["answers"][0].append(9000))),
+    ("cpu", "self-test-token", edited("selftest/expected.json", lambda value: value["answers"][0].append(-5))),
+    ("cpu", "self-test-token", edited("selftest/prompts.json", lambda value: value["prompts"][0].update(most="x"))),
+    ("cpu", "self-test-token", edited("selftest/prompts.json", lambda value: value["prompts"][0].pop("name"))),
     ("cpu", "round", edited("selftest/rounds.json", lambda value: value["conversations"][0]["rounds"].pop())),
     ("cpu", "round", edited("selftest/rounds.json", lambda v: v["conversations"][0]["rounds"][1].update(known=1))),
 ]
@@ -236,7 +315,8 @@ FOLLOWING = {
     "reference": {"unlisted-file"},
     "loadable": {"fallback", "unlisted-file", "holders", "tolerance"},
     "digest": {"script"},
-    "link": {"reference"},
+    "link": {"reference", "self-test"},
+    "width": {"soc-map"},
     "chip": {"soc-map"},
     "compiled-graph": {"unlisted-file"},
     "target": {"tolerance"},
@@ -321,3 +401,32 @@ def test_a_path_outside_the_bundle_is_refused(made: dict[str, Path], tmp_path: P
 def test_a_folder_without_a_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("lint", tmp_path) == 1
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_pipe_in_place_of_the_description_is_refused(
+    made: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    (root / "bundle.json").unlink()
+    os.mkfifo(root / "bundle.json")
+    assert run("lint", root) == 1
+    assert "bundle.json is not an ordinary file" in capsys.readouterr().err
+
+
+def test_names_in_sarif_are_encoded(made: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
+    for name in ("my notes 100%#1.txt", os.fsdecode(b"na\xefve.txt")):
+        (root / name).touch()
+    for form in ("sarif", "text", "json"):
+        assert run("lint", root, "--format", form, "--out", tmp_path / form) == 0
+    results = json.loads((tmp_path / "sarif").read_text(encoding="utf-8"))["runs"][0]["results"]
+    places = [each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in results]
+    assert "my%20notes%20100%25%231.txt" in places
+    assert all(place.isascii() for place in places)
+
+
+def test_rules_are_listed_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("lint", "--rules") == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(RULES)
+    with pytest.raises(SystemExit):
+        run("lint")

@@ -143,7 +143,7 @@ def test_the_plan_stays_within_the_phones_share(name: str, tmp_path: Path) -> No
     assert (plan.device, plan.profile) == (name, "assumed")
 
 
-def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path) -> None:
+def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "profile.json"
     passes = {str(rows): 0.01 * (1 + 0.9 * (rows - 1)) for rows in range(1, 13)}
     value = {
@@ -156,6 +156,10 @@ def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path) -> None:
     plan = Bundle.load(out).plan
     assert (plan.profile, plan.draft_length, plan.drafted_per_second) == ("a slow phone", 0, None)
     assert plan.tokens_per_second == pytest.approx(100)
+    value["costs"]["target_seconds"] = {"1": 1e-320}
+    profile.write_text(json.dumps(value), encoding="utf-8")
+    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "b", "--profile", profile) == 1
+    assert "has a pass of 9.99989e-321 s, which cannot be right" in capsys.readouterr().err
 
 
 def test_the_fastest_draft_length_is_chosen_from_recorded_rounds() -> None:
@@ -246,6 +250,13 @@ def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: P
         (["demo", "--target", "android-cpu", "--app-id", "pond"], "Android takes names of two or more parts"),
         (["demo", "--target", "android-cpu", "--app-id", "com.new.app"], "'new' is a keyword"),
         (["demo", "--target", "android-cpu", "--ctx-size", "9000"], "9000"),
+        (["demo", "--target", "android-llamacpp", "--ctx-size", "9000"], "have a context of 2048: give at most that"),
+        (["demo", "--target", "android-qnn", "--device", "Pixel 8"], "Pixel 8 has no NPU that graphs are compiled for"),
+        (["demo", "--target", "android-qnn", "--device", "Galaxy S25"], "--device qnn --soc 69` first"),
+        (
+            ["demo", "--target", "android-cpu", "--device", "Galaxy S24", "--soc", "SM8750"],
+            "Galaxy S24 has the chip SM8650: leave --soc or --device out",
+        ),
         (["demo", "--target", "android-cpu", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["demo", "--target", "android-cpu", "--profile", "nowhere.json"], "edgedecode bench --json"),
         (["demo", "--target", "snapdragon-windows", "--apk"], "is not for Android"),

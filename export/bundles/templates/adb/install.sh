@@ -2,7 +2,7 @@
 # Copies this bundle to a device over adb: sh install.sh [SERIAL]
 # It checks the device first: its ABI, Android version, chip and free space.
 set -eu
-cd "$(dirname "$0")"
+CDPATH="" cd -- "$(dirname -- "$0")"
 DESTINATION=/data/local/tmp/@APP_ID@/@NAME@
 ABI=@ABI@ MIN_SDK=@MIN_SDK@ SOC_MODELS="@SOC_MODELS@"
 fail() { echo "install.sh: $1" >&2; exit 1; }

@@ -3,7 +3,7 @@
 #   sh run.sh llama-server [MORE ARGUMENTS]     or     sh run.sh llama-cli -p "Hello"
 # The program is looked for on PATH and next to this script; on a device, push it there first.
 set -eu
-cd "$(dirname "$0")"
+CDPATH="" cd -- "$(dirname -- "$0")"
 program=${1:?give llama-server or llama-cli}
 shift
 case $program in

@@ -8,6 +8,8 @@ foreach ($line in Get-Content SHA256SUMS) {
     if ((Get-FileHash -Algorithm SHA256 $name).Hash -ne $digest) { Write-Error "$name is damaged: make the bundle again" }
 }
 python -m venv .venv
+if ($LASTEXITCODE) { Write-Error 'python -m venv failed: install Python 3.11 or later for ARM64' }
 .venv\Scripts\python -m pip install --quiet @RUNTIME@
+if ($LASTEXITCODE) { Write-Error 'pip failed: see above' }
 .venv\Scripts\python -m selftest.run
 exit $LASTEXITCODE
