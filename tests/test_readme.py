@@ -1,7 +1,8 @@
 """Run the commands and Python examples of README and docs/: in order, in a folder per file, on the bundled pack.
 
 A ```console block contains `$ ` lines and their output, ```sh only commands, ```python a program. The info string
-`sh no-run` is reserved for commands that need the reader's own files or models.
+`sh no-run` is reserved for commands that need the reader's own files or models; blocks with `server` talk to a running
+`edgedecode serve`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
+from urllib.request import urlopen
 
 import pytest
 
@@ -22,6 +28,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | 
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]+)")
 SHELLS = ("console", "sh")
 SECONDS = 600
+SERVER = "http://127.0.0.1:8000"
 
 # Setup commands: they are not run here, but their targets must exist.
 SET_UP = re.compile(r"(git clone|cd|make|pip install|python3? -m (pip|venv)|source|\.ci/run)\b")
@@ -46,7 +53,15 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return "no-run" not in self.info
+        return "no-run" not in self.info and not self.needs_server
+
+    @property
+    def needs_server(self) -> bool:
+        return "server" in self.info
+
+    def at(self, server: str) -> Block:
+        """Return the block with the server's address in place of the usual one."""
+        return replace(self, body=self.body.replace(SERVER, server))
 
     def commands(self) -> list[str]:
         """Return the shell commands, with continued lines joined and without comments and console output."""
@@ -104,6 +119,47 @@ def _run(command: list[str], folder: Path) -> None:
     assert "Traceback" not in child.stderr, child.stderr
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `edgedecode serve` on a free port."""
+    pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+    log = tmp_path_factory.mktemp("server") / "log"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).parent / "edgedecode"), "serve", "--port", str(port)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as child:
+        address, deadline = f"http://127.0.0.1:{port}", monotonic() + 120
+        while not _answers(f"{address}/health"):
+            failed = child.poll() is not None or monotonic() > deadline
+            assert not failed, log.read_text(encoding="utf-8")
+        yield address
+        child.terminate()
+        child.wait(30)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(address) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        sleep(0.1)
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if block.needs_server], ids=_ids)
+def test_documented_requests_are_answered(block: Block, folder: Path, server: str) -> None:
+    assert SERVER in block.body
+    block = block.at(server)
+    if block.info[0] == "python":
+        pytest.importorskip("openai", reason="the test extra is not installed")
+        _run([sys.executable, "-c", block.body], folder)
+        return
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    _run(["bash", "-euo", "pipefail", "-c", block.body.replace("curl ", "curl --fail --silent --show-error ")], folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS) if block.runs], ids=_ids)
 def test_documented_commands_run(block: Block, folder: Path) -> None:
@@ -121,7 +177,7 @@ def test_documented_python_examples_run(block: Block, folder: Path) -> None:
     _run([sys.executable, str(program)], folder)
 
 
-@pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if not block.runs], ids=_ids)
+@pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if "no-run" in block.info], ids=_ids)
 def test_no_run_is_used_only_for_commands_with_placeholders(block: Block) -> None:
     assert block.info[0] in SHELLS, f"{block.place}: a Python example must run"
     for command in block.commands():

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 import edgedecode
-from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
+from edgedecode import BudgetExceeded, Chunk, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.entries import DRAFT_ADAPTER
@@ -146,9 +146,7 @@ class _Endpoints:
             every: list[Stats] = []
             async with stack:
                 yield _event(reply.first(0)) if reply.asked.chat else b""
-                if first is not None:
-                    yield _event(reply.piece(0, first.text, first.finish_reason))
-                async for part in self._parts(reply, 0, running, every):
+                async for part in self._parts(reply, 0, running, every, first=first):
                     yield part
             for number in range(1, reply.asked.answers):
                 try:
@@ -164,16 +162,40 @@ class _Endpoints:
 
         return _Stream(events(), stack)
 
-    async def _parts(self, reply: Reply, number: int, running: Running, every: list[Stats]) -> AsyncIterator[bytes]:
-        """Yield an answer's events; an error in the middle becomes an event, since the status has been sent."""
+    async def _parts(
+        self, reply: Reply, number: int, running: Running, every: list[Stats], *, first: Chunk | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield an answer's events, from its `first` chunk on if that was taken already.
+
+        An answer that may be a call is held back until it ends. An error in the middle becomes an event, since the
+        status has been sent.
+        """
+        held, begun = "", False
         try:
-            async for chunk in running.chunks():
-                if chunk.text or chunk.finish_reason is not None:
+            async for chunk in _with_first(first, running.chunks()):
+                if reply.asked.tools is not None and (held or (not begun and chunk.text.startswith("{"))):
+                    held += chunk.text
+                    if chunk.finish_reason is None:
+                        continue
+                    if (call := reply.call(held)) is not None:
+                        for part in reply.calling(number, call):
+                            yield _event(part)
+                    else:
+                        yield _event(reply.piece(number, held, chunk.finish_reason))
+                elif chunk.text or chunk.finish_reason is not None:
+                    begun = begun or bool(chunk.text)
                     yield _event(reply.piece(number, chunk.text, chunk.finish_reason))
         except EdgeDecodeError as error:
             yield _failure(error)
         every.append(running.stats)
         self._metrics.count_answer(running.stats)
+
+
+async def _with_first(first: Chunk | None, others: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    if first is not None:
+        yield first
+    async for chunk in others:
+        yield chunk
 
 
 class _Stream(StreamingResponse):

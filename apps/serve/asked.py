@@ -14,13 +14,14 @@ from edgedecode.duplicate_names import unique_keys
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
+from .tools import Call, Tools, call_text, read_tools
+
 __all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion"]
 
 MOST_ANSWERS = 8
 _MOST_STOPS, _MOST_STOP = 16, 1000
 _Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _UNSUPPORTED: Mapping[str, object] = {
-    "tools": [],
     "functions": [],
     "logprobs": False,
     "top_logprobs": 0,
@@ -69,6 +70,14 @@ class Asked:
     stream: bool
     include_usage: bool
     grammar: Grammar | None = None
+    tools: Tools | None = None
+    role: str = "user"
+    """Whose the text is: the user's or a tool's."""
+
+    @property
+    def message(self) -> Message:
+        """The last message of a chat."""
+        return Message(self.role, self.text)
 
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
@@ -87,9 +96,21 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class _Called:
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: _Called
+
+
+@dataclass(frozen=True, slots=True)
 class _Message:
     role: str
     content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +163,18 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     if not messages:
         raise InputError("messages is missing: give a list of messages, the last of which is the user's")
-    if messages[-1].role != "user":
-        raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's")
+    if messages[-1].role not in ("user", "tool"):
+        raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
     if not messages[-1].content.strip():
         raise InputError("the last of messages has no text")
-    return _asked(value, body, defaults, text=messages[-1].content, messages=tuple(messages[:-1]), chat=True)
+    last, before = messages[-1], tuple(messages[:-1])
+    asked = _asked(value, body, defaults, text=last.content, messages=before, chat=True)
+    tools = read_tools(value.get("tools"), value.get("tool_choice"))
+    if tools is None:
+        return replace(asked, role=last.role)
+    if asked.grammar is not None:
+        raise InputError("tools and a response_format of JSON exclude each other: leave one of them out")
+    return replace(asked, role=last.role, messages=tools.introduced(before), grammar=tools.grammar, tools=tools)
 
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
@@ -173,8 +201,8 @@ def _asked(
     for name, nothing in _UNSUPPORTED.items():
         if value.get(name) not in (None, nothing):
             raise InputError(f"{name} is not supported by this server: leave it out")
-    if value.get("tool_choice") not in (None, "none", "auto"):
-        raise InputError("tool_choice is not supported by this server: leave it out")
+    if not chat and value.get("tools") not in (None, []):
+        raise InputError("tools belong to chat completions: leave them out")
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > _MOST_STOPS or any(not each or len(each) > _MOST_STOP for each in stop):
@@ -214,7 +242,8 @@ def _message(message: _Message, number: int) -> Message:
         content = "".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
     try:
-        return Message(role, content or "")
+        calls = [call_text(Call(each.function.name, each.function.arguments)) for each in message.tool_calls or []]
+        return Message(role, "\n".join([*([content] if content else []), *calls]))
     except InputError as error:
         raise InputError(f"messages[{number}]: {error}") from None
 

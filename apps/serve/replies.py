@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 
@@ -11,6 +11,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from .asked import Asked
+from .tools import Call
 
 __all__ = ["Reply", "finish_name", "timings", "usage"]
 
@@ -38,7 +39,12 @@ class Reply:
         choices: list[dict[str, object]] = []
         for number, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
             body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason), "logprobs": None}
-            body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+            call = self.call(text)
+            if call is not None:
+                message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict()]}
+                body |= {"message": message, "finish_reason": "tool_calls"}
+            else:
+                body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
             choices.append(body)
         kind = "chat.completion" if self.asked.chat else "text_completion"
         return self._head(kind) | {"choices": choices, "usage": usage(stats), "timings": timings(stats)}
@@ -51,6 +57,17 @@ class Reply:
         """Return a part with text, or the last one with its reason."""
         return self._part(number, {"content": text} if text or reason is None else {}, reason, text=text)
 
+    def call(self, text: str) -> Call | None:
+        """Return the call that a complete answer makes; None if it makes none."""
+        return None if self.asked.tools is None else self.asked.tools.call(text)
+
+    def calling(self, number: int, call: Call) -> list[dict[str, object]]:
+        """Return the two parts that stream a call: the call itself, and the end."""
+        part = self._part(number, {"tool_calls": [{"index": 0, **call.as_dict()}]}, None)
+        end = self._part(number, {}, FinishReason.STOP)
+        end["choices"] = [{"index": number, "delta": {}, "finish_reason": "tool_calls", "logprobs": None}]
+        return [part, end]
+
     def last(self, stats: Sequence[Stats]) -> dict[str, object]:
         """Return the part with the usage, which has no choice."""
         return self._head(self._kind) | {"choices": [], "usage": usage(stats), "timings": timings(stats)}
@@ -60,7 +77,7 @@ class Reply:
         return "chat.completion.chunk" if self.asked.chat else "text_completion"
 
     def _part(
-        self, number: int, delta: dict[str, str], reason: FinishReason | None, *, text: str = ""
+        self, number: int, delta: Mapping[str, object], reason: FinishReason | None, *, text: str = ""
     ) -> dict[str, object]:
         body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason), "logprobs": None}
         body |= {"delta": delta} if self.asked.chat else {"text": text}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Message, Pair, Session, SessionOptions
+from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
 
 from .asked import Asked
@@ -191,13 +191,14 @@ class Service:
 
 
 def _start(session: Session, asked: Asked) -> object:
-    begin = session.stream if asked.chat else session.complete
-    return begin(asked.text, max_tokens=asked.max_tokens, stop=asked.stop)
+    if not asked.chat:
+        return session.complete(asked.text, max_tokens=asked.max_tokens, stop=asked.stop)
+    return session.stream(asked.message, max_tokens=asked.max_tokens, stop=asked.stop)
 
 
 def _shared(session: Session, asked: Asked) -> int:
     """Return how many messages a session and a request have in common from the start."""
-    wanted = (*asked.messages, Message("user", asked.text))
+    wanted = (*asked.messages, asked.message)
     pairs = zip(session.messages, wanted, strict=False)
     return next(
         (number for number, (one, other) in enumerate(pairs) if one != other), min(len(session.messages), len(wanted))

@@ -134,8 +134,8 @@ class Session:
         """The drafters in use, joined by "+"; "none" for decoding without drafts."""
         return self._drafts.name
 
-    def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
-        """Answer a user message, yielding text as it is decoded.
+    def stream(self, prompt: str | Message, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
+        """Answer a message, yielding text as it is decoded. prompt: a user's text, or a user's or tool's message.
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
@@ -144,15 +144,18 @@ class Session:
         alone does not fit, or no turn may be dropped.
         """
         limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
-        return self._own.run(lambda: self._stream(prompt, limit=limit, stops=stops))
+        message = Message("user", prompt) if isinstance(prompt, str) else prompt
+        if message.role not in ("user", "tool"):
+            raise InputError(f"a message of the {message.role} is not answered: give a user's or a tool's")
+        return self._own.run(lambda: self._stream(message, limit=limit, stops=stops))
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Continue a text without chat template and transcript, yielding text as it is decoded."""
         limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
         return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
 
-    def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
-        """Answer a user message and return the complete reply."""
+    def generate(self, prompt: str | Message, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
+        """Answer a message, as `stream`, and return the complete reply."""
         return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop))
 
     def collect(self, chunks: Iterator[Chunk]) -> Completion:
@@ -196,9 +199,9 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
+    def _stream(self, message: Message, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
-        turn = self._fitting_turn(prompt, limit=limit)
+        turn = self._fitting_turn(message, limit=limit)
         self._reading.check_fits(turn.tokens, self.context, card=self._shared.target.card)
         return self._start(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
 
@@ -362,12 +365,12 @@ class Session:
         stats.context_full = not stopped and len(self._transcript.tokens) >= self.context
         return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
-    def _fitting_turn(self, prompt: str, *, limit: int) -> Turn:
+    def _fitting_turn(self, message: Message, *, limit: int) -> Turn:
         """Return the next turn, without the oldest turns if they leave too little room for an answer."""
         if self.options.when_full is WhenFull.STOP:
-            return self._transcript.open_turn(prompt)
+            return self._transcript.open_turn(message)
         room = min(limit, self.context // LEAST_ROOM)
-        return self._transcript.fitting_turn(prompt, context=self.context, room=room)
+        return self._transcript.fitting_turn(message, context=self.context, room=room)
 
     def _shorter_turn(self, *, limit: int) -> Turn | None:
         """Return the running turn without the oldest turns; None if the context is not full, or no turn is left."""

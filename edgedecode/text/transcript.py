@@ -22,17 +22,17 @@ _TOO_LONG = (ContextExceeded, BudgetExceeded)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user message with the conversation before it, and the tokens of both up to the assistant's header."""
+    """A user's or tool's message with the conversation before it, and the tokens up to the assistant's header."""
 
     before: tuple[Message, ...]
-    prompt: str
+    message: Message
     tokens: list[int]
     dropped: int = 0
     """Number of oldest turns left out of `before`."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (*self.before, Message("user", self.prompt))
+        return (*self.before, self.message)
 
 
 def _nothing() -> str:
@@ -84,33 +84,33 @@ class Transcript:
         """The tokens generated since the latest turn began."""
         return self.tokens[self._prompt_tokens :]
 
-    def open_turn(self, prompt: str) -> Turn:
-        """Return the conversation with a user message added.
+    def open_turn(self, message: Message) -> Turn:
+        """Return the conversation with a message added.
 
         Changes nothing: the caller commits the turn with `begin_reply`.
         """
-        text = self._source.render([*self.messages, Message("user", prompt)])
+        text = self._source.render([*self.messages, message])
         if self._rendered is not None and text.startswith(self._rendered):
             tokens = self.tokens[: self._rendered_tokens] + self._source.encode(text[len(self._rendered) :])
         else:
             tokens = self._source.encode(text)
-        return Turn(self.messages, prompt, tokens)
+        return Turn(self.messages, message, tokens)
 
-    def fitting_turn(self, prompt: str, *, context: int, room: int) -> Turn:
-        """Return the conversation with a user message added, dropping the oldest turns if needed.
+    def fitting_turn(self, message: Message, *, context: int, room: int) -> Turn:
+        """Return the conversation with a message added, dropping the oldest turns if needed.
 
         Turns are dropped if fewer than `room` tokens of the context would be left, or the text could not be encoded.
         Changes nothing. Raises ContextExceeded or BudgetExceeded if the message alone cannot be encoded.
         """
         try:
-            turn = self.open_turn(prompt)
+            turn = self.open_turn(message)
         except _TOO_LONG:
             if not turn_starts(self.messages):
                 raise
         else:
             if len(turn.tokens) + room <= context or not turn_starts(self.messages):
                 return turn
-        return self._shortened(self.messages, prompt, most=int(KEPT_SHARE * context))
+        return self._shortened(self.messages, message, most=int(KEPT_SHARE * context))
 
     def shorter_turn(self, context: int) -> Turn | None:
         """Return the running turn without the oldest turns, so that its answer can go on; None if it still cannot.
@@ -121,7 +121,7 @@ class Transcript:
         if not turn_starts(before):
             return None
         try:
-            turn = self._shortened(before, self.messages[-1].content, most=int(KEPT_SHARE * context) - generated)
+            turn = self._shortened(before, self.messages[-1], most=int(KEPT_SHARE * context) - generated)
         except _TOO_LONG:
             return None
         return turn if len(turn.tokens) + generated < context else None
@@ -154,15 +154,15 @@ class Transcript:
         """Make the next turn encode everything again; `tokens` stay, since they describe the KV cache."""
         self._rendered = None
 
-    def _shortened(self, before: Sequence[Message], prompt: str, *, most: int) -> Turn:
-        """Return a turn of at most `most` tokens: a user message with as many of the latest turns as fit.
+    def _shortened(self, before: Sequence[Message], message: Message, *, most: int) -> Turn:
+        """Return a turn of at most `most` tokens: a message with as many of the latest turns as fit.
 
         No turn is kept if none fits. Everything is encoded again, as in a new conversation.
         """
         encodings: dict[int, list[int]] = {}
 
         def encoded(kept: tuple[Message, ...]) -> list[int]:
-            return self._source.encode(self._source.render([*kept, Message("user", prompt)]))
+            return self._source.encode(self._source.render([*kept, message]))
 
         def fits(kept: tuple[Message, ...]) -> bool:
             try:
@@ -172,4 +172,4 @@ class Transcript:
             return len(encodings[len(kept)]) <= most
 
         kept, dropped = without_oldest(before, fits=fits)
-        return Turn(kept, prompt, encodings.get(len(kept)) or encoded(kept), dropped)
+        return Turn(kept, message, encodings.get(len(kept)) or encoded(kept), dropped)

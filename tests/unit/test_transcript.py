@@ -29,7 +29,7 @@ def merging_tokenizer() -> Tokenizer:
 
 def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) -> list[int]:
     """Run one turn whose reply is `ids`."""
-    transcript.begin_reply(transcript.open_turn(prompt))
+    transcript.begin_reply(transcript.open_turn(Message("user", prompt)))
     transcript.tokens += ids
     transcript.end_reply(shown, ends=ENDS)
     return transcript.tokens
@@ -38,7 +38,7 @@ def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) ->
 def test_open_turn_first_gives_the_rendered_conversation() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer, [Message("system", "Be brief.")])
-    text = tokenizer.decode(transcript.open_turn("hello").tokens, skip_special=False)
+    text = tokenizer.decode(transcript.open_turn(Message("user", "hello")).tokens, skip_special=False)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -46,10 +46,10 @@ def test_open_turn_first_gives_the_rendered_conversation() -> None:
 
 def test_open_turn_changes_nothing() -> None:
     transcript = Transcript(byte_tokenizer())
-    first = transcript.open_turn("hello").tokens
+    first = transcript.open_turn(Message("user", "hello")).tokens
     assert transcript.messages == ()
     assert transcript.tokens == []
-    assert transcript.open_turn("hello").tokens == first
+    assert transcript.open_turn(Message("user", "hello")).tokens == first
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -62,9 +62,9 @@ def test_transcript_keeps_generated_ids_where_encoding_gives_others(ended: bool)
     transcript = Transcript(tokenizer)
     generated = [a, b, a, b] + [2] * ended
     before = list(reply(transcript, "hello", generated, shown="abab"))
-    after = transcript.open_turn("again").tokens
+    after = transcript.open_turn(Message("user", "again")).tokens
     assert after[: len(before)] == before
-    fresh = Transcript(tokenizer, transcript.messages).open_turn("again").tokens
+    fresh = Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
     assert fresh != after  # a fresh session encodes the text again
     assert tokenizer.decode(fresh, skip_special=False) == tokenizer.decode(after, skip_special=False)
 
@@ -75,10 +75,10 @@ def test_transcript_leaves_out_an_end_token_the_template_does_not_print() -> Non
     assert a is not None
     assert b is not None
     transcript = Transcript(tokenizer)
-    transcript.begin_reply(transcript.open_turn("hello"))
+    transcript.begin_reply(transcript.open_turn(Message("user", "hello")))
     transcript.tokens += [a, b, 0]
     transcript.end_reply("ab", ends=frozenset({0, 2}))
-    after = transcript.open_turn("again").tokens
+    after = transcript.open_turn(Message("user", "again")).tokens
     assert after[: len(transcript.tokens)] == [*transcript.tokens[:-1], 2]
 
 
@@ -90,7 +90,7 @@ def test_transcript_of_three_turns_keeps_every_id() -> None:
     transcript = Transcript(tokenizer)
     for turn in range(3):
         before = list(transcript.tokens)
-        tokens = transcript.open_turn(f"turn {turn}").tokens
+        tokens = transcript.open_turn(Message("user", f"turn {turn}")).tokens
         assert tokens[: len(before)] == before
         reply(transcript, f"turn {turn}", [a, b, 2], shown="ab")
     assert [message.role for message in transcript.messages] == ["user", "assistant"] * 3
@@ -106,16 +106,16 @@ def test_transcript_drops_text_that_was_not_shown(ids: str, shown: str) -> None:
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", tokenizer.encode(ids), shown=shown)
     assert transcript.messages[-1] == Message("assistant", shown)
-    again = transcript.open_turn("again").tokens
-    assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
+    again = transcript.open_turn(Message("user", "again")).tokens
+    assert again == Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
 
 
 def test_transcript_does_not_keep_hidden_special_tokens_as_text() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", [*tokenizer.encode("a"), 1, *tokenizer.encode("b")], shown="ab")
-    again = transcript.open_turn("again").tokens
-    assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
+    again = transcript.open_turn(Message("user", "again")).tokens
+    assert again == Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
 
 
 def test_transcript_keeps_half_a_character_as_its_id() -> None:
@@ -123,7 +123,7 @@ def test_transcript_keeps_half_a_character_as_its_id() -> None:
     half = tokenizer.encode("é")[:1]
     transcript = Transcript(tokenizer)
     before = list(reply(transcript, "hello", half, shown="\ufffd"))
-    assert transcript.open_turn("again").tokens[: len(before)] == before
+    assert transcript.open_turn(Message("user", "again")).tokens[: len(before)] == before
 
 
 def test_transcript_encodes_a_history_that_the_template_rewrites_again() -> None:
@@ -136,7 +136,7 @@ def test_transcript_encodes_a_history_that_the_template_rewrites_again() -> None
     tokenizer.chat_template = ChatTemplate(source)
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", [*tokenizer.encode("hi"), 2], shown="hi")
-    text = tokenizer.decode(transcript.open_turn("again").tokens, skip_special=False)
+    text = tokenizer.decode(transcript.open_turn(Message("user", "again")).tokens, skip_special=False)
     assert "HELLO" in text
     assert "HI" in text
     assert "again" in text
@@ -148,9 +148,9 @@ def test_transcript_is_unchanged_when_the_template_refuses() -> None:
     tokenizer.chat_template = ChatTemplate(refusing)
     transcript = Transcript(tokenizer, [Message("user", "a")])
     with pytest.raises(InputError, match="one message only"):
-        transcript.open_turn("b")
+        transcript.open_turn(Message("user", "b"))
     with pytest.raises(InputError, match="one message only"):
-        transcript.begin_reply(Turn(transcript.messages, "b", [1]))
+        transcript.begin_reply(Turn(transcript.messages, Message("user", "b"), [1]))
     assert [message.content for message in transcript.messages] == ["a"]
     assert transcript.tokens == []
 
@@ -164,7 +164,7 @@ def test_forget_rendering_encodes_again_but_keeps_the_tokens() -> None:
     before = list(reply(transcript, "hello", [a, b, 2], shown="ab"))
     transcript.forget_rendering()
     assert transcript.tokens == before
-    assert transcript.open_turn("again").tokens[: len(before)] != before
+    assert transcript.open_turn(Message("user", "again")).tokens[: len(before)] != before
 
 
 def test_bare_refuses_an_empty_prompt() -> None:

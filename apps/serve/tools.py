@@ -1,0 +1,180 @@
+"""Functions that a request offers to the model, and the calls that an answer makes.
+
+A call is one JSON object, `{"name": …, "arguments": …}`, which a grammar holds to the function's schema, so it works
+with any pack. The functions are described in the system message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgedecode import InputError, Message
+from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.typed_json import JsonValue, typed
+
+__all__ = ["Call", "Function", "Tools", "call_text", "read_tools"]
+
+_MOST_FUNCTIONS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
+"""Small models fill flexible white space until the answer is cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """parameters: the JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that an answer makes. arguments: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as OpenAI's replies have it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What an answer may call. required: it has to be a call; else the model decides, by its first character."""
+
+    functions: tuple[Function, ...]
+    required: bool = False
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of an answer: a call, or if none is required also any text that does not begin with a brace."""
+        calls: list[JsonValue] = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": each.name}, "arguments": _moved(each.parameters, number)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for number, each in enumerate(self.functions)
+        ]
+        if self.required:
+            return Grammar.of_schema({"anyOf": calls})
+        schema = json.dumps({"anyOf": calls, **_COMPACT})
+        return Grammar(GrammarKind.LARK, f"start: call | TEXT\ncall: %json {schema}\nTEXT: /[^{{](.|\\n)*/\n")
+
+    def introduced(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the messages with a description of the functions in the system message."""
+        may = "Call" if self.required else "If it helps, call"
+        lines = [
+            json.dumps({"name": each.name, "description": each.description, "parameters": each.parameters})
+            for each in self.functions
+        ]
+        rule = f'{may} one of these functions. A call is one line, {{"name": ..., "arguments": ...}}, and nothing else.'
+        text = "\n".join([rule, *lines])
+        if messages and messages[0].role == "system":
+            return (Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:])
+        return (Message("system", text), *messages)
+
+    def call(self, answer: str) -> Call | None:
+        """Return the call that a complete answer makes; None if it is text, or was cut off."""
+        if not answer.startswith("{"):
+            return None
+        try:
+            value = json.loads(answer)
+            name = str(value["name"])
+            start = f'{{"name":{json.dumps(name)},"arguments":'
+            plain = answer.startswith(start) and answer.endswith("}")
+            arguments = answer[len(start) : -1] if plain else json.dumps(value["arguments"], ensure_ascii=False)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return Call(name, arguments)
+
+
+def call_text(call: Call) -> str:
+    """Return the text of a call in an earlier message, as the model wrote it. Raises InputError."""
+    try:
+        json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        raise InputError(f"the arguments of the call of {call.name[:64]!r} are not JSON") from None
+    return f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    type: str
+    function: _Function | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    type: str
+    function: _Named | None = None
+
+
+def read_tools(given: JsonValue, choice: JsonValue) -> Tools | None:
+    """Read the fields `tools` and `tool_choice`; None: nothing may be called. Raises InputError."""
+    try:
+        tools = typed(given, list[_Tool], "tools") if given is not None else []
+        asked = choice if choice is None or isinstance(choice, str) else typed(choice, _Choice, "tool_choice")
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None
+    if len(tools) > _MOST_FUNCTIONS:
+        raise InputError(f"tools has {len(tools)} functions, the most is {_MOST_FUNCTIONS}")
+    functions = tuple(_function(tool, number) for number, tool in enumerate(tools))
+    names = [each.name for each in functions]
+    if len({*names}) < len(names):
+        raise InputError("tools has two functions of one name")
+    if isinstance(asked, _Choice):
+        if asked.function is None or asked.function.name not in names:
+            raise InputError("tool_choice names no function of tools")
+        return Tools((functions[names.index(asked.function.name)],), required=True)
+    if asked not in (None, "none", "auto", "required"):
+        raise InputError("tool_choice must be none, auto, required, or name a function")
+    if asked == "required" and not functions:
+        raise InputError("tool_choice is required and there are no tools")
+    if not functions or asked == "none":
+        return None
+    return Tools(functions, required=asked == "required")
+
+
+def _function(tool: _Tool, number: int) -> Function:
+    found = tool.function
+    if tool.type != "function" or found is None:
+        raise InputError(f"tools[{number}] is no function: this server offers functions only")
+    if not _NAME.fullmatch(found.name):
+        raise InputError(f"tools[{number}] has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
+    parameters = found.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    return Function(found.name, found.description or "", parameters)
+
+
+def _moved(schema: JsonValue, number: int) -> JsonValue:
+    """Return a function's schema with its references to its own root, which is now inside another schema."""
+    if isinstance(schema, dict):
+        moved = {name: _moved(value, number) for name, value in schema.items()}
+        target = schema.get("$ref")
+        if isinstance(target, str) and target.startswith("#"):
+            moved["$ref"] = f"#/anyOf/{number}/properties/arguments{target[1:]}"
+        return moved
+    return [_moved(value, number) for value in schema] if isinstance(schema, list) else schema
