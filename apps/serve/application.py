@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import edgedecode
 from edgedecode import BudgetExceeded, Chunk, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
@@ -29,10 +30,15 @@ from .running import Busy, Running, Service
 
 __all__ = ["Limits", "create_app"]
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none. seconds: for a body."""
+    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none.
+
+    seconds: for a client to send a body, and to read an event.
+    """
 
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     key: str = ""
@@ -42,7 +48,7 @@ class Limits:
 
 def create_app(service: Service, limits: Limits) -> Starlette:
     """Return the ASGI application over a service, which it closes at shutdown."""
-    endpoints = _Endpoints(service)
+    endpoints = _Endpoints(service, seconds=limits.seconds)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -65,8 +71,8 @@ def create_app(service: Service, limits: Limits) -> Starlette:
 
 
 class _Endpoints:
-    def __init__(self, service: Service) -> None:
-        self._service, self._metrics = service, Metrics()
+    def __init__(self, service: Service, *, seconds: float) -> None:
+        self._service, self._metrics, self._seconds = service, Metrics(), seconds
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
@@ -160,7 +166,7 @@ class _Endpoints:
                 yield _event(reply.last(every))
             yield b"data: [DONE]\n\n"
 
-        return _Stream(events(), stack)
+        return _Stream(events(), stack, seconds=self._seconds)
 
     async def _parts(
         self, reply: Reply, number: int, running: Running, every: list[Stats], *, first: Chunk | None = None
@@ -199,15 +205,27 @@ async def _with_first(first: Chunk | None, others: AsyncIterator[Chunk]) -> Asyn
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; what the first answer holds is released even if the client leaves before the first event."""
+    """Server-sent events; what the first answer holds is released even if the client leaves before the first event.
 
-    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+    seconds: for one event. A client that does not read for so long is disconnected: its answer keeps others waiting.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack, *, seconds: float) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._stack = stack
+        self._stack, self._seconds = stack, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await send(message)
+            except TimeoutError:
+                raise OSError("the client does not read") from None
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
+        except (OSError, ClientDisconnect):
+            _logger.info("a client was disconnected: it did not read for %g s", self._seconds)
         finally:
             await self._stack.aclose()
 

@@ -421,3 +421,26 @@ def test_a_key_that_others_may_read_and_a_port_in_use_are_refused(
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 1
     assert "give another --port" in capsys.readouterr().err
+
+
+def test_a_client_that_does_not_read_is_disconnected(pair: Pair) -> None:
+    """Its answer holds the only place, which the next request waits for."""
+    running = Running(pair, Limits(seconds=0.5), parallel=1)
+    running.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+    schema = {"type": "string", "minLength": 5000}
+    form = {"type": "json_schema", "json_schema": {"name": "long", "schema": schema}}
+    body = json.dumps(asked(stream=True, n=4, max_tokens=1500, response_format=form)).encode()
+    lines = ["POST /v1/chat/completions HTTP/1.1", f"Host: 127.0.0.1:{running.port}", f"Content-Length: {len(body)}"]
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.connect(("127.0.0.1", running.port))
+            client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+            started = monotonic()
+            assert running.post(asked(max_tokens=2))[0] == 200
+            assert monotonic() - started < 60
+            while running.service.running:
+                sleep(0.05)
+    finally:
+        running.close()
