@@ -176,7 +176,7 @@ class PackFootprint:
         ]
         sources = [find_drafter(name) for name in choice.drafters]
         if _uses_draft(choice):
-            draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
+            draft = self._draft(choice)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
             positions = choice.draft_context or min(choice.context, draft.card.context)
@@ -205,7 +205,7 @@ class PackFootprint:
         if not _uses_draft(choice):
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
-        draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
+        draft = self._draft(choice)
         own = self._adapter(choice.draft_adapter, choice.adapter_scale)
         loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes), *own)
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
@@ -242,7 +242,7 @@ class PackFootprint:
         """Return the shorter contexts that the draft model may have: none if it writes tokens itself."""
         if wanted.stretch is not None:
             return ()
-        draft = self._model("draft", wanted.kv_type)
+        draft = self._draft(wanted)
         return shorter_windows(min(wanted.context, draft.card.context))
 
     def _gains_without_mmap(self, kv_type: str) -> bool:
@@ -253,9 +253,15 @@ class PackFootprint:
             return False
         return total_nbytes(unmapped.loaded) < total_nbytes(self._model("target", kv_type).loaded)
 
-    def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
+    def _draft(self, choice: Choice) -> ModelFootprint:
+        """Return the footprint of the draft model, with the head that a named drafter asks for."""
+        heads = tuple(need for name in choice.drafters for need in find_drafter(name).needs)
+        return self._model("draft", choice.kv_type, no_mmap=choice.no_mmap, heads=heads)
+
+    def _model(self, role: str, kv_type: str, *, no_mmap: bool = False, heads: tuple[str, ...] = ()) -> ModelFootprint:
         """Return a role's footprint with this KV type; a draft that does not support it uses its default."""
-        needs = (*(self._draft_needs if role == "draft" else ()), *role_needs(role, self._loading))
+        own = self._draft_needs if role == "draft" else ()
+        needs = (*(own if {*heads} <= {*own} else heads), *role_needs(role, self._loading))
         needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
         return self._model_with(role, kv_type, needs)
 

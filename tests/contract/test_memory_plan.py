@@ -417,6 +417,19 @@ def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, 
     assert "adapter:draft:odd" not in dict(alone.holders)
 
 
+@pytest.mark.parametrize("drafter", ["model", "trim"])
+def test_plan_counts_the_draft_model_with_the_named_drafters_head(engine: str, drafter: str) -> None:
+    """On llama.cpp the trimmed draft is a file of its own."""
+    options = SessionOptions(drafter=drafter, context=1024)
+    planned = dict(edgedecode.plan(None, options, runtime=engine).memory.holders)
+    with edgedecode.load(runtime=engine) as pair, pair.session(options) as session:
+        session.generate("Hello", max_tokens=4)
+        held = leased(pair)
+    drafts = {name for name in held if name.endswith(":draft") and held[name]}
+    assert drafts == {name for name in planned if name.endswith(":draft")} >= {"weights:draft", "kv:draft"}
+    assert all(held[name] <= planned[name] for name in drafts)
+
+
 @pytest.mark.parametrize("spare_nbytes", [1_000_000, 4_000_000, 9_000_000])
 def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
     engine: str, spare_nbytes: int, tmp_path: Path
