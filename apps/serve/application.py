@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -25,12 +26,15 @@ from edgedecode.pack.entries import DRAFT_ADAPTER
 from .asked import Asked, read_chat, read_completion
 from .guards import Guards, error_response
 from .metrics import Metrics
-from .replies import Reply
+from .replies import CompletionsReply, Event, Reply, call_of
+from .responses import ResponsesReply, read_response
 from .running import Busy, Running, Service
 
 __all__ = ["Limits", "create_app"]
 
 _logger = logging.getLogger(__name__)
+_Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
+_Form: TypeAlias = Callable[[Asked, str], Reply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         Route("/v1/models/{name:path}", endpoints.one_model),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         Route("/v1/completions", endpoints.completion, methods=["POST"]),
+        Route("/v1/responses", endpoints.response, methods=["POST"]),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
     return Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
@@ -99,19 +104,22 @@ class _Endpoints:
     async def completion(self, request: Request) -> Response:
         return await self._counted(request, read_completion)
 
-    async def _counted(self, request: Request, read: Callable[[bytes, SamplingOptions], Asked]) -> Response:
-        reply = await self._answered(request, read)
+    async def response(self, request: Request) -> Response:
+        return await self._counted(request, read_response, ResponsesReply)
+
+    async def _counted(self, request: Request, read: _Read, form: _Form = CompletionsReply) -> Response:
+        reply = await self._answered(request, read, form)
         self._metrics.count_request(request.url.path, reply.status_code)
         return reply
 
-    async def _answered(self, request: Request, read: Callable[[bytes, SamplingOptions], Asked]) -> Response:
+    async def _answered(self, request: Request, read: _Read, form: _Form) -> Response:
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
             name = str(json.loads(data)["model"])
             if name not in model_names(self._service.pair):
                 return _unknown_model(name, self._service.pair)
-            reply = Reply(asked, name)
+            reply = form(asked, name)
             if asked.stream:
                 return await self._streamed(reply)
             return await _unless_gone(request, self._whole(reply))
@@ -151,20 +159,22 @@ class _Endpoints:
         async def events() -> AsyncIterator[bytes]:
             every: list[Stats] = []
             async with stack:
-                yield _event(reply.first(0)) if reply.asked.chat else b""
+                for event in reply.begins(0):
+                    yield reply.encoded(event)
                 async for part in self._parts(reply, 0, running, every, first=first):
                     yield part
             for number in range(1, reply.asked.answers):
                 try:
                     async with self._service.answering(reply.asked, number=number) as other:
-                        yield _event(reply.first(number)) if reply.asked.chat else b""
+                        for event in reply.begins(number):
+                            yield reply.encoded(event)
                         async for part in self._parts(reply, number, other, every):
                             yield part
                 except EdgeDecodeError as error:
-                    yield _failure(error)
-            if reply.asked.include_usage and every:
-                yield _event(reply.last(every))
-            yield b"data: [DONE]\n\n"
+                    yield reply.encoded(_failure(error))
+            for event in reply.closes(every):
+                yield reply.encoded(event)
+            yield reply.done
 
         return _Stream(events(), stack, seconds=self._seconds)
 
@@ -176,23 +186,21 @@ class _Endpoints:
         An answer that may be a call is held back until it ends. An error in the middle becomes an event, since the
         status has been sent.
         """
-        held, begun = "", False
+        text, sent, call = "", 0, None
         try:
             async for chunk in _with_first(first, running.chunks()):
-                if reply.asked.tools is not None and (held or (not begun and chunk.text.startswith("{"))):
-                    held += chunk.text
-                    if chunk.finish_reason is None:
-                        continue
-                    if (call := reply.call(held)) is not None:
-                        for part in reply.calling(number, call):
-                            yield _event(part)
-                    else:
-                        yield _event(reply.piece(number, held, chunk.finish_reason))
-                elif chunk.text or chunk.finish_reason is not None:
-                    begun = begun or bool(chunk.text)
-                    yield _event(reply.piece(number, chunk.text, chunk.finish_reason))
+                text += chunk.text
+                ended = chunk.finish_reason is not None
+                held = reply.asked.tools is not None and text.startswith("{")
+                call = call_of(reply.asked, text) if held and ended else None
+                events = reply.writes(number, text[sent:]) if len(text) > sent and call is None else []
+                if not held or ended:
+                    sent = len(text)
+                    events = [*events, *(reply.ends(number, text, chunk.finish_reason, call) if ended else [])]
+                    for event in events:
+                        yield reply.encoded(event)
         except EdgeDecodeError as error:
-            yield _failure(error)
+            yield reply.encoded(_failure(error))
         every.append(running.stats)
         self._metrics.count_answer(running.stats)
 
@@ -264,14 +272,10 @@ async def _disconnected(request: Request) -> None:
             return
 
 
-def _event(value: object) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
-
-
-def _failure(error: EdgeDecodeError) -> bytes:
+def _failure(error: EdgeDecodeError) -> Event:
     """Return the event of an error in the middle of a stream, whose status has been sent."""
     message = " ".join(str(error).split())
-    return _event({"error": {"message": message, "type": "server_error", "param": None, "code": None}})
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
 
 
 def _model(name: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ from edgedecode.typed_json import JsonValue, typed
 
 from .tools import Call, Tools, call_text, read_tools
 
-__all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion"]
+__all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion", "read_object"]
 
 MOST_ANSWERS = 8
 _MOST_STOPS, _MOST_STOP = 16, 1000
@@ -158,7 +158,7 @@ class _Completion(_Body):
 
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
-    value = _object(data)
+    value = read_object(data)
     body = _typed(value, _Chat)
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     if not messages:
@@ -179,7 +179,7 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
-    value = _object(data)
+    value = read_object(data)
     body = _typed(value, _Completion)
     prompt = body.prompt
     if isinstance(prompt, list) and len(prompt) == 1:
@@ -248,7 +248,8 @@ def _message(message: _Message, number: int) -> Message:
         raise InputError(f"messages[{number}]: {error}") from None
 
 
-def _object(data: bytes) -> dict[str, JsonValue]:
+def read_object(data: bytes) -> dict[str, JsonValue]:
+    """Parse a body. Raises InputError for anything but a JSON object."""
     try:
         value: Any = json.loads(data, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
+from typing import Protocol, TypeAlias
 
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
@@ -13,7 +15,7 @@ from edgedecode.decoding.stats import Stats
 from .asked import Asked
 from .tools import Call
 
-__all__ = ["Reply", "finish_name", "timings", "usage"]
+__all__ = ["CompletionsReply", "Event", "Reply", "call_of", "finish_name", "timings", "usage"]
 
 _NAMES = {FinishReason.LENGTH: "length"}
 
@@ -23,23 +25,67 @@ def finish_name(reason: FinishReason | None) -> str | None:
     return None if reason is None else _NAMES.get(reason, "stop")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The fields that all parts of a reply share."""
+Event: TypeAlias = Mapping[str, object]
+"""A part of a streamed reply."""
+
+
+class Reply(Protocol):
+    """How an endpoint writes its reply, whole or as events. `number` is that of the answer, from 0."""
+
+    asked: Asked
+    done: bytes
+    """What ends the stream."""
+
+    def whole(
+        self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
+    ) -> dict[str, object]:
+        """Return the reply of a request without `stream`."""
+        ...
+
+    def begins(self, number: int) -> Sequence[Event]:
+        """Return the events before an answer."""
+        ...
+
+    def writes(self, number: int, text: str) -> Sequence[Event]:
+        """Return the events of a piece of text."""
+        ...
+
+    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
+        """Return the events after an answer. text: the whole answer's. call: what it calls, which was not written."""
+        ...
+
+    def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
+        """Return the events after all answers."""
+        ...
+
+    def encoded(self, event: Event) -> bytes:
+        """Return an event as it is sent."""
+        ...
+
+
+def call_of(asked: Asked, text: str) -> Call | None:
+    """Return the call that a complete answer makes; None if it makes none."""
+    return None if asked.tools is None else asked.tools.call(text)
+
+
+@dataclass(slots=True)
+class CompletionsReply:
+    """The reply of /v1/chat/completions and /v1/completions."""
 
     asked: Asked
     model: str
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time()))
 
+    done = b"data: [DONE]\n\n"
+
     def whole(
         self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
     ) -> dict[str, object]:
-        """Return the reply of a request without `stream`."""
         choices: list[dict[str, object]] = []
         for number, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
             body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason), "logprobs": None}
-            call = self.call(text)
+            call = call_of(self.asked, text)
             if call is not None:
                 message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict()]}
                 body |= {"message": message, "finish_reason": "tool_calls"}
@@ -49,37 +95,34 @@ class Reply:
         kind = "chat.completion" if self.asked.chat else "text_completion"
         return self._head(kind) | {"choices": choices, "usage": usage(stats), "timings": timings(stats)}
 
-    def first(self, number: int) -> dict[str, object]:
-        """Return the part that begins a streamed chat answer."""
-        return self._part(number, {"role": "assistant", "content": ""}, None)
+    def begins(self, number: int) -> Sequence[Event]:
+        return [self._part(number, {"role": "assistant", "content": ""}, None)] if self.asked.chat else []
 
-    def piece(self, number: int, text: str, reason: FinishReason | None = None) -> dict[str, object]:
-        """Return a part with text, or the last one with its reason."""
-        return self._part(number, {"content": text} if text or reason is None else {}, reason, text=text)
+    def writes(self, number: int, text: str) -> Sequence[Event]:
+        return [self._part(number, {"content": text}, None, text=text)]
 
-    def call(self, text: str) -> Call | None:
-        """Return the call that a complete answer makes; None if it makes none."""
-        return None if self.asked.tools is None else self.asked.tools.call(text)
-
-    def calling(self, number: int, call: Call) -> list[dict[str, object]]:
-        """Return the two parts that stream a call: the call itself, and the end."""
+    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
+        if call is None:
+            return [self._part(number, {}, finish_name(reason))]
         part = self._part(number, {"tool_calls": [{"index": 0, **call.as_dict()}]}, None)
-        end = self._part(number, {}, FinishReason.STOP)
-        end["choices"] = [{"index": number, "delta": {}, "finish_reason": "tool_calls", "logprobs": None}]
-        return [part, end]
+        return [part, self._part(number, {}, "tool_calls")]
 
-    def last(self, stats: Sequence[Stats]) -> dict[str, object]:
-        """Return the part with the usage, which has no choice."""
-        return self._head(self._kind) | {"choices": [], "usage": usage(stats), "timings": timings(stats)}
+    def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
+        if not self.asked.include_usage or not stats:
+            return []
+        return [self._head(self._kind) | {"choices": [], "usage": usage(stats), "timings": timings(stats)}]
+
+    def encoded(self, event: Event) -> bytes:
+        return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
     @property
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.asked.chat else "text_completion"
 
     def _part(
-        self, number: int, delta: Mapping[str, object], reason: FinishReason | None, *, text: str = ""
+        self, number: int, delta: Mapping[str, object], reason: str | None, *, text: str = ""
     ) -> dict[str, object]:
-        body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason), "logprobs": None}
+        body: dict[str, object] = {"index": number, "finish_reason": reason, "logprobs": None}
         body |= {"delta": delta} if self.asked.chat else {"text": text}
         return self._head(self._kind) | {"choices": [body]}
 

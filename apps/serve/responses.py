@@ -1,0 +1,226 @@
+"""OpenAI's responses: the body of /v1/responses, its reply, and its events. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+from edgedecode import FinishReason, InputError, SamplingOptions
+from edgedecode.decoding.stats import Stats
+from edgedecode.typed_json import JsonValue
+
+from .asked import Asked, read_chat, read_object
+from .replies import Event, call_of, timings
+from .tools import Call
+
+__all__ = ["ResponsesReply", "read_response"]
+
+_SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "logprobs", "top_logprobs")
+"""Fields that mean the same for chat completions."""
+_UNSUPPORTED = (
+    "previous_response_id",
+    "conversation",
+    "prompt",
+    "reasoning",
+    "background",
+    "include",
+    "max_tool_calls",
+)
+"""Fields that would change the answer, or need a store."""
+
+
+def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
+    value = read_object(data)
+    for name in _UNSUPPORTED:
+        if value.get(name) not in (None, [], {}, False):
+            raise InputError(f"{name} is not supported by this server: leave it out")
+    chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
+    if isinstance(choice := value.get("tool_choice"), dict) and "name" in choice:
+        chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    chat["messages"] = _messages(value.get("instructions"), value.get("input"))
+    chat["max_tokens"] = value.get("max_output_tokens")
+    chat["tools"] = [_nested(tool) for tool in _list(value.get("tools"), "tools")]
+    form = value.get("text")
+    if isinstance(form, dict) and isinstance(inner := form.get("format"), dict):
+        chat["response_format"] = {**inner, "json_schema": {"schema": inner.get("schema")}}
+        if inner.get("type") != "json_schema":
+            chat["response_format"] = {"type": inner.get("type", "text")}
+    return read_chat(json.dumps(chat).encode(), defaults)
+
+
+def _messages(instructions: JsonValue, given: JsonValue) -> list[JsonValue]:
+    if given is None:
+        raise InputError("input is missing: give a text, or a list of messages")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
+    found: list[JsonValue] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise InputError(f"input[{number}] is not an object")
+        match item.get("type", "message"):
+            case "message":
+                found.append({"role": item.get("role"), "content": _content(item.get("content"), number)})
+            case "function_call":
+                call: JsonValue = {"function": {name: item.get(name) for name in ("name", "arguments")}}
+                found.append({"role": "assistant", "tool_calls": [call]})
+            case "function_call_output":
+                found.append({"role": "tool", "content": _content(item.get("output"), number)})
+            case other:
+                raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
+    return found
+
+
+def _content(content: JsonValue, number: int) -> JsonValue:
+    if not isinstance(content, list):
+        return content
+    parts: list[JsonValue] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in ("input_text", "output_text", "text"):
+            raise InputError(f"input[{number}] has a part that is not text: this server reads text only")
+        parts.append({"type": "text", "text": part.get("text")})
+    return parts
+
+
+def _nested(tool: JsonValue) -> JsonValue:
+    """Return a function as chat completions describe it."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _list(value: JsonValue, name: str) -> list[JsonValue]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InputError(f"{name} must be a list")
+    return value
+
+
+@dataclass(slots=True)
+class ResponsesReply:
+    """The reply of /v1/responses: one answer, which is a message or a call."""
+
+    asked: Asked
+    model: str
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time()))
+    _number: int = 0
+    """Events so far."""
+    _item: dict[str, Any] = field(default_factory=dict)
+    _ended: FinishReason | None = None
+
+    done = b""
+
+    def whole(
+        self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
+    ) -> dict[str, object]:
+        text, reason = texts[0], reasons[0]
+        return self._response(self._finished(text, call_of(self.asked, text), reason), reason, stats)
+
+    def begins(self, number: int) -> Sequence[Event]:
+        empty = self._response(None, None, ())
+        return [self._event("created", response=empty), self._event("in_progress", response=empty)]
+
+    def writes(self, number: int, text: str) -> Sequence[Event]:
+        found = [] if self._item else self._opened()
+        return [*found, self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
+
+    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
+        self._ended = reason
+        if call is not None:
+            self._item = self._finished(text, call, reason)
+            place = {"item_id": self._item["id"], "output_index": 0}
+            return [
+                self._event("output_item.added", output_index=0, item={**self._item, "arguments": ""}),
+                self._event("function_call_arguments.delta", **place, delta=call.arguments),
+                self._event("function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+                self._event("output_item.done", output_index=0, item=self._item),
+            ]
+        found = [] if self._item else self._opened()
+        place, item = self._place, self._finished(text, None, reason)
+        self._item = item = {**item, "id": self._item["id"]}
+        return [
+            *found,
+            self._event("output_text.done", **place, text=text, logprobs=[]),
+            self._event("content_part.done", **place, part=item["content"][0]),
+            self._event("output_item.done", output_index=0, item=item),
+        ]
+
+    def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
+        found = self._response(self._item or None, self._ended, stats)
+        return [self._event(str(found["status"]), response=found)]
+
+    def encoded(self, event: Event) -> bytes:
+        """Return the event as it is sent; an error has the form of these events."""
+        if isinstance(error := event.get("error"), Mapping) and "type" not in event:
+            event = {**error, "type": "error", "sequence_number": self._number}
+        return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+
+    @property
+    def _place(self) -> dict[str, object]:
+        return {"item_id": self._item["id"], "output_index": 0, "content_index": 0}
+
+    def _opened(self) -> list[Event]:
+        """Return the events that begin a message."""
+        self._item = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        item = {**self._item, "status": "in_progress", "content": []}
+        added = self._event("output_item.added", output_index=0, item=item)
+        return [added, self._event("content_part.added", **self._place, part=_part(""))]
+
+    def _finished(self, text: str, call: Call | None, reason: FinishReason | None) -> dict[str, Any]:
+        """Return the answer as an item of the output."""
+        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
+        if call is None:
+            name = f"msg_{secrets.token_hex(12)}"
+            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [_part(text)]}
+        ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"]}
+        return {**ids, "type": "function_call", "name": call.name, "arguments": call.arguments, "status": status}
+
+    def _response(
+        self, item: Mapping[str, object] | None, reason: FinishReason | None, stats: Sequence[Stats]
+    ) -> dict[str, object]:
+        cut = reason is FinishReason.LENGTH
+        status = "in_progress" if not stats else "incomplete" if cut else "completed"
+        found = {
+            "id": f"resp_{self.id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": self.model,
+            "output": [] if item is None else [item],
+            "parallel_tool_calls": False,
+            "tool_choice": "auto",
+            "tools": [],
+            "temperature": self.asked.sampling.temperature,
+            "top_p": self.asked.sampling.top_p,
+            "max_output_tokens": self.asked.max_tokens,
+            "previous_response_id": None,
+            "store": False,
+            "metadata": {},
+            "usage": None,
+        }
+        return found | ({"usage": _usage(stats[0]), "timings": timings(stats)} if stats else {})
+
+    def _event(self, kind: str, /, **fields: object) -> Event:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+
+def _part(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(stats: Stats) -> dict[str, object]:
+    return {
+        "input_tokens": stats.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": stats.cached_tokens},
+        "output_tokens": stats.tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": stats.prompt_tokens + stats.tokens,
+    }
