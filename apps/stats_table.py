@@ -49,7 +49,8 @@ def drafts_line(stats: Stats) -> str:
     ]
     if plain := sum(stats.plain_rounds.values()):
         reasons = ", ".join(f"{why} {rounds}" for why, rounds in stats.plain_rounds.items())
-        parts.append(f"no draft in {plain} of {stats.rounds - 1} rounds ({reasons})")
+        rounds = max(plain, stats.rounds - 1)  # the prompt's own pass has no draft, unless the draft model began
+        parts.append(f"no draft in {plain} of {rounds} rounds ({reasons})")
     if stats.proposed and stats.speed_up is not None:
         parts.append(f"estimated speed-up {stats.speed_up:.2f}x (`edgedecode bench` measures it)")
     return "drafts: " + ("; ".join(parts) or "none yet")
