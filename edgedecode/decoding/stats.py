@@ -190,7 +190,7 @@ class Stats:
 
     @property
     def _later_tokens(self) -> int:
-        return max(0, self.tokens - self._first_tokens)
+        return max(0, self.tokens - max(1, self._first_tokens))
 
     @property
     def prefill_tokens_per_second(self) -> float:
