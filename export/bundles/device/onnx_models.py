@@ -16,6 +16,8 @@ __all__ = ["FixedModel", "GrowingModel"]
 Logits = npt.NDArray[np.float32]
 HIDDEN = -1e4
 """Mask value of a position that a row does not see. It fits 16-bit floats."""
+ROWS = 32
+"""Most rows of a pass of a growing model, but for those that need logits."""
 SCORED = 16
 """Widest pass of fixed width whose rows all get logits; wider ones give those of one row."""
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
@@ -44,7 +46,15 @@ class GrowingModel:
                 self._binding.bind_ortvalue_output(each.name.replace("past_key_values", "present"), value)
 
     def read(self, tokens: Sequence[int], *, scored: int) -> Logits:
-        """As `Model.read`."""
+        """As `Model.read`, in passes of at most `ROWS` rows, so that a long prompt takes no more memory."""
+        start = 0
+        while len(tokens) - start > max(ROWS, scored):
+            count = min(ROWS, len(tokens) - start - scored)
+            self._pass(tokens[start : start + count], scored=1)
+            start += count
+        return self._pass(tokens[start:], scored=scored)
+
+    def _pass(self, tokens: Sequence[int], *, scored: int) -> Logits:
         count, total = len(tokens), self.length + len(tokens)
         inputs = {
             "input_ids": np.array([tokens], np.int64),

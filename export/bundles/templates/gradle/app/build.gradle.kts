@@ -35,7 +35,7 @@ android {
     assetPacks += listOf(":models")
 }
 
-kotlin { jvmToolchain(17) }
+kotlin { compilerOptions { jvmTarget = org.jetbrains.kotlin.gradle.dsl.JvmTarget.JVM_17 } }
 
 dependencies {
 @RUNTIME@

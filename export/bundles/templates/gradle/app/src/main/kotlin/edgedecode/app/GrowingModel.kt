@@ -20,7 +20,18 @@ class GrowingModel(private val session: OrtSession, override val context: Int) :
         .mapValues { (_, info) -> cache(info.type, longArrayOf(1, info.shape[1], context.toLong(), info.shape[3])) }
     private val present = past.mapKeys { presentName(it.key) }
 
+    /** In passes of at most [ROWS] rows, so that a long prompt takes no more memory than a short one. */
     override fun read(tokens: List<Int>, scored: Int): List<FloatArray> {
+        var from = 0
+        while (tokens.size - from > maxOf(ROWS, scored)) {
+            val count = minOf(ROWS, tokens.size - from - scored)
+            pass(tokens.subList(from, from + count), scored = 1)
+            from += count
+        }
+        return pass(tokens.subList(from, tokens.size), scored)
+    }
+
+    private fun pass(tokens: List<Int>, scored: Int): List<FloatArray> {
         val count = tokens.size
         val total = length + count
         val rows = count.toLong()
@@ -52,5 +63,9 @@ class GrowingModel(private val session: OrtSession, override val context: Int) :
     override fun close() {
         past.values.forEach { it.close() }
         session.close()
+    }
+
+    private companion object {
+        const val ROWS = 32
     }
 }
