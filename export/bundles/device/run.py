@@ -71,6 +71,7 @@ class Selftest:
             answers.append(answer)
             rounds.append({
                 "prompt": one["tokens"], "most": one["most"], "ends": self._ends, "draft_length": self.draft_length,
+                "context": self._target.context, "draft_context": getattr(self._draft, "context", self._target.context),
                 "answer": drafted, "rounds": [each._asdict() for each in found],
             })  # fmt: skip
         versions = {"provider": self.provider, "onnxruntime": _version()}

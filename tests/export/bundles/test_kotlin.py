@@ -87,8 +87,8 @@ def test_pure_code_imports_nothing_of_android(name: str) -> None:
 class Toy:
     """A model whose logits are a fixed random function of the last tokens; `like` is mixed in, for good drafts."""
 
-    def __init__(self, seed: int, *, like: int | None = None) -> None:
-        self.context, self.seeds, self.tokens = 200, [seed] if like is None else [like, seed], list[int]()
+    def __init__(self, seed: int, *, like: int | None = None, context: int = 200) -> None:
+        self.context, self.seeds, self.tokens = context, [seed] if like is None else [like, seed], list[int]()
 
     @property
     def length(self) -> int:
@@ -115,14 +115,16 @@ def recorded_rounds() -> list[dict[str, object]]:
         rng = np.random.default_rng(seed)
         prompt = [int(token) for token in rng.integers(0, VOCABULARY, 1 + seed)]
         length, most, ends = seed % 6, 5 + 4 * seed, ([0], [])[seed % 2]
+        context = len(prompt) + most - 3 if seed % 4 == 3 else 200  # answers that end where the context does
+        draft_context = len(prompt) + most // 2 if seed % 4 in (1, 3) else 200
 
         def choose(row: npt.NDArray[np.float32], rng: np.random.Generator = rng) -> int:
             weights = np.exp(row.astype(np.float64))
             return int(rng.choice(VOCABULARY, p=weights / weights.sum()))
 
         answer, rounds = decode(
-            Toy(seed),
-            Toy(seed + 100, like=seed),
+            Toy(seed, context=context),
+            Toy(seed + 100, like=seed, context=draft_context),
             prompt,
             most=most,
             ends=ends,
@@ -132,7 +134,7 @@ def recorded_rounds() -> list[dict[str, object]]:
         )
         found.append({
             "prompt": prompt, "most": most, "ends": ends, "draft_length": length, "answer": answer,
-            "rounds": [each._asdict() for each in rounds],
+            "context": context, "draft_context": draft_context, "rounds": [each._asdict() for each in rounds],
         })  # fmt: skip
     return found
 

@@ -63,7 +63,7 @@ class MainActivity : Activity() {
         worker.execute {
             try {
                 answer(session ?: opened().also { session = it }, text)
-            } catch (error: Exception) {
+            } catch (error: Throwable) { // a native library that is missing and full memory are no Exceptions
                 Log.e("edgedecode", "no answer", error)
                 show(error.message ?: error.toString())
             }

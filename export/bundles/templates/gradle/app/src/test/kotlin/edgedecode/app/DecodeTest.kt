@@ -51,7 +51,12 @@ class DecodeTest {
         val ends: Set<Int>,
         val draftLength: Int,
         val answer: Answer,
-    )
+        val context: Int = LONG,
+        val draftContext: Int = LONG,
+    ) {
+        /** The length of the text at which the answer ends at the latest. */
+        val end get() = prompt.size + minOf(most, context - prompt.size)
+    }
 
     private fun recorded(json: Any?): List<Recorded> {
         val all = Fields(if (json is List<*>) mapOf("conversations" to json) else json, "rounds.json")
@@ -60,13 +65,14 @@ class DecodeTest {
             Recorded(
                 each.ints("prompt"), each.int("most"), each.ints("ends").toSet(), each.int("draft_length"),
                 Answer(each.ints("answer"), rounds),
+                each.optional("context")?.toInt() ?: LONG, each.optional("draft_context")?.toInt() ?: LONG,
             )
         }
     }
 
     /** Says what was recorded, and checks that it is asked about the recorded text, with the round's drafts behind. */
     private class ScriptedModel(private val recorded: Recorded, private val isTarget: Boolean) : Model {
-        override val context = 1 shl 20
+        override val context = if (isTarget) recorded.context else recorded.draftContext
         override val length get() = read.size
 
         private val text = recorded.prompt + recorded.answer.tokens
@@ -78,10 +84,11 @@ class DecodeTest {
         override fun read(tokens: List<Int>, scored: Int): List<FloatArray> {
             val now = rounds.getOrElse(round) { Round(text.size, emptyList(), emptyList()) }
             read += tokens
+            assertTrue(read.size <= context)
             assertEquals(text.take(now.known), read.take(now.known))
             assertEquals(now.drafts.take(read.size - now.known), read.drop(now.known))
-            if (!isTarget) { // the first round has no drafts, and no round more than the answer has room for
-                val room = minOf(recorded.draftLength, recorded.prompt.size + recorded.most - now.known - 1)
+            if (!isTarget) { // the first round has no drafts, and no round more than there is room for
+                val room = minOf(recorded.draftLength, recorded.end - now.known - 1, context - now.known + 1)
                 assertTrue(round > 0 && read.size - now.known < room)
             }
             return (read.size - scored + 1..read.size).map { after ->
@@ -95,5 +102,10 @@ class DecodeTest {
             while (read.size > length) read.removeAt(read.size - 1)
             round++
         }
+    }
+
+    private companion object {
+        /** A context that no recorded answer reaches. */
+        const val LONG = 1 shl 20
     }
 }
