@@ -26,7 +26,7 @@ from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
 from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
-from edgedecode.text.messages import Message
+from edgedecode.text.messages import Message, answered_message
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.transcript import Transcript, Turn
 from edgedecode.turns import FairLock, when_free
@@ -144,10 +144,7 @@ class Session:
         alone does not fit, or no turn may be dropped.
         """
         limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
-        message = Message("user", prompt) if isinstance(prompt, str) else prompt
-        if message.role not in ("user", "tool"):
-            raise InputError(f"a message of the {message.role} is not answered: give a user's or a tool's")
-        return self._own.run(lambda: self._stream(message, limit=limit, stops=stops))
+        return self._own.run(lambda: self._stream(answered_message(prompt), limit=limit, stops=stops))
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Continue a text without chat template and transcript, yielding text as it is decoded."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["ROLES", "Message"]
+__all__ = ["ROLES", "Message", "answered_message"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -23,3 +23,11 @@ class Message:
             raise InputError(f"message role {self.role!r} is unknown: use one of {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise InputError(f"the content of a {self.role} message is {type(self.content).__name__}: use a string")
+
+
+def answered_message(prompt: str | Message) -> Message:
+    """Return the message to answer; a text is the user's. Raises InputError for a message of other roles."""
+    message = Message("user", prompt) if isinstance(prompt, str) else prompt
+    if message.role not in ("user", "tool"):
+        raise InputError(f"a message of the {message.role} is not answered: give a user's or a tool's")
+    return message

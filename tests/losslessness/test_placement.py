@@ -174,10 +174,11 @@ def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
     with caplog.at_level(logging.INFO), edgedecode.load(runtime="auto") as pair:
         assert pair.runtime in ("onnx", "llama")
     said = "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used"
-    assert caplog.text.count(said) == 1
+    assert said in caplog.text
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         assert edgedecode.plan(runtime="auto").engine in ("onnx", "llama")
-    assert caplog.text.count(said) == 2
+    assert said in caplog.text
     choice = explain(None, measure=False)
     assert choice is not None
     assert "gpu" not in choice.reason
