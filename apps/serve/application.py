@@ -18,16 +18,18 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 import edgedecode
-from edgedecode import BudgetExceeded, Chunk, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
+from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
-from edgedecode.pack.entries import DRAFT_ADAPTER
 
 from .asked import Asked, read_chat, read_completion
 from .guards import Guards, error_response
 from .metrics import Metrics
+from .offered import is_offered, memory, model_names, props
+from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, call_of
 from .responses import ResponsesReply, read_response
+from .rounds import Piece
 from .running import Busy, Running, Service
 
 __all__ = ["Limits", "create_app"]
@@ -65,11 +67,14 @@ def create_app(service: Service, limits: Limits) -> Starlette:
     routes = [
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics_text),
+        Route("/props", endpoints.props),
+        Route("/memory", endpoints.memory),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         Route("/v1/completions", endpoints.completion, methods=["POST"]),
         Route("/v1/responses", endpoints.response, methods=["POST"]),
+        *page_routes(),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
     return Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
@@ -89,12 +94,18 @@ class _Endpoints:
     async def metrics_text(self, _: Request) -> Response:
         return PlainTextResponse(self._metrics.text(self._service), media_type="text/plain; version=0.0.4")
 
+    async def props(self, _: Request) -> Response:
+        return JSONResponse(props(self._service, self._defaults))
+
+    async def memory(self, _: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(memory, self._service))
+
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(self._service.pair)]})
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in model_names(self._service.pair):
+        if not is_offered(name, self._service.pair):
             return _unknown_model(name, self._service.pair)
         return JSONResponse(_model(name))
 
@@ -117,7 +128,7 @@ class _Endpoints:
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
             name = str(json.loads(data)["model"])
-            if name not in model_names(self._service.pair):
+            if not is_offered(name, self._service.pair):
                 return _unknown_model(name, self._service.pair)
             reply = form(asked, name)
             if asked.stream:
@@ -132,9 +143,9 @@ class _Endpoints:
         async def one(number: int) -> tuple[str, FinishReason | None, Stats]:
             text, reason = "", None
             async with self._service.answering(reply.asked, number=number) as running:
-                async for chunk in running.chunks():
-                    text += chunk.text
-                    reason = chunk.finish_reason or reason
+                async for piece in running.pieces():
+                    text += piece.chunk.text
+                    reason = piece.chunk.finish_reason or reason
                 stats = running.stats
             self._metrics.count_answer(stats)
             return text, reason, stats
@@ -150,8 +161,7 @@ class _Endpoints:
         stack = AsyncExitStack()
         try:
             running = await stack.enter_async_context(self._service.answering(reply.asked))
-            chunks = running.chunks()
-            first = await anext(chunks, None)
+            first = await anext(running.pieces(), None)
         except BaseException:
             await stack.aclose()
             raise
@@ -179,7 +189,7 @@ class _Endpoints:
         return _Stream(events(), stack, seconds=self._seconds)
 
     async def _parts(
-        self, reply: Reply, number: int, running: Running, every: list[Stats], *, first: Chunk | None = None
+        self, reply: Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None
     ) -> AsyncIterator[bytes]:
         """Yield an answer's events, from its `first` chunk on if that was taken already.
 
@@ -188,28 +198,29 @@ class _Endpoints:
         """
         text, sent, call = "", 0, None
         try:
-            async for chunk in _with_first(first, running.chunks()):
-                text += chunk.text
-                ended = chunk.finish_reason is not None
+            async for piece in _with_first(first, running.pieces()):
+                text += piece.chunk.text
+                reason = piece.chunk.finish_reason
+                ended = reason is not None
                 held = reply.asked.tools is not None and text.startswith("{")
                 call = call_of(reply.asked, text) if held and ended else None
-                events = reply.writes(number, text[sent:]) if len(text) > sent and call is None else []
-                if not held or ended:
-                    sent = len(text)
-                    events = [*events, *(reply.ends(number, text, chunk.finish_reason, call) if ended else [])]
-                    for event in events:
-                        yield reply.encoded(event)
+                shown = "" if call is not None or (held and not ended) else text[sent:]
+                sent += len(shown)
+                for event in reply.writes(number, shown, piece.report) if shown or piece.report is not None else ():
+                    yield reply.encoded(event)
+                for event in reply.ends(number, text, reason, call) if ended else ():
+                    yield reply.encoded(event)
         except EdgeDecodeError as error:
             yield reply.encoded(_failure(error))
         every.append(running.stats)
         self._metrics.count_answer(running.stats)
 
 
-async def _with_first(first: Chunk | None, others: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
     if first is not None:
         yield first
-    async for chunk in others:
-        yield chunk
+    async for piece in others:
+        yield piece
 
 
 class _Stream(StreamingResponse):
@@ -236,14 +247,6 @@ class _Stream(StreamingResponse):
             _logger.info("a client was disconnected: it did not read for %g s", self._seconds)
         finally:
             await self._stack.aclose()
-
-
-def model_names(pair: Pair) -> list[str]:
-    """Return the names of a pack's models: itself, with each adapter, and with entropy switching."""
-    manifest = pair.manifest
-    adapters = [name for name in manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
-    modes = [f"{manifest.name}@switch"] if "draft" in manifest.models and manifest.switching is not None else []
-    return [manifest.name, *(f"{manifest.name}:{name}" for name in adapters), *modes]
 
 
 async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:

@@ -10,14 +10,17 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType
 
 from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
 from .tools import Call, Tools, call_text, read_tools
 
-__all__ = ["MOST_ANSWERS", "Asked", "ModelName", "read_chat", "read_completion", "read_object"]
+__all__ = ["MOST_ANSWERS", "PLAIN", "SWITCH", "Asked", "ModelName", "read_chat", "read_completion", "read_object"]
 
+PLAIN, SWITCH = MODES = ("plain", "switch")
+"""Modes of a model's name: decoding without drafts, entropy switching."""
 MOST_ANSWERS = 8
 _MOST_STOPS, _MOST_STOP = 16, 1000
 _Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -38,20 +41,23 @@ _UNSUPPORTED: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """What `model` names: the pack, with one of its adapters (`pack:adapter`), or in a mode (`pack@switch`)."""
+    """What `model` names: the pack, with one of its adapters (`pack:adapter`), or in a mode (`pack@switch`).
+
+    mode: one of `MODES`, or empty: as the server was started.
+    """
 
     pack: str
     adapter: str | None = None
-    switch: bool = False
+    mode: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ModelName:
         """Split a name; whether there is such a model is the caller's to check."""
         name, _, mode = text.partition("@")
         pack, _, adapter = name.partition(":")
-        if mode not in {"", "switch"}:
-            raise InputError(f"model {text[:80]!r}: the mode is {mode[:40]!r}, not switch")
-        return cls(pack, adapter or None, mode == "switch")
+        if mode not in {"", *MODES}:
+            raise InputError(f"model {text[:80]!r}: the mode is {mode[:40]!r}, not {' or '.join(MODES)}")
+        return cls(pack, adapter or None, mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class Asked:
     answers: int
     stream: bool
     include_usage: bool
+    rounds: bool = False
+    """Whether streamed events report how they were made."""
     grammar: Grammar | None = None
     tools: Tools | None = None
     role: str = "user"
@@ -83,10 +91,12 @@ class Asked:
         """Return the options of a session for one of the answers, over the server's own."""
         first = base.seed if self.seed is None else self.seed
         seed = None if first is None else (first + number) % (1 << 63)
-        switch = (base.switch or SwitchOptions()) if self.model.switch else base.switch
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
-        return replace(options, switch=switch, grammar=grammar)
+        options = replace(options, grammar=grammar)
+        if self.model.mode == PLAIN:
+            return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None)
+        return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ class _Body:
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    return_rounds: bool | None = None
     response_format: _Format | None = None
 
 
@@ -207,6 +218,8 @@ def _asked(
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > _MOST_STOPS or any(not each or len(each) > _MOST_STOP for each in stop):
         raise InputError(f"stop takes at most {_MOST_STOPS} texts of 1 to {_MOST_STOP} characters")
+    if body.return_rounds and not body.stream:
+        raise InputError("return_rounds reports in a stream: set stream to true")
     return Asked(
         model=ModelName.parse(body.model),
         text=text,
@@ -218,6 +231,7 @@ def _asked(
         seed=body.seed,
         answers=body.n or 1,
         stream=bool(body.stream),
+        rounds=bool(body.return_rounds),
         grammar=_grammar(body.response_format),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )

@@ -10,10 +10,12 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .page import ASSETS
+
 __all__ = ["Guards", "error_response"]
 
-_OPEN = ("/health",)
-"""Paths that need no key."""
+_OPEN = ("/health", "/")
+"""Paths that need no key, with those below the page's `ASSETS`."""
 
 
 def error_response(
@@ -72,7 +74,7 @@ class Guards:
             return error_response(421, f"the Host header names {name[:80]!r}, which this server is not", code="host")
         if headers.get(b"origin") is not None and not self._same_origin(headers, host):
             return error_response(403, "requests of other web pages are refused", code="origin")
-        if self._key and path not in _OPEN:
+        if self._key and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY`"

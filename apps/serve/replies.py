@@ -46,8 +46,8 @@ class Reply(Protocol):
         """Return the events before an answer."""
         ...
 
-    def writes(self, number: int, text: str) -> Sequence[Event]:
-        """Return the events of a piece of text."""
+    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
+        """Return the events of a piece of text. report: how it was made."""
         ...
 
     def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
@@ -98,8 +98,9 @@ class CompletionsReply:
     def begins(self, number: int) -> Sequence[Event]:
         return [self._part(number, {"role": "assistant", "content": ""}, None)] if self.asked.chat else []
 
-    def writes(self, number: int, text: str) -> Sequence[Event]:
-        return [self._part(number, {"content": text}, None, text=text)]
+    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
+        part = self._part(number, {"content": text}, None, text=text)
+        return [part if report is None else part | {"edgedecode": report}]
 
     def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
         if call is None:

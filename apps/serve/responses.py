@@ -29,6 +29,7 @@ _UNSUPPORTED = (
     "background",
     "include",
     "max_tool_calls",
+    "return_rounds",
 )
 """Fields that would change the answer, or need a store."""
 
@@ -125,7 +126,7 @@ class ResponsesReply:
         empty = self._response(None, None, ())
         return [self._event("created", response=empty), self._event("in_progress", response=empty)]
 
-    def writes(self, number: int, text: str) -> Sequence[Event]:
+    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
         found = [] if self._item else self._opened()
         return [*found, self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
 

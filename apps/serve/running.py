@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Pair, Session, SessionOptions
+from edgedecode import BudgetExceeded, EdgeDecodeError, Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.sessions.answer import Answer
 
 from .asked import Asked
+from .rounds import Piece, RoundLog
 
 __all__ = ["Busy", "Running", "Service"]
 
@@ -34,14 +36,13 @@ class Failed:
 
 
 class Running:
-    """An answer in a thread of its own: an asynchronous iterator of chunks."""
+    """An answer in a thread of its own: an asynchronous iterator of chunks. rounds: report how they were made."""
 
-    def __init__(self, session: Session, start: Callable[[Session], object]) -> None:
-        self._session, self._start = session, start
+    def __init__(self, session: Session, start: Callable[[Session], Answer], *, rounds: bool = False) -> None:
+        self._session, self._start, self._rounds = session, start, rounds
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Piece | Failed | None] = asyncio.Queue()
         self._stopping = threading.Event()
-        self._answer: object = None
         self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
         self._done = asyncio.Event()
         self._thread.start()
@@ -52,8 +53,8 @@ class Running:
         stats: Stats = self._session.stats
         return stats
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Yield the chunks. Raises what the answer raised."""
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield the chunks, with reports if they are asked for. Raises what the answer raised."""
         while (found := await self._queue.get()) is not None:
             if isinstance(found, Failed):
                 raise found.error
@@ -67,10 +68,11 @@ class Running:
     def _work(self) -> None:
         try:
             answer = self._start(self._session)
-            for chunk in answer:  # type: ignore[attr-defined]  # an Answer
-                self._put(chunk)
+            log = RoundLog(answer.stats) if self._rounds else None
+            for chunk in answer:
+                self._put(Piece(chunk, None if log is None else log.report(chunk)))
                 if self._stopping.is_set():
-                    answer.close()  # type: ignore[attr-defined]
+                    answer.close()
                     break
         except Exception as error:
             self._put(Failed(error))
@@ -78,7 +80,7 @@ class Running:
             self._put(None)
             self._loop.call_soon_threadsafe(self._done.set)
 
-    def _put(self, item: Chunk | Failed | None) -> None:
+    def _put(self, item: Piece | Failed | None) -> None:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
@@ -119,7 +121,7 @@ class Service:
         finally:
             self.queued -= 1
         self.running += 1
-        running = Running(session, lambda session: _start(session, asked))
+        running = Running(session, lambda session: _start(session, asked), rounds=asked.rounds)
         try:
             yield running
         finally:
@@ -190,7 +192,7 @@ class Service:
         return best[1]
 
 
-def _start(session: Session, asked: Asked) -> object:
+def _start(session: Session, asked: Asked) -> Answer:
     if not asked.chat:
         return session.complete(asked.text, max_tokens=asked.max_tokens, stop=asked.stop)
     return session.stream(asked.message, max_tokens=asked.max_tokens, stop=asked.stop)

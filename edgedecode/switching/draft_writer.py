@@ -51,7 +51,7 @@ class DraftWriter:
         self._checked = False
         """Whether the target's next pass checks a stretch, after which it goes on writing."""
         self.signals: list[float] = []
-        """The signal before each token of the answer that the draft model was asked for."""
+        """Receives the signal before each token that the draft model is asked for."""
         self.state = join_state(setting, model, USER)
 
     @property
@@ -62,7 +62,6 @@ class DraftWriter:
         self.state.begin(tokens)
         self._sampler.begin(tokens)
         self._known = len(tokens)
-        self.signals = []
         self._hand_over(draft=True)
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:

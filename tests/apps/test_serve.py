@@ -183,7 +183,7 @@ def test_a_conversation_reuses_its_key_value_cache(server: Running) -> None:
 
 
 def test_models_are_the_pack_and_its_modes(server: Running) -> None:
-    assert [model.id for model in server.client.models.list()] == ["demo", "demo@switch"]
+    assert [model.id for model in server.client.models.list()] == ["demo", "demo@plain", "demo@switch"]
     assert server.client.models.retrieve("demo@switch").id == "demo@switch"
     reply = server.client.chat.completions.create(**asked(model="demo@switch", max_tokens=8))
     assert reply.choices[0].message.content
@@ -226,7 +226,7 @@ BAD: list[tuple[object, int, str]] = [
     (asked(messages=[{"role": "king", "content": "hi"}, {"role": "user", "content": "x"}]), 400, "role 'king'"),
     (asked(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "image_url"),
     (asked(model="other"), 404, "there is no model"),
-    (asked(model="demo@fast"), 400, "not switch"),
+    (asked(model="demo@fast"), 400, "not plain or switch"),
     (asked(model=7), 400, "model"),
     (asked(max_tokens=0), 400, "max_tokens"),
     (asked(temperature=-1), 400, "temperature"),
