@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgedecode.open_pack import load, plan
     from edgedecode.options import SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
+    from edgedecode.sampling.log_probabilities import TokenLogprob
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
     from edgedecode.sessions.session import Session
@@ -55,6 +56,7 @@ __all__ = [
     "SessionOptions",
     "Stats",
     "SwitchOptions",
+    "TokenLogprob",
     "TurnsDropped",
     "WhenFull",
     "decode",
@@ -80,6 +82,7 @@ _MODULES = {
     "open_pack": ("load", "plan"),
     "pair": ("Pair",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
+    "sampling.log_probabilities": ("TokenLogprob",),
     "sampling.weights": ("SamplingOptions",),
     "sessions.session": ("Session",),
     "decoding.stats": ("FinishReason", "Stats"),

@@ -36,6 +36,7 @@ PUBLIC_API = [
     "SessionOptions",
     "Stats",
     "SwitchOptions",
+    "TokenLogprob",
     "TurnsDropped",
     "WhenFull",
     "decode",

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
@@ -77,6 +78,10 @@ class TargetRows:
         wanted = range(len(self._logits)) if rows is None else rows
         return np.stack([self._sampler.top(self._logits[row], k) for row in wanted])
 
+    def logprob(self, node: int, token: int, *, top: int) -> TokenLogprob:
+        """Return the raw log probability of a token after draft node `node` (-1: the context), and the `top` ones."""
+        return self._sampler.logprob(self._logits[node + 1], token, top=top)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -101,6 +106,17 @@ class Verdict:
         Row 0 follows the context's last token, row i + 1 draft token i.
         """
         return self.rows.top(k, rows)
+
+    def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
+        """Return the raw log probability of each emitted token; valid until the model's next forward.
+
+        top: the number of likeliest tokens to report with each. Raises CapabilityError for unverified tokens, which
+        the target has not processed.
+        """
+        if not self.verified:
+            raise CapabilityError("the draft model wrote these tokens: the target's log probabilities are unknown")
+        nodes = (-1, *self.path)
+        return tuple(self.rows.logprob(nodes[place], token, top=top) for place, token in enumerate(self.tokens))
 
 
 def verify(

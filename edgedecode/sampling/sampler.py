@@ -16,6 +16,7 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
 from .counter_rng import first_arrivals, mixed
+from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
 from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
@@ -155,6 +156,11 @@ class Sampler:
     def top(self, row: FloatArray, k: int) -> IntArray:
         """Return the ids of the k largest raw logits of a row (all if fewer), likeliest first; padding is excluded."""
         return self._row_draw.top(row[: self.vocabulary_size], min(k, self.vocabulary_size, len(row)))
+
+    def logprob(self, row: FloatArray, token: int, *, top: int) -> TokenLogprob:
+        """Return a token's log probability in the softmax of a raw row, with the `top` likeliest; padding excluded."""
+        leading = self.top(row, top) if top else np.empty(0, np.int64)
+        return token_logprob(row[: self.vocabulary_size], token, leading)
 
     def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from edgedecode.decoding.drafts import TARGET
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.options import SessionOptions
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS, TokenLogprob
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
+from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped", "completion_of", "runs_of"]
+__all__ = [
+    "TARGET_SOURCE",
+    "Chunk",
+    "Completion",
+    "Reply",
+    "TurnsDropped",
+    "completion_of",
+]
 
 TARGET_SOURCE = TARGET
 
@@ -45,6 +57,8 @@ class Chunk:
     finish_reason: FinishReason | None = None
     event: TurnsDropped | None = None
     """Something else that happened; a chunk with an event has no text."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """The log probability of each of the tokens; empty unless they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,8 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """The log probability of each of the tokens; empty unless they were asked for."""
 
 
 def completion_of(chunks: Iterable[Chunk], stats: Stats) -> Completion:
@@ -66,16 +82,43 @@ def completion_of(chunks: Iterable[Chunk], stats: Stats) -> Completion:
         tokens=tuple(token for piece in pieces for token in piece.tokens),
         finish_reason=reason or FinishReason.CANCELLED,
         stats=stats,
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
     )
 
 
 @dataclass(slots=True)
 class Reply:
-    """The text of a running generation: tokens in, complete characters out, up to a stop string."""
+    """The text of a running generation: tokens in, complete characters out, up to a stop string.
+
+    top_logprobs: the number of likeliest tokens to report with each token's log probability; None: none is computed.
+    """
 
     detokenizer: Detokenizer
     stops: StopStrings
+    top_logprobs: int | None = None
     text: str = ""
+
+    @classmethod
+    def begin(
+        cls, tokenizer: Tokenizer, *, stop: Sequence[str], top_logprobs: int | None, options: SessionOptions
+    ) -> Reply:
+        """Return an empty reply. Raises InputError, and CapabilityError if some tokens are not verified."""
+        if top_logprobs is not None and not 0 <= top_logprobs <= MOST_TOP_LOGPROBS:
+            raise InputError(f"top_logprobs {top_logprobs} is out of range: 0 to {MOST_TOP_LOGPROBS}")
+        if top_logprobs is not None and options.switch is not None and not options.switch.check:
+            raise CapabilityError(
+                "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
+                "the target does not process: leave out switching, or let it check (SwitchOptions(check=True))"
+            )
+        return cls(tokenizer.detokenizer(), StopStrings(stop), top_logprobs)
+
+    def chunks(self, verdict: Verdict) -> list[Chunk]:
+        """Add a round's tokens up to the one that completes a stop string; valid until the target's next forward."""
+        chunks = [self.say(run, source) for run, source in _runs_of(verdict) if self.stops.matched is None]
+        if self.top_logprobs is None:
+            return chunks
+        logprobs = iter(verdict.logprobs(self.top_logprobs))
+        return [replace(chunk, logprobs=tuple(islice(logprobs, len(chunk.tokens)))) for chunk in chunks]
 
     def say(self, run: tuple[int, ...], source: str) -> Chunk:
         """Add the tokens of a run up to the one that completes a stop string, as decoding without drafts would."""
@@ -93,7 +136,7 @@ class Reply:
         return text
 
 
-def runs_of(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
+def _runs_of(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
     """Split a round's tokens into the accepted drafts and the target's own tokens."""
     if verdict.accepted:
         yield verdict.tokens[: verdict.accepted], verdict.draft.source

@@ -10,24 +10,22 @@ from weakref import finalize
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
-from edgedecode.decoding.verify import Outcome, Rule
-from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError
+from edgedecode.decoding.verify import Outcome
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, answer_limit, planned_context, sampling_defaults
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sessions.answer import Answer
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, completion_of, runs_of
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, completion_of
 from edgedecode.sessions.drafter_choice import check_options, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sessions.resources import Resources
-from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
+from edgedecode.sessions.session_drafting import SessionDrafting, draft_setting, plan_state
 from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message, answered_message
-from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.transcript import Transcript, Turn
 from edgedecode.turns import FairLock, when_free
 from edgedecode.user_notices import notice
@@ -86,17 +84,13 @@ class Session:
             self._reading = TargetReading(self._state, adapter=adapter, shifts=options.when_full is WhenFull.SHIFT)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
-            setting = DraftSetting(
-                budget=shared.budget,
+            setting = draft_setting(
+                shared,
+                options,
                 sampling=self.sampling,
-                vocabulary_size=size,
-                capacity=self._state.capacity,
-                draft_model=None,
                 ends=self._ends,
-                sampled=options.rule is Rule.RATIO,
                 noise=self._noise,
-                tokenizer_digest=shared.manifest.tokenizer_digest,
-                remember=options.remember,
+                capacity=self._state.capacity,
                 row_draw=self._row_draw,
             )
             self._drafts = SessionDrafting(shared, options, setting, noise=self._draft_noise)
@@ -134,7 +128,14 @@ class Session:
         """The drafters in use, joined by "+"; "none" for decoding without drafts."""
         return self._drafts.name
 
-    def stream(self, prompt: str | Message, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
+    def stream(
+        self,
+        prompt: str | Message,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+    ) -> Answer:
         """Answer a message, yielding text as it is decoded. prompt: a user's text, or a user's or tool's message.
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
@@ -142,18 +143,29 @@ class Session:
         or in the middle of it; a chunk's `event` reports that. Except with `WhenFull.SHIFT`, the text that follows is
         that of a new session with the kept messages. Raises ContextExceeded, before anything changes, if the prompt
         alone does not fit, or no turn may be dropped.
+        top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
+        Raises CapabilityError with entropy switching, whose tokens the target does not process.
         """
-        limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
-        return self._own.run(lambda: self._stream(answered_message(prompt), limit=limit, stops=stops))
+        limit, reply = answer_limit(max_tokens, self._shared.manifest.generation), self._reply(stop, top_logprobs)
+        return self._own.run(lambda: self._stream(answered_message(prompt), limit=limit, reply=reply))
 
-    def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
-        """Continue a text without chat template and transcript, yielding text as it is decoded."""
-        limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
-        return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
+    def complete(
+        self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = (), top_logprobs: int | None = None
+    ) -> Answer:
+        """Continue a text without chat template and transcript, yielding text as it is decoded. Options as `stream`."""
+        limit, reply = answer_limit(max_tokens, self._shared.manifest.generation), self._reply(stop, top_logprobs)
+        return self._own.run(lambda: self._complete(text, limit=limit, reply=reply))
 
-    def generate(self, prompt: str | Message, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
+    def generate(
+        self,
+        prompt: str | Message,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+    ) -> Completion:
         """Answer a message, as `stream`, and return the complete reply."""
-        return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop))
+        return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top_logprobs))
 
     def collect(self, chunks: Iterator[Chunk]) -> Completion:
         """Collect a stream of this session into a completion, with the statistics of that answer."""
@@ -196,17 +208,20 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _stream(self, message: Message, *, limit: int, stops: StopStrings) -> Answer:
+    def _reply(self, stop: Sequence[str], top_logprobs: int | None) -> Reply:
+        return Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top_logprobs, options=self.options)
+
+    def _stream(self, message: Message, *, limit: int, reply: Reply) -> Answer:
         self._stop_running()
         turn = self._fitting_turn(message, limit=limit)
         self._reading.check_fits(turn.tokens, self.context, card=self._shared.target.card)
-        return self._start(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
+        return self._start(lambda pause: self._turn(turn, limit=limit, reply=reply, pause=pause))
 
-    def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
+    def _complete(self, text: str, *, limit: int, reply: Reply) -> Answer:
         self._stop_running()
         tokens = self._transcript.bare(text)
         self._reading.check_fits(tokens, self.context, card=self._shared.target.card)
-        return self._start(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
+        return self._start(lambda pause: self._bare(tokens, limit=limit, reply=reply, pause=pause))
 
     def _start(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
         """Make these chunks the running answer, with a new seed and new statistics."""
@@ -282,11 +297,9 @@ class Session:
             self._adapters.release()
             self._drafts.close()
 
-    def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
-        transcript = self._transcript
-        reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before, restarts = transcript.messages, 0
-        try:
+    def _turn(self, turn: Turn, *, limit: int, reply: Reply, pause: Callable[[], None]) -> Generator[Chunk]:
+        transcript, restarts = self._transcript, 0
+        with transcript.answering(lambda: reply.text + reply.rest(), ends=self._ends):
             self._begin(turn, reply)
             yield from self._dropped(turn)
             ended = yield from self._chunks(reply, limit=limit, pause=pause)
@@ -298,25 +311,12 @@ class Session:
                 yield from self._dropped(shorter)
                 ended = yield from self._chunks(reply, limit=limit - len(transcript.reply_tokens), pause=pause)
             yield self._last(reply, ended=ended)
-        except EdgeDecodeError:  # the answer failed: the conversation stays as it was
-            transcript.start_over(before)
-            raise
-        except BaseException:  # closed or interrupted: the partial text stays
-            if text := reply.text + reply.rest():
-                transcript.end_reply(text, ends=self._ends)
-            else:
-                transcript.start_over(before)
-            raise
-        transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
 
-    def _bare(
-        self, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
-    ) -> Generator[Chunk]:
+    def _bare(self, tokens: list[int], *, limit: int, reply: Reply, pause: Callable[[], None]) -> Generator[Chunk]:
         self._adapters.keep(self._reading.answering, self._reading.adapter)
         self._reading.begin(self._transcript.tokens, tokens, adapter=self._reading.answering)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
-        reply = Reply(self._shared.tokenizer.detokenizer(), stops)
         ended = yield from self._chunks(reply, limit=limit, pause=pause)
         yield self._last(reply, ended=ended)
 
@@ -327,6 +327,7 @@ class Session:
         target, span = self._shared.target, self._reading.span
         with self._drafts.answering(stats, span.use, self._reading.prompt) as drafting:
             stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
+            stats.plain_seconds = self._shared.experience.costs.step_seconds(len(tokens))
             setting = DecodeSetting(
                 adapter=span.use,
                 adapter_from=span.start,
@@ -342,7 +343,7 @@ class Session:
             )
             for verdict in decode(target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):
                 started = perf_counter()
-                chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
+                chunks = reply.chunks(verdict)
                 surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
                 del tokens[len(tokens) - surplus :]
                 stats.discard(verdict, surplus)
@@ -366,8 +367,7 @@ class Session:
         """Return the next turn, without the oldest turns if they leave too little room for an answer."""
         if self.options.when_full is WhenFull.STOP:
             return self._transcript.open_turn(message)
-        room = min(limit, self.context // LEAST_ROOM)
-        return self._transcript.fitting_turn(message, context=self.context, room=room)
+        return self._transcript.fitting_turn(message, context=self.context, room=min(limit, self.context // LEAST_ROOM))
 
     def _shorter_turn(self, *, limit: int) -> Turn | None:
         """Return the running turn without the oldest turns; None if the context is not full, or no turn is left."""

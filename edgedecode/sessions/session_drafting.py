@@ -21,7 +21,9 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.integrity import pack_digest
+from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Noise
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
@@ -32,7 +34,7 @@ from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.switching.rule import LONGEST
 from edgedecode.user_notices import notice
 
-__all__ = ["SessionDrafting", "open_drafting", "plan_state"]
+__all__ = ["SessionDrafting", "draft_setting", "open_drafting", "plan_state"]
 
 
 class SessionDrafting:
@@ -111,14 +113,10 @@ class SessionDrafting:
                     self._drafts_plainly(name, error)
                 state.read_with(adapter_span(chosen, prompt), refused=partial(self._drafts_plainly, name))
             if self.switching is not None:
-                held.callback(self._note_signals, stats, self.switching)
+                self.switching.signals, stats.handed_over_at = stats.signals, self.switching.rule.up
             if isinstance(engine := self._shared.engine, OneResident):
                 held.enter_context(engine.counted(stats))
             yield drafting
-
-    @staticmethod
-    def _note_signals(stats: Stats, writer: DraftWriter) -> None:
-        stats.signals, stats.handed_over_at = stats.signals + writer.signals, writer.rule.up
 
     def load_adapter(self, adapter: ActiveAdapter | None) -> ActiveAdapter | None:
         """Load the draft model's own adapter for the target's, which is returned, so that no answer waits for it.
@@ -195,6 +193,32 @@ class SessionDrafting:
 
     def _open(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)
+
+
+def draft_setting(
+    shared: Resources,
+    options: SessionOptions,
+    *,
+    sampling: SamplingOptions,
+    ends: frozenset[int],
+    noise: Noise,
+    capacity: int,
+    row_draw: RowDraw,
+) -> DraftSetting:
+    """Return the parts of a session that its drafters may use. noise: the target's. capacity: the target state's."""
+    return DraftSetting(
+        budget=shared.budget,
+        sampling=sampling,
+        vocabulary_size=shared.target.card.vocabulary_size,
+        capacity=capacity,
+        draft_model=None,
+        ends=ends,
+        sampled=options.rule is Rule.RATIO,
+        noise=noise,
+        tokenizer_digest=shared.manifest.tokenizer_digest,
+        remember=options.remember,
+        row_draw=row_draw,
+    )
 
 
 def open_drafting(

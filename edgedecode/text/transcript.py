@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from edgedecode.errors import BudgetExceeded, ContextExceeded, InputError
+from edgedecode.errors import BudgetExceeded, ContextExceeded, EdgeDecodeError, InputError
 
 from .encoder import TextSource
 from .kept_turns import turn_starts, without_oldest
@@ -125,6 +126,27 @@ class Transcript:
         except _TOO_LONG:
             return None
         return turn if len(turn.tokens) + generated < context else None
+
+    @contextmanager
+    def answering(self, text: Callable[[], str], *, ends: frozenset[int]) -> Iterator[None]:
+        """Record the answer of a turn that is generated meanwhile. text: ends the answer and returns all its text.
+
+        An answer that was closed or interrupted keeps its text so far. One without text leaves the messages as they
+        were, as does one that failed.
+        """
+        before = self.messages
+        try:
+            yield
+        except EdgeDecodeError:
+            self.start_over(before)
+            raise
+        except BaseException:
+            if partial := text():
+                self.end_reply(partial, ends=ends)
+            else:
+                self.start_over(before)
+            raise
+        self.end_reply(text(), ends=ends)
 
     def begin_reply(self, turn: Turn, *, said: Callable[[], str] = _nothing, reply: Sequence[int] = ()) -> None:
         """Commit a turn. `said` returns the text of the answer so far, `reply` are its tokens."""
