@@ -24,6 +24,7 @@ from edgedecode.options import sampling_defaults
 
 from .asked import Asked, read_chat, read_completion
 from .guards import Guards, error_response
+from .logprobs import Entries, Entry
 from .metrics import Metrics
 from .offered import is_offered, memory, model_names, props
 from .page import page_routes
@@ -140,20 +141,22 @@ class _Endpoints:
     async def _whole(self, reply: Reply) -> Response:
         """Answer without streaming: all answers at the same time, as far as the service allows."""
 
-        async def one(number: int) -> tuple[str, FinishReason | None, Stats]:
+        async def one(number: int) -> tuple[str, FinishReason | None, Stats, list[Entry]]:
             text, reason = "", None
+            entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
             async with self._service.answering(reply.asked, number=number) as running:
                 async for piece in running.pieces():
                     text += piece.chunk.text
+                    logprobs += entries.of(piece.chunk.logprobs)
                     reason = piece.chunk.finish_reason or reason
                 stats = running.stats
             self._metrics.count_answer(stats)
-            return text, reason, stats
+            return text, reason, stats, logprobs
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
-        texts, reasons, stats = zip(*(task.result() for task in tasks), strict=True)
-        return JSONResponse(reply.whole(texts, reasons, stats))
+        texts, reasons, stats, logprobs = zip(*(task.result() for task in tasks), strict=True)
+        return JSONResponse(reply.whole(texts, reasons, stats, logprobs))
 
     async def _streamed(self, reply: Reply) -> Response:
         """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
@@ -193,10 +196,12 @@ class _Endpoints:
     ) -> AsyncIterator[bytes]:
         """Yield an answer's events, from its `first` chunk on if that was taken already.
 
-        An answer that may be a call is held back until it ends. An error in the middle becomes an event, since the
-        status has been sent.
+        An answer that may be a call is held back until it ends. Log probabilities are sent with the text of their
+        tokens, those of tokens without text at the end. An error in the middle becomes an event, since the status has
+        been sent.
         """
         text, sent, call = "", 0, None
+        entries, unsent = Entries(self._service.pair.tokenizer), list[Entry]()
         try:
             async for piece in _with_first(first, running.pieces()):
                 text += piece.chunk.text
@@ -206,9 +211,13 @@ class _Endpoints:
                 call = call_of(reply.asked, text) if held and ended else None
                 shown = "" if call is not None or (held and not ended) else text[sent:]
                 sent += len(shown)
-                for event in reply.writes(number, shown, piece.report) if shown or piece.report is not None else ():
+                unsent += entries.of(piece.chunk.logprobs)
+                logprobs = unsent if shown else []
+                unsent = [] if shown else unsent
+                report = piece.report
+                for event in reply.writes(number, shown, report, logprobs) if shown or report is not None else ():
                     yield reply.encoded(event)
-                for event in reply.ends(number, text, reason, call) if ended else ():
+                for event in reply.ends(number, text, reason, call, unsent) if ended else ():
                     yield reply.encoded(event)
         except EdgeDecodeError as error:
             yield reply.encoded(_failure(error))

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
@@ -26,8 +27,6 @@ _MOST_STOPS, _MOST_STOP = 16, 1000
 _Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _UNSUPPORTED: Mapping[str, object] = {
     "functions": [],
-    "logprobs": False,
-    "top_logprobs": 0,
     "logit_bias": {},
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -77,6 +76,8 @@ class Asked:
     include_usage: bool
     rounds: bool = False
     """Whether streamed events report how they were made."""
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens to give with each token's log probability; None: neither."""
     grammar: Grammar | None = None
     tools: Tools | None = None
     role: str = "user"
@@ -160,11 +161,14 @@ class _Body:
 @dataclass(frozen=True, slots=True)
 class _Chat(_Body):
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)] = field(default_factory=list)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Completion(_Body):
     prompt: str | list[str] | UnsetType = UNSET
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
 
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
@@ -178,8 +182,11 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
     if not messages[-1].content.strip():
         raise InputError("the last of messages has no text")
+    if body.top_logprobs and not body.logprobs:
+        raise InputError("top_logprobs needs logprobs: set it to true")
     last, before = messages[-1], tuple(messages[:-1])
     asked = _asked(value, body, defaults, text=last.content, messages=before, chat=True)
+    asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     tools = read_tools(value.get("tools"), value.get("tool_choice"))
     if tools is None:
         return replace(asked, role=last.role)
@@ -197,7 +204,9 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         raise InputError("prompt must be a text, or a list of one text")
-    return _asked(value, body, defaults, text=prompt, messages=(), chat=False)
+    if value.get("top_logprobs") is not None:
+        raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
+    return replace(_asked(value, body, defaults, text=prompt, messages=(), chat=False), top_logprobs=body.logprobs)
 
 
 def _asked(

@@ -13,6 +13,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from .asked import Asked
+from .logprobs import Entry, chat_form, completion_form
 from .tools import Call
 
 __all__ = ["CompletionsReply", "Event", "Reply", "call_of", "finish_name", "timings", "usage"]
@@ -37,7 +38,11 @@ class Reply(Protocol):
     """What ends the stream."""
 
     def whole(
-        self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
+        self,
+        texts: Sequence[str],
+        reasons: Sequence[FinishReason | None],
+        stats: Sequence[Stats],
+        logprobs: Sequence[Sequence[Entry]],
     ) -> dict[str, object]:
         """Return the reply of a request without `stream`."""
         ...
@@ -46,12 +51,28 @@ class Reply(Protocol):
         """Return the events before an answer."""
         ...
 
-    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
-        """Return the events of a piece of text. report: how it was made."""
+    def writes(
+        self,
+        number: int,
+        text: str,
+        report: Mapping[str, object] | None = None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
+        """Return the events of a piece of text. report: how it was made. logprobs: of its tokens, if asked for."""
         ...
 
-    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
-        """Return the events after an answer. text: the whole answer's. call: what it calls, which was not written."""
+    def ends(
+        self,
+        number: int,
+        text: str,
+        reason: FinishReason | None,
+        call: Call | None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
+        """Return the events after an answer. text: the whole answer's. call: what it calls, which was not written.
+
+        logprobs: those that no earlier event had.
+        """
         ...
 
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
@@ -80,11 +101,16 @@ class CompletionsReply:
     done = b"data: [DONE]\n\n"
 
     def whole(
-        self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
+        self,
+        texts: Sequence[str],
+        reasons: Sequence[FinishReason | None],
+        stats: Sequence[Stats],
+        logprobs: Sequence[Sequence[Entry]],
     ) -> dict[str, object]:
         choices: list[dict[str, object]] = []
-        for number, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
-            body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason), "logprobs": None}
+        for number, (text, reason, entries) in enumerate(zip(texts, reasons, logprobs, strict=True)):
+            body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason)}
+            body["logprobs"] = self._logprobs(entries)
             call = call_of(self.asked, text)
             if call is not None:
                 message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict()]}
@@ -98,15 +124,28 @@ class CompletionsReply:
     def begins(self, number: int) -> Sequence[Event]:
         return [self._part(number, {"role": "assistant", "content": ""}, None)] if self.asked.chat else []
 
-    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
-        part = self._part(number, {"content": text}, None, text=text)
+    def writes(
+        self,
+        number: int,
+        text: str,
+        report: Mapping[str, object] | None = None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
+        part = self._part(number, {"content": text}, None, text=text, logprobs=logprobs)
         return [part if report is None else part | {"edgedecode": report}]
 
-    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
+    def ends(
+        self,
+        number: int,
+        text: str,
+        reason: FinishReason | None,
+        call: Call | None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
         if call is None:
-            return [self._part(number, {}, finish_name(reason))]
+            return [self._part(number, {}, finish_name(reason), logprobs=logprobs)]
         part = self._part(number, {"tool_calls": [{"index": 0, **call.as_dict()}]}, None)
-        return [part, self._part(number, {}, "tool_calls")]
+        return [part, self._part(number, {}, "tool_calls", logprobs=logprobs)]
 
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         if not self.asked.include_usage or not stats:
@@ -120,10 +159,19 @@ class CompletionsReply:
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.asked.chat else "text_completion"
 
+    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, object] | None:
+        return chat_form(entries) if self.asked.chat else completion_form(entries)
+
     def _part(
-        self, number: int, delta: Mapping[str, object], reason: str | None, *, text: str = ""
+        self,
+        number: int,
+        delta: Mapping[str, object],
+        reason: str | None,
+        *,
+        text: str = "",
+        logprobs: Sequence[Entry] = (),
     ) -> dict[str, object]:
-        body: dict[str, object] = {"index": number, "finish_reason": reason, "logprobs": None}
+        body: dict[str, object] = {"index": number, "finish_reason": reason, "logprobs": self._logprobs(logprobs)}
         body |= {"delta": delta} if self.asked.chat else {"text": text}
         return self._head(self._kind) | {"choices": [body]}
 

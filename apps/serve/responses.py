@@ -14,20 +14,22 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.typed_json import JsonValue
 
 from .asked import Asked, read_chat, read_object
+from .logprobs import Entry, response_form
 from .replies import Event, call_of, timings
 from .tools import Call
 
 __all__ = ["ResponsesReply", "read_response"]
 
-_SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "logprobs", "top_logprobs")
+_SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "top_logprobs")
 """Fields that mean the same for chat completions."""
+_LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = (
     "previous_response_id",
     "conversation",
     "prompt",
     "reasoning",
     "background",
-    "include",
+    "logprobs",
     "max_tool_calls",
     "return_rounds",
 )
@@ -41,6 +43,9 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         if value.get(name) not in (None, [], {}, False):
             raise InputError(f"{name} is not supported by this server: leave it out")
     chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
+    chat["logprobs"] = _includes_logprobs(value.get("include"))
+    if value.get("top_logprobs") and not chat["logprobs"]:
+        raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
     if isinstance(choice := value.get("tool_choice"), dict) and "name" in choice:
         chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
     chat["messages"] = _messages(value.get("instructions"), value.get("input"))
@@ -52,6 +57,13 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         if inner.get("type") != "json_schema":
             chat["response_format"] = {"type": inner.get("type", "text")}
     return read_chat(json.dumps(chat).encode(), defaults)
+
+
+def _includes_logprobs(include: JsonValue) -> bool:
+    for name in (items := _list(include, "include")):
+        if name != _LOGPROBS:
+            raise InputError(f"include has {str(name)[:80]!r}: this server includes {_LOGPROBS} only")
+    return bool(items)
 
 
 def _messages(instructions: JsonValue, given: JsonValue) -> list[JsonValue]:
@@ -112,25 +124,47 @@ class ResponsesReply:
     _number: int = 0
     """Events so far."""
     _item: dict[str, Any] = field(default_factory=dict)
+    _entries: list[Entry] = field(default_factory=list)
+    """The log probabilities so far, if they are asked for."""
     _ended: FinishReason | None = None
 
     done = b""
 
     def whole(
-        self, texts: Sequence[str], reasons: Sequence[FinishReason | None], stats: Sequence[Stats]
+        self,
+        texts: Sequence[str],
+        reasons: Sequence[FinishReason | None],
+        stats: Sequence[Stats],
+        logprobs: Sequence[Sequence[Entry]],
     ) -> dict[str, object]:
         text, reason = texts[0], reasons[0]
+        self._entries += logprobs[0]
         return self._response(self._finished(text, call_of(self.asked, text), reason), reason, stats)
 
     def begins(self, number: int) -> Sequence[Event]:
         empty = self._response(None, None, ())
         return [self._event("created", response=empty), self._event("in_progress", response=empty)]
 
-    def writes(self, number: int, text: str, report: Mapping[str, object] | None = None) -> Sequence[Event]:
+    def writes(
+        self,
+        number: int,
+        text: str,
+        report: Mapping[str, object] | None = None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
         found = [] if self._item else self._opened()
-        return [*found, self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
+        self._entries += logprobs
+        delta = self._event("output_text.delta", **self._place, delta=text, logprobs=response_form(logprobs))
+        return [*found, delta]
 
-    def ends(self, number: int, text: str, reason: FinishReason | None, call: Call | None) -> Sequence[Event]:
+    def ends(
+        self,
+        number: int,
+        text: str,
+        reason: FinishReason | None,
+        call: Call | None,
+        logprobs: Sequence[Entry] = (),
+    ) -> Sequence[Event]:
         self._ended = reason
         if call is not None:
             self._item = self._finished(text, call, reason)
@@ -142,11 +176,13 @@ class ResponsesReply:
                 self._event("output_item.done", output_index=0, item=self._item),
             ]
         found = [] if self._item else self._opened()
+        if logprobs:  # of tokens that added no text
+            found = [*found, *self.writes(number, "", None, logprobs)]
         place, item = self._place, self._finished(text, None, reason)
         self._item = item = {**item, "id": self._item["id"]}
         return [
             *found,
-            self._event("output_text.done", **place, text=text, logprobs=[]),
+            self._event("output_text.done", **place, text=text, logprobs=response_form(self._entries)),
             self._event("content_part.done", **place, part=item["content"][0]),
             self._event("output_item.done", output_index=0, item=item),
         ]
@@ -170,14 +206,15 @@ class ResponsesReply:
         self._item = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
         item = {**self._item, "status": "in_progress", "content": []}
         added = self._event("output_item.added", output_index=0, item=item)
-        return [added, self._event("content_part.added", **self._place, part=_part(""))]
+        return [added, self._event("content_part.added", **self._place, part=_part("", ()))]
 
     def _finished(self, text: str, call: Call | None, reason: FinishReason | None) -> dict[str, Any]:
         """Return the answer as an item of the output."""
         status = "incomplete" if reason is FinishReason.LENGTH else "completed"
         if call is None:
             name = f"msg_{secrets.token_hex(12)}"
-            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [_part(text)]}
+            content = [_part(text, self._entries)]
+            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": content}
         ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"]}
         return {**ids, "type": "function_call", "name": call.name, "arguments": call.arguments, "status": status}
 
@@ -213,8 +250,8 @@ class ResponsesReply:
         return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
 
 
-def _part(text: str) -> dict[str, object]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, entries: Sequence[Entry]) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": response_form(entries)}
 
 
 def _usage(stats: Stats) -> dict[str, object]:

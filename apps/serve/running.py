@@ -194,8 +194,10 @@ class Service:
 
 def _start(session: Session, asked: Asked) -> Answer:
     if not asked.chat:
-        return session.complete(asked.text, max_tokens=asked.max_tokens, stop=asked.stop)
-    return session.stream(asked.message, max_tokens=asked.max_tokens, stop=asked.stop)
+        return session.complete(
+            asked.text, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=asked.top_logprobs
+        )
+    return session.stream(asked.message, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=asked.top_logprobs)
 
 
 def _shared(session: Session, asked: Asked) -> int:

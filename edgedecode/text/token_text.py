@@ -77,6 +77,20 @@ class Pieces:
             self._texts[id] = text
             return text
 
+    def own_bytes(self, id: int) -> bytes:
+        """Return the UTF-8 bytes of a token's own text, as after other tokens; empty for an unknown id."""
+        if self.layout is Layout.BYTES:
+            return self.bytes_of(id)
+        token = self.token(id)
+        if token is None:
+            return b""
+        if self.is_byte(token):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:  # spelled like a byte, and none
+                return token.encode()
+        return (self.decode([token]) if self.layout is Layout.WHOLE else self.text_of(id) or "").encode()
+
     def continuation(self, tokens: list[str]) -> str:
         """Return the text of tokens that follow others."""
         return self.decode([_ANCHOR, *tokens])[len(self.decode([_ANCHOR])) :]

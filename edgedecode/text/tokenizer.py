@@ -135,6 +135,13 @@ class Tokenizer:
         """Return the token of an id as the vocabulary spells it (not its text), or None."""
         return self._pieces.token(id)
 
+    def token_bytes(self, id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text after others, maybe a part of a character.
+
+        Empty for special tokens and unknown ids.
+        """
+        return b"" if id in self.special_ids else self._pieces.own_bytes(id)
+
     def byte_ids(self) -> frozenset[int]:
         """Return the ids that stand for one byte each: with all 256, any text can be encoded."""
         vocabulary = self._inner.get_vocab(with_added_tokens=True)

@@ -149,3 +149,13 @@ def test_flush_starts_a_new_text(name: str) -> None:
 def test_push_refuses_invalid_ids(name: str, id: int) -> None:
     with pytest.raises(InputError, match="not a token id"):
         built(name).detokenizer().push([id])
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "metaspace, never"])
+def test_token_bytes_join_to_the_text_after_other_tokens(name: str) -> None:
+    tokenizer = built(name)
+    text = "hello the naïve 你好 🦙" if name.startswith("byte") else "hello▁the"
+    ids = tokenizer.encode(f"a {text}") if name.startswith("byte") else [WORDS["a"], WORDS["hello"], WORDS["▁the"]]
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert joined.lstrip() == tokenizer.decode(ids)
+    assert all(tokenizer.token_bytes(id) == b"" for id in [*tokenizer.special_ids, tokenizer.size + 5])

@@ -1,0 +1,91 @@
+"""Log probabilities in the forms of OpenAI's replies: of chat completions, of completions, and of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedecode import TokenLogprob
+from edgedecode.text.tokenizer import Tokenizer
+
+__all__ = ["Entries", "Entry", "chat_form", "completion_form", "response_form"]
+
+_LEAST = -9999.0
+"""Stands for impossible tokens, as in OpenAI's replies: JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A token of an answer. token: its own text, with U+FFFD for the parts of a character. data: its exact bytes.
+
+    A special token adds no text: it has no bytes, and its `token` is the vocabulary's name.
+    """
+
+    token: str
+    data: bytes
+    logprob: float
+    top: tuple[Entry, ...] = ()
+    offset: int = 0
+    """Characters of the answer before the token."""
+
+
+class Entries:
+    """Makes the entries of one answer from its chunks' log probabilities, in order."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._detokenizer = tokenizer, tokenizer.detokenizer()
+        self._offset = 0
+
+    def of(self, logprobs: Sequence[TokenLogprob]) -> list[Entry]:
+        """Return the entries of the next tokens."""
+        found = []
+        for each in logprobs:
+            top = tuple(self._entry(token, logprob) for token, logprob in each.top)
+            found.append(self._entry(each.token, each.logprob, top=top))
+            self._offset += len(self._detokenizer.push((each.token,)))
+        return found
+
+    def _entry(self, token: int, logprob: float, *, top: tuple[Entry, ...] = ()) -> Entry:
+        data = self._tokenizer.token_bytes(token)
+        text = data.decode("utf-8", "replace") if data else self._tokenizer.token_text(token) or ""
+        return Entry(text, data, max(logprob, _LEAST), top, self._offset)
+
+
+def chat_form(entries: Sequence[Entry]) -> dict[str, object] | None:
+    """Return `choices[].logprobs` of a chat completion; None without entries."""
+    return {"content": [_full(each) for each in entries], "refusal": None} if entries else None
+
+
+def completion_form(entries: Sequence[Entry]) -> dict[str, object] | None:
+    """Return `choices[].logprobs` of a completion; None without entries.
+
+    As in OpenAI's replies, the emitted token is among `top_logprobs` too. Of alternatives with the same text (parts of
+    characters) the likeliest is given.
+    """
+    if not entries:
+        return None
+    likeliest: list[dict[str, float]] = []
+    for each in entries:
+        by_text: dict[str, float] = {}
+        for other in (*each.top, each):
+            by_text.setdefault(other.token, other.logprob)
+        likeliest.append(by_text)
+    return {
+        "tokens": [each.token for each in entries],
+        "token_logprobs": [each.logprob for each in entries],
+        "top_logprobs": likeliest,
+        "text_offset": [each.offset for each in entries],
+    }
+
+
+def response_form(entries: Sequence[Entry]) -> list[dict[str, object]]:
+    """Return `logprobs` of a response's text."""
+    return [_full(each) for each in entries]
+
+
+def _full(entry: Entry) -> dict[str, object]:
+    return _plain(entry) | {"top_logprobs": [_plain(each) for each in entry.top]}
+
+
+def _plain(entry: Entry) -> dict[str, object]:
+    return {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.data)}
