@@ -8,16 +8,39 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
 from edgedecode.text.printable import shown_answer
 
-__all__ = ["Paint", "add_colour_option", "dim"]
+__all__ = ["SOURCES", "Paint", "Shade", "add_colour_option", "dim"]
 
 _RESET = "\x1b[0m"
 _DIM = "\x1b[2m"
-_BY_SOURCE = {"target": "", "model": "\x1b[32m", "suffix": "\x1b[36m", "draft": "\x1b[33m"}
-_OTHER_DRAFTER = "\x1b[35m"
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A colour of the terminal's palette, and the source of the tokens that have it."""
+
+    name: str
+    code: str
+    origin: str
+
+
+SOURCES: Mapping[str, Shade] = {
+    "target": Shade("no colour", "", "the target itself"),
+    "model": Shade("green", "\x1b[32m", "the draft model"),
+    "trim": Shade("bright green", "\x1b[92m", "the draft model with a smaller vocabulary"),
+    "tree": Shade("blue", "\x1b[94m", "a draft tree of the draft model"),
+    "suffix": Shade("cyan", "\x1b[36m", "a lookup of repeated text"),
+    "recycle": Shade("magenta", "\x1b[35m", "the target's earlier candidates"),
+    "forced": Shade("underlined", "\x1b[4m", "forced: the grammar allows nothing else"),
+    "draft": Shade("yellow", "\x1b[33m", "the draft model, unverified (mode switch)"),
+}
+"""Sources of tokens, as a chunk names them."""
+_OTHER = Shade("bright magenta", "\x1b[95m", "another drafter")
 
 
 class Paint:
@@ -43,8 +66,14 @@ class Paint:
     def paint(self, text: str, source: str) -> str:
         if self._terminal:
             text = shown_answer(text)
-        code = _BY_SOURCE.get(source, _OTHER_DRAFTER) if self.on and text else ""
+        code = SOURCES.get(source, _OTHER).code if self.on and text else ""
         return f"{code}{text}{_RESET}" if code else text
+
+    def legend(self) -> list[str]:
+        """Return a line for each source with the name of its colour, painted in it."""
+        shades = {**SOURCES, "other": _OTHER}
+        width = max(len(shade.name) for shade in shades.values())
+        return [f"{self.paint(f'{shade.name:<{width}}', source)}  {shade.origin}" for source, shade in shades.items()]
 
 
 def add_colour_option(parser: ArgumentParser) -> None:

@@ -43,6 +43,7 @@ AREAS: Mapping[str, str] = {
     "widths": "pass widths that --reproducible pads to",
     "trim": "answers that vocabularies were trimmed on",
     "store": "past answers that --remember keeps to draft from",
+    "history": "messages typed in chats, to recall them",
     "engines": "engines that run on this machine, and which is faster",
     "verified": "packs whose files were checked",
     "exports": "finished steps of interrupted exports",

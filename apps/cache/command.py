@@ -34,7 +34,7 @@ class Area:
 
 
 class CacheCommand:
-    """`cache show` and `cache clear`. Everything in the cache is made or downloaded again when it is needed."""
+    """`cache show` and `cache clear`. Only past messages and answers are not made or downloaded again when needed."""
 
     name = "cache"
     help = "show or clear the user's cache"

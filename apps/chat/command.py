@@ -35,36 +35,42 @@ class ChatCommand:
             "but less exact (llama only); stop: end the answer (default: %(default)s)",
         )
         parser.add_argument("--stats", action="store_true", help="show statistics after each answer, with peak memory")
+        parser.add_argument(
+            "--no-history",
+            action="store_true",
+            help="neither keep the messages typed at a terminal, to recall them in later chats, nor read earlier ones; "
+            "they are in the user's cache, see `edgedecode cache`",
+        )
         add_colour_option(parser)
         add_pack_options(parser)
         add_session_options(parser)
 
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
-        from .lines import open_lines
-        from .slash import run_slash
+        from .open_lines import open_lines
+        from .slash import SlashAssistant, run_slash
 
         messages = system_messages(arguments.system)
-        lines = open_lines()
-        with (
-            sampling(arguments.stats) as sampler,
-            open_pair(arguments, swaps=True) as pair,
-            pair.session(session_options(arguments, pair), messages=messages) as session,
-        ):
+        lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
+        with sampling(arguments.stats) as sampler, open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
-                session,
+                pair,
                 lines,
+                options=session_options(arguments, pair),
+                messages=messages,
                 paint=Paint.for_stream(sys.stdout, when=arguments.color),
                 run_slash=run_slash,
                 max_tokens=arguments.max_tokens,
                 sampler=sampler,
             )
             if lines.interactive:
+                session = conversation.session
                 conversation.say(
                     f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"
                 )
                 conversation.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits")
-            return conversation.run()
+            with lines.attended(SlashAssistant(conversation)):
+                return conversation.run()
 
 
 command: Command = ChatCommand()

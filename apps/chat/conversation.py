@@ -1,86 +1,122 @@
-"""The chat loop: read a line, run it as a command or answer it, until the end.
+"""The chat loop: read a message, run it as a command or answer it, until the end.
 
-At a terminal, Ctrl-C stops the current command or answer, not the program, and a line that is not valid text is
+At a terminal, Ctrl-C stops the current command or answer, not the program, and a message that is not valid text is
 refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outside an answer.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Thread
 
-from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session, WhenFull
+from edgedecode import (
+    ContextExceeded,
+    EdgeDecodeError,
+    FinishReason,
+    InputError,
+    Message,
+    Pair,
+    SessionOptions,
+    Stats,
+    WhenFull,
+)
 from edgedecode.memory.peaks import PeakSampler
+from edgedecode.sampling.sampler import answer_seed
 from edgedecode.text.printable import shown, shown_lines
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
 from ..stats_table import stats_line, stats_table
+from .answer_writer import AnswerWriter, terminal_columns
 from .lines import Lines
+from .modes import mode_of
+from .word_wrap import wrapped
 
 __all__ = ["Conversation"]
 
+_GAP = "  "
+"""Between two columns."""
+
 
 class Conversation:
-    """A session with a user. Answers go to standard output, all messages to standard error.
+    """A user's conversation with a pair. Answers go to standard output, all messages to standard error.
 
-    run_slash: runs a line that begins with a slash and returns False to end the chat.
+    options: of the first session. run_slash: runs a line that begins with a slash and returns False to end the chat.
+    The pair closes the sessions.
     """
 
     def __init__(
         self,
-        session: Session,
+        pair: Pair,
         lines: Lines,
         *,
+        options: SessionOptions,
         paint: Paint,
         run_slash: Callable[[str, Conversation], bool],
+        messages: Sequence[Message] = (),
         max_tokens: int | None = None,
         sampler: PeakSampler | None = None,
     ) -> None:
-        self.session = session
+        self.pair = pair
+        self.start = options
+        """The options that the chat began with."""
+        self.options = options
+        """The options of the session, with the adapter chosen since."""
+        self.session = pair.session(options, messages=messages)
         self.sampler = sampler
         """Samples this process's memory; None: statistics were not asked for."""
         self.paint = paint
         self.last_finish: FinishReason | None = None
         """How the last answer ended; None before the first."""
-        self._lines = lines
+        self._last_stats = Stats()
+        self._used: int | None = None if messages else 0
+        """Tokens of the conversation; None: it was changed since the last answer."""
+        self.lines = lines
         self._run_slash = run_slash
         self._max_tokens = max_tokens
+
+    @property
+    def status(self) -> str:
+        """The pack, the mode, the adapter and the use of the context, in one line."""
+        used = "context " if self._used is None else f"{self._used} of "
+        adapter = self.options.adapter
+        parts = [self.pair.manifest.name, mode_of(self.session.options), *([adapter] if adapter else [])]
+        return " · ".join([*map(shown, parts), f"{used}{self.session.context} tokens"])
 
     def run(self) -> int:
         """Run until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code."""
         warned = False
         while True:
             try:
-                line = self._lines.read()
+                line = self.lines.read()
             except InputError as error:
-                if not self._lines.interactive:
+                if not self.lines.interactive:
                     raise
                 self.refuse(" ".join(str(error).split()))
                 continue
             except KeyboardInterrupt:
-                if not self._lines.interactive:
+                if not self.lines.interactive:
                     raise
                 if warned:
-                    print(file=sys.stderr)
                     return 0
                 warned = True
-                self.say("\n(press Ctrl-C again to quit, or use Ctrl-D or /quit)")
+                self.say("(press Ctrl-C again to quit, or use Ctrl-D or /quit)")
                 continue
             warned = False
             if line is None or not self._take(line):
                 return 0
-            if self._lines.interactive:
+            if self.lines.interactive:
                 Thread(target=self._prepare, daemon=True).start()
 
     def _take(self, line: str) -> bool:
-        """Run a command or answer one line; return False to end the chat. Ctrl-C at a terminal stops either."""
+        """Run a command or answer one message; return False to end the chat. Ctrl-C at a terminal stops either."""
         try:
             return self._run_or_answer(line)
         except KeyboardInterrupt:
-            if not self._lines.interactive:
+            if not self.lines.interactive:
                 raise
             self.say("\n(interrupted)")
             return True
@@ -98,7 +134,7 @@ class Conversation:
         with suppress(EdgeDecodeError):  # the next answer meets it again
             self.session.prepare()
 
-    def answer(self, prompt: str) -> None:
+    def answer(self, prompt: str | Message) -> None:
         """Stream one answer. On an error, print one line and leave the conversation as it was."""
         try:
             self.last_finish = self._stream(prompt)
@@ -113,8 +149,9 @@ class Conversation:
         except EdgeDecodeError as error:
             self.refuse(" ".join(str(error).split()))
             return
+        self._last_stats, self._used = self.session.stats, len(self.session.tokens)
         if self.sampler is None:
-            self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
+            self.say(stats_line(self._last_stats, finish_reason=self.last_finish))
         else:
             self.show_stats(self.last_finish)
         if self.session.stats.context_full:
@@ -125,33 +162,81 @@ class Conversation:
         from rich.console import Console
 
         peak = None if self.sampler is None else self.sampler.peak
-        Console(stderr=True).print(stats_table(self.session.stats, finish_reason=finish, peak=peak))
+        Console(stderr=True).print(stats_table(self._last_stats, finish_reason=finish, peak=peak))
 
-    def start_over(self, messages: list[Message]) -> None:
+    def start_over(self, messages: Sequence[Message]) -> None:
         """Replace the conversation."""
         self.session.reset(messages)
         self.last_finish = None
+        self._used = None if messages else 0
+
+    def answer_again(self, start: int) -> None:
+        """Answer the message at this index again. Without a new answer, the old ones stay."""
+        messages = self.session.messages
+        self.session.reset(messages[:start])
+        try:
+            self.answer(messages[start])
+        finally:
+            if self.session.messages == messages[:start]:
+                self.session.reset(messages)
+
+    def use_adapter(self, name: str | None, *, scale: float) -> None:
+        """Use an adapter of the pack from the next answer on; None: no adapter. Raises as `Session.use_adapter`."""
+        self.session.use_adapter(name, scale=scale)
+        self.options = replace(self.options, adapter=name, adapter_scale=scale)
+
+    def use_options(self, options: SessionOptions) -> None:
+        """Continue the conversation in a session with other options, except the seed and the adapter, which stay.
+
+        The old session is closed first, so that no budget has to hold two KV caches. Raises as `Pair.session`; the
+        conversation then continues as before.
+        """
+        old, before = self.session, self.options
+        seed = before.seed if before.seed is None else answer_seed(old.seed, int(self.last_finish is not None))
+        options = replace(options, seed=seed, adapter=before.adapter, adapter_scale=before.adapter_scale)
+        self.pair.drafter_names(options)  # refuses impossible options before anything is closed
+        old.close()
+        try:
+            self.session = self.pair.session(options, messages=old.messages)
+        except BaseException:
+            self._open_again(replace(before, seed=seed), old.messages)
+            raise
+        self.options = options
+
+    def _open_again(self, options: SessionOptions, messages: Sequence[Message]) -> None:
+        """Open a session as it was. If even that fails, the closed one keeps the messages."""
+        try:
+            self.session = self.pair.session(options, messages=messages)
+        except EdgeDecodeError as error:
+            self.refuse(f"{' '.join(str(error).split())}; /mode opens the conversation again, /save keeps it")
 
     def say(self, text: str) -> None:
-        """Write a message, dimmed on a terminal."""
-        print(dim(shown_lines(text), sys.stderr), file=sys.stderr, flush=True)
+        """Write a message, on a terminal dimmed and wrapped."""
+        text = wrapped(shown_lines(text), terminal_columns(sys.stderr))
+        print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+
+    def say_list(self, rows: Mapping[str, str]) -> None:
+        """Write names and their meanings, in two columns."""
+        columns, width = terminal_columns(sys.stderr), max(map(len, rows), default=0) + len(_GAP)
+        for name, meaning in rows.items():
+            lines = wrapped(shown(meaning), None if columns is None else columns - width).split("\n")
+            self.say(f"{name:<{width}}{lines[0]}".rstrip())
+            for line in lines[1:]:
+                self.say(f"{'':<{width}}{line}")
 
     def refuse(self, text: str) -> None:
         """Write an error in one line."""
         print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
 
-    def _stream(self, prompt: str) -> FinishReason:
+    def _stream(self, prompt: str | Message) -> FinishReason:
         reason = FinishReason.CANCELLED
-        last = "\n"
         chunks = self.session.stream(prompt, max_tokens=self._max_tokens)
+        writer = AnswerWriter(sys.stdout, self.paint)
         try:
             for chunk in until_interrupted(chunks):
-                sys.stdout.write(self.paint.paint(chunk.text, chunk.source))
-                sys.stdout.flush()
-                last = chunk.text or last
+                writer.write(chunk.text, chunk.source)
                 reason = chunk.finish_reason or reason
         except KeyboardInterrupt:
             pass
-        if not last.endswith("\n"):
-            print(flush=True)
+        writer.end()
         return reason

@@ -1,24 +1,51 @@
-"""The input of a chat: lines from a terminal, with editing and history, or from a pipe."""
+"""The input of a chat: lines from a pipe, or from a terminal with readline. `editor.py` has the full line editor."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
 from edgedecode import InputError
 from edgedecode.text.printable import checked_text, decoded_text
 
-__all__ = ["Lines", "PipedLines", "TerminalLines", "open_lines"]
+from .input_history import InputHistory
 
-_PROMPT = "> "
-_CONTINUED = "… "
+__all__ = ["CONTINUED", "PROMPT", "QUITTING", "Assistant", "Lines", "PipedLines", "TerminalLines"]
+
+PROMPT = "> "
+CONTINUED = "… "
+QUITTING: Mapping[str, str] = {"Ctrl-C": "stop the answer; twice at the prompt: quit", "Ctrl-D": "quit"}
+"""Keys that do the same in every terminal."""
+
+
+class Assistant(Protocol):
+    """What an editor asks the chat while the user types."""
+
+    def status(self) -> str:
+        """Return one line about the state of the chat."""
+        ...
+
+    def commands(self) -> Sequence[str]:
+        """Return the names of the slash commands, without the slash."""
+        ...
+
+    def arguments(self, command: str) -> Sequence[str] | None:
+        """Return the values that a command takes; None: the name of a file."""
+        ...
 
 
 class Lines(Protocol):
     """A source of input lines."""
 
     interactive: bool
+    keys: Mapping[str, str]
+    """What keys do, for the help."""
+
+    def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
+        """While entered, the editor uses the assistant, and owns the terminal between two messages too."""
+        ...
 
     def read(self) -> str | None:
         """Return the next message, None at the end. Raises InputError if it is not UTF-8, KeyboardInterrupt."""
@@ -29,31 +56,59 @@ class TerminalLines:
     """Lines from a terminal. A backslash at the end continues a message on the next line."""
 
     interactive = True
+    keys: Mapping[str, str] = {
+        "\\ Enter": "begin a new line of the message",
+        **QUITTING,
+    }
 
-    def __init__(self) -> None:
+    def __init__(self, history: InputHistory) -> None:
+        self._history = history
         with suppress(ImportError):
-            import readline  # noqa: F401  (importing it adds editing and history to `input`)
+            import readline  # importing it adds editing and history to `input`
+
+            for entry in history.entries:
+                readline.add_history(entry)
+
+    def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def read(self) -> str | None:
         parts: list[str] = []
         try:
-            while (line := input(_CONTINUED if parts else _PROMPT)).endswith("\\"):
+            while (line := _asked(CONTINUED if parts else PROMPT)).endswith("\\"):
                 parts.append(line[:-1])
         except EOFError:
-            print()
+            print(file=sys.stderr)
             return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # the cursor is still in the line that was typed
+            raise
         except UnicodeDecodeError as error:  # in a strict locale; in a lenient one the bytes become surrogates
             raise InputError(f"the message is not valid UTF-8 at byte {error.start}") from None
-        return checked_text("\n".join([*parts, line]), "the message")
+        message = checked_text("\n".join([*parts, line]), "the message")
+        self._history.add(message)
+        return message
+
+
+def _asked(prompt: str) -> str:
+    """Read a line with a prompt, which does not go to a redirected standard output, where the answers go."""
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
 
 
 class PipedLines:
     """Lines from a file or a pipe, one message each."""
 
     interactive = False
+    keys: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self._number = 0
+
+    def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def read(self) -> str | None:
         data = sys.stdin.buffer.readline()
@@ -61,10 +116,3 @@ class PipedLines:
             return None
         self._number += 1
         return decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
-
-
-def open_lines() -> Lines:
-    """Return the lines of standard input. Raises InputError when it is closed."""
-    if sys.stdin is None:
-        raise InputError("standard input is closed: chat reads the conversation from it")
-    return TerminalLines() if sys.stdin.isatty() else PipedLines()

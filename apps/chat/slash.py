@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,93 +10,76 @@ from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
-from edgedecode.cache import aside, open_private
 from edgedecode.commands import scaled_name
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
-from edgedecode.text.printable import checked_text
+from edgedecode.pack.entries import DRAFT_ADAPTER
+from edgedecode.text.kept_turns import turn_starts
+from edgedecode.text.printable import shown
 
+from ..colour import Paint
 from ..memory_table import memory_table
 from .conversation import Conversation
+from .modes import Mode, chat_modes, chosen_mode, mode_of
+from .saved_messages import load_messages, save_messages
 
-__all__ = ["SLASHES", "Slash", "load_messages", "run_slash", "save_messages"]
+__all__ = ["SLASHES", "Slash", "SlashAssistant", "run_slash"]
 
-LARGEST_NBYTES = 64 * 2**20
-FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
-"""Size limit of a saved conversation: a fixed part, and a part per token of the context."""
-
-
-def save_messages(path: Path, messages: Sequence[Message]) -> None:
-    """Write the messages to `path` as a JSON object, atomically.
-
-    Raises OSError that names `path`, the old file unchanged; InputError if `path` is a folder, device or pipe.
-    """
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} exists and is not a regular file: choose another name")
-    value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
-    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    try:
-        with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:  # it names the temporary file
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+_SHOWN = 60
+"""Characters of a message that /undo quotes."""
 
 
-def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:
-    """Read messages: a JSON object with `messages`, or the bare list. Raises InputError or OSError.
-
-    A file larger than a conversation of `context` tokens can be is refused.
-    """
-    most = min(LARGEST_NBYTES, FRAME_NBYTES + BYTES_PER_TOKEN * context)
-    with path.open("rb") as file:
-        data = file.read(most + 1)  # the reported size of a device is meaningless
-    if len(data) > most:
-        raise InputError(
-            f"{path} has more than {most} bytes, longer than a conversation that fits this context: nothing was loaded"
-        )
-    try:
-        value: object = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or a number of 5000 digits
-        raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
-    if isinstance(value, dict):
-        value = value.get("messages")
-    if not isinstance(value, list):
-        raise InputError(f"{path} does not contain a list of messages: nothing was loaded")
-    return [_message(item, f"{path}, message {number}") for number, item in enumerate(value, start=1)]
-
-
-def _message(value: object, where: str) -> Message:
-    role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise InputError(f"{where} does not have a role and a content that are strings: nothing was loaded")
-    try:
-        return Message(role, checked_text(content, "the content"))
-    except InputError as error:
-        raise InputError(f"{where}: {error}; nothing was loaded") from None
+def _no_values(conversation: Conversation) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A command: its argument's name, its help, and its function, which returns False to end the chat."""
+    """A command: its argument's name, its help, and its function, which returns False to end the chat.
+
+    argument: in brackets if it may be left out; empty if there is none. values: the arguments to complete; None: files.
+    """
 
     argument: str
     help: str
     run: Callable[[Conversation, str], bool]
+    values: Callable[[Conversation], Sequence[str]] | None = _no_values
+
+    def takes(self, argument: str) -> bool:
+        """Return whether an argument may be given, or left out if it is empty."""
+        return self.argument.startswith("[") or bool(argument) == bool(self.argument)
+
+
+class SlashAssistant:
+    """What the line editor asks while the user types: commands, their arguments, and the state of the chat."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def status(self) -> str:
+        return self._conversation.status
+
+    def commands(self) -> Sequence[str]:
+        return list(SLASHES)
+
+    def arguments(self, command: str) -> Sequence[str] | None:
+        slash = SLASHES.get(command)
+        if slash is None:
+            return ()
+        return None if slash.values is None else slash.values(self._conversation)
 
 
 def run_slash(line: str, conversation: Conversation) -> bool:
     """Run the command in `line`; return False to end the chat. Errors are shown in one line."""
     name, _, rest = line[1:].strip().partition(" ")
-    slash = SLASHES.get(name)
+    slash, rest = SLASHES.get(name), rest.strip()
     try:
         if slash is None:
             raise InputError(
                 f"there is no command /{name}: /help lists the commands (begin a message with // to send a slash)"
             )
-        if bool(rest.strip()) != bool(slash.argument):
+        if not slash.takes(rest):
             raise InputError(f"usage: /{name} {slash.argument}".rstrip())
-        return slash.run(conversation, rest.strip())
+        return slash.run(conversation, rest)
     except EdgeDecodeError as error:
         conversation.refuse(" ".join(str(error).split()))
     except OSError as error:
@@ -106,10 +88,8 @@ def run_slash(line: str, conversation: Conversation) -> bool:
 
 
 def _help(conversation: Conversation, rest: str) -> bool:
-    for name, slash in SLASHES.items():
-        conversation.say(f"  {f'/{name} {slash.argument}':<14}  {slash.help}")
-    conversation.say(f"  {'Ctrl-C':<14}  stop the answer; twice at the prompt: quit")
-    conversation.say(f"  {'Ctrl-D':<14}  quit")
+    commands = {f"  /{name} {slash.argument}".rstrip(): slash.help for name, slash in SLASHES.items()}
+    conversation.say_list(commands | {f"  {key}": effect for key, effect in conversation.lines.keys.items()})
     return True
 
 
@@ -123,6 +103,35 @@ def _set_system(conversation: Conversation, rest: str) -> bool:
     conversation.start_over([Message("system", rest)])
     conversation.say("the conversation was reset, with this system message")
     return True
+
+
+def _undo(conversation: Conversation, rest: str) -> bool:
+    messages = conversation.session.messages
+    start = _last_turn(messages)
+    text = " ".join(messages[start].content.split())
+    conversation.start_over(messages[:start])
+    conversation.say(f"dropped the last turn: {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}")
+    return True
+
+
+def _retry(conversation: Conversation, rest: str) -> bool:
+    messages = conversation.session.messages
+    _last_turn(messages)
+    answered = [place for place, message in enumerate(messages) if message.role in ("user", "tool")]
+    if not answered:
+        raise InputError("there is no message to answer again")
+    if not conversation.session.sampling.temperature:
+        conversation.say("greedy: the answer is the same unless mode or adapter changed; --temp 0.8 samples")
+    conversation.answer_again(answered[-1])
+    return True
+
+
+def _last_turn(messages: Sequence[Message]) -> int:
+    """Return the index where the last turn begins. Raises InputError if there is none."""
+    starts = turn_starts(messages)
+    if not starts:
+        raise InputError("the conversation is empty")
+    return starts[-1]
 
 
 def _stats(conversation: Conversation, rest: str) -> bool:
@@ -144,19 +153,44 @@ def _memory(conversation: Conversation, rest: str) -> bool:
     return True
 
 
+def _mode(conversation: Conversation, rest: str) -> bool:
+    present = mode_of(conversation.session.options)
+    if not rest:
+        _list(conversation, {mode.name: mode.help for mode in _modes(conversation).values()}, present=present)
+        return True
+    mode = chosen_mode(rest, conversation.pair, conversation.start)
+    conversation.use_options(mode.options)
+    found = mode_of(conversation.session.options)
+    conversation.say(f"mode {found}: {_modes(conversation)[found].help}")
+    return True
+
+
 def _adapter(conversation: Conversation, rest: str) -> bool:
+    if not rest:
+        scale = conversation.options.adapter_scale
+        names = {NO_ADAPTER: "the target without an adapter", **dict.fromkeys(_adapters(conversation), "")}
+        present = conversation.options.adapter or NO_ADAPTER
+        if present != NO_ADAPTER and scale != 1:
+            names[present] = f"scale {scale:g}"
+        _list(conversation, names, present=present)
+        return True
     try:
         name, scale = (None, 1.0) if rest == NO_ADAPTER else scaled_name(rest)
     except ArgumentTypeError as error:
         raise InputError(str(error)) from None
-    conversation.session.use_adapter(name, scale=scale)
+    conversation.use_adapter(name, scale=scale)
     conversation.say("the next answer uses no adapter" if name is None else f"the next answer uses the adapter {name}")
     return True
 
 
 def _color(conversation: Conversation, rest: str) -> bool:
-    conversation.paint.on = not conversation.paint.on
-    conversation.say(f"accepted draft tokens are {'coloured' if conversation.paint.on else 'not coloured'}")
+    if rest not in ("", *_SWITCH):
+        raise InputError("usage: /color [on|off]")
+    if rest:
+        conversation.paint.on = rest == "on"
+    conversation.say(f"tokens are {'coloured by source' if conversation.paint.on else 'not coloured'}")
+    for line in Paint.for_stream(sys.stderr).legend():
+        print(f"  {line}", file=sys.stderr, flush=True)
     return True
 
 
@@ -181,7 +215,10 @@ def _quit(conversation: Conversation, rest: str) -> bool:
 def _path(name: str) -> Path:
     if "\0" in name:
         raise InputError(f"{name!r} is not a file name: it contains a NUL character")
-    return Path(name)
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~ names a user that the system does not know
+        return Path(name)
 
 
 def _system(conversation: Conversation) -> list[Message]:
@@ -189,15 +226,38 @@ def _system(conversation: Conversation) -> list[Message]:
     return [message for message in conversation.session.messages[:1] if message.role == "system"]
 
 
+def _list(conversation: Conversation, names: dict[str, str], *, present: str) -> None:
+    """Show names with their meanings, the present one marked."""
+    conversation.say_list({f"{'*' if name == present else ' '} {shown(name)}": each for name, each in names.items()})
+
+
+def _modes(conversation: Conversation) -> dict[str, Mode]:
+    return chat_modes(conversation.pair, conversation.start)
+
+
+def _adapters(conversation: Conversation) -> list[str]:
+    """Return the names of the target's adapters; those of the draft model follow them."""
+    return [name for name in conversation.pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
+
+
+_SWITCH = ("on", "off")
 SLASHES = {
     "reset": Slash("", "start over, keep the system message", _reset),
     "system": Slash("TEXT", "start over with this system message", _set_system),
+    "undo": Slash("", "drop the last message and its answer", _undo),
+    "retry": Slash("", "answer the last message again", _retry),
+    "mode": Slash("[NAME]", "list the ways to make answers, or change to one", _mode, lambda chat: list(_modes(chat))),
+    "adapter": Slash(
+        "[NAME]",
+        f"list the pack's adapters, or use one, NAME or NAME:SCALE; {NO_ADAPTER}: use none",
+        _adapter,
+        lambda chat: [NO_ADAPTER, *_adapters(chat)],
+    ),
     "stats": Slash("", "show statistics of the last answer", _stats),
     "memory": Slash("", "show planned memory by holder, and measured memory", _memory),
-    "adapter": Slash("NAME", f"use an adapter of the pack, NAME or NAME:SCALE; {NO_ADAPTER}: use none", _adapter),
-    "color": Slash("", "switch the colours of accepted draft tokens on or off", _color),
-    "save": Slash("FILE", "save the conversation to a file", _save),
-    "load": Slash("FILE", "load a saved conversation and continue it", _load),
+    "color": Slash("[on|off]", "show which colour is which source, or switch colours", _color, lambda chat: _SWITCH),
+    "save": Slash("FILE", "save the conversation to a file", _save, None),
+    "load": Slash("FILE", "load a saved conversation and continue it", _load, None),
     "help": Slash("", "show this list", _help),
     "quit": Slash("", "quit", _quit),
 }

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from edgedecode import Pair
+from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.bench.measure.timed import TimedRuntime
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
+from tests.apps.chat_script import conversation_of
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -49,6 +51,12 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
         monkeypatch.setattr(opened, "open_pair", lambda *_, **__: unused.pop() if unused else timed_toy(tmp_path))
     yield pair
     pair.close()
+
+
+@pytest.fixture
+def chat(toy: Pair) -> Conversation:
+    """A chat on the toy pair; `talk` runs it on scripted input."""
+    return conversation_of(toy)
 
 
 def command_line(words: Sequence[str]) -> list[str]:

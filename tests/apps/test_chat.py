@@ -4,64 +4,27 @@ from __future__ import annotations
 
 import builtins
 import io
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgedecode import FinishReason, Message, Pair, Session, SessionOptions, WhenFull
+from edgedecode import FinishReason, InputError, Message, Pair, SessionOptions, WhenFull
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
+from edgedecode.apps.chat.input_history import InputHistory
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
-from edgedecode.apps.chat.slash import load_messages, run_slash, save_messages
-from edgedecode.apps.colour import Paint
+from edgedecode.apps.chat.slash import SLASHES
+from edgedecode.apps.colour import SOURCES
 from edgedecode.cli import main
-from edgedecode.errors import InputError
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.hub import BUNDLED_PACK
+from tests.apps.chat_script import Script, conversation_of, piped, talk
 from tests.peft_folders import list_adapter, write_peft
-
-Line = str | type[BaseException] | BaseException | None
-
-
-class Script:
-    """Scripted input lines; an exception in the list is raised instead."""
-
-    interactive = True
-
-    def __init__(self, *lines: Line) -> None:
-        self._lines = iter(lines)
-
-    def read(self) -> str | None:
-        line = next(self._lines, None)
-        if isinstance(line, type | BaseException):
-            raise line
-        return line
-
-
-@pytest.fixture
-def session(toy: Pair) -> Iterator[Session]:
-    with toy.session(SessionOptions(seed=1, ignore_eos=True, draft_max=2)) as session:
-        yield session
-
-
-def talk(session: Session, *lines: Line, max_tokens: int = 12) -> Conversation:
-    conversation = Conversation(
-        session, Script(*lines), paint=Paint(on=False), run_slash=run_slash, max_tokens=max_tokens
-    )
-    assert conversation.run() == 0
-    return conversation
-
-
-def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 @pytest.mark.usefixtures("toy")
@@ -85,110 +48,15 @@ def test_chat_refuses_invalid_utf8_on_stdin_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_reset_drops_the_turns_and_keeps_the_system_message(session: Session) -> None:
-    session.reset([Message("system", "be brief")])
-    talk(session, "hello", "//slash")
-    assert [message.role for message in session.messages] == ["system", "user", "assistant", "user", "assistant"]
-    assert session.messages[3].content == "/slash"
-    talk(session, "/reset")
-    assert [message.content for message in session.messages] == ["be brief"]
-    talk(session, "/system be kind")
-    assert [message.content for message in session.messages] == ["be kind"]
-
-
-def test_save_and_load_round_trip(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "talk.json"
-    talk(session, "hello", f"/save {file}")
-    messages = session.messages
-    talk(session, "/reset", f"/load {file}")
-    assert session.messages == messages
-    assert {path.name for path in tmp_path.iterdir()} == {"talk.json", "edgedecode.json"}
-    assert "2 messages loaded" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (None, "No such file"),
-        (b"", "is not JSON"),
-        (b"\xff", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"3", "does not contain a list of messages"),
-        (b'{"messages": {}}', "does not contain a list of messages"),
-        (b'[{"role": "user"}]', "message 1"),
-        (b'[{"role": "user", "content": 3}]', "message 1"),
-        (b'[{"role": "pirate", "content": "arr"}]', "'pirate' is unknown"),
-        (b'{"messages": ' + b"1" * 5000 + b"}", "is not JSON (Exceeds the limit"),
-        (b'[{"role": "user", "content": "\\ud800"}]', "message 1: the content is not valid UTF-8"),
-    ],
-)
-def test_load_of_a_bad_file_prints_one_line_and_keeps_the_conversation(
-    content: bytes | None, expected: str, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    talk(session, "hello")
-    messages = session.messages
-    capsys.readouterr()
-    file = tmp_path / "bad.json"
-    if content is not None:
-        file.write_bytes(content)
-    talk(session, f"/load {file}")
-    err = capsys.readouterr().err
-    assert expected in err
-    assert err.count("\n") == 1
-    assert session.messages == messages
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-def test_load_messages_limits_what_it_reads_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endless device such as /dev/zero would otherwise fill the memory."""
-    monkeypatch.setattr("edgedecode.apps.chat.slash.LARGEST_NBYTES", 100)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'wb').write(bytes(1 << 20))"], stderr=-3)
-    with pytest.raises(InputError, match="longer than"):
-        load_messages(pipe)
-    assert writer.wait(timeout=60) != 0
-
-
-def test_load_messages_refuses_a_file_that_cannot_fit_the_context(tmp_path: Path) -> None:
-    """Answering a conversation of 4 MB in a context of 2,048 tokens took 950 MB."""
-    file = tmp_path / "talk.json"
-    save_messages(file, [Message("user", "hello " * 700_000)])
-    assert len(load_messages(file, context=100_000)) == 1
-    with pytest.raises(
-        InputError, match="has more than 196608 bytes, longer than a conversation that fits this context"
-    ):
-        load_messages(file, context=2048)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-def test_save_messages_refuses_to_replace_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "pipe")
-    with pytest.raises(InputError, match="is not a regular file"):
-        save_messages(pipe, [Message("user", "one")])
-    assert pipe.is_fifo()
-
-
-def test_save_messages_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "talk.json"
-    save_messages(file, [Message("user", "one")])
-
-    def full(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        save_messages(file, [Message("user", "two")])
-    assert load_messages(file) == [Message("user", "one")]
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_save_messages_writes_plain_json_and_load_takes_a_bare_list(tmp_path: Path) -> None:
-    file = tmp_path / "talk.json"
-    save_messages(file, [Message("user", "grüß")])
-    assert json.loads(file.read_text("utf-8")) == {"messages": [{"role": "user", "content": "grüß"}]}
-    file.write_text('[{"role": "user", "content": "bare"}]')
-    assert load_messages(file) == [Message("user", "bare")]
+def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) -> None:
+    chat.session.reset([Message("system", "be brief")])
+    talk(chat, "hello", "//slash")
+    assert [message.role for message in chat.session.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert chat.session.messages[3].content == "/slash"
+    talk(chat, "/reset")
+    assert [message.content for message in chat.session.messages] == ["be brief"]
+    talk(chat, "/system be kind")
+    assert [message.content for message in chat.session.messages] == ["be kind"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +66,10 @@ def test_save_messages_writes_plain_json_and_load_takes_a_bare_list(tmp_path: Pa
         ("/save", "usage: /save FILE"),
         ("/reset now", "usage: /reset"),
         ("/stats", "there is no answer yet"),
-        ("/adapter", "usage: /adapter NAME"),
+        ("/color green", "usage: /color [on|off]"),
+        ("/undo", "the conversation is empty"),
+        ("/retry", "the conversation is empty"),
+        ("/mode nosuch", "there is no mode 'nosuch'; there are: scheduled, fixed, plain, switch, "),
         ("/adapter formal", "the pack has no adapters"),
         ("/adapter formal:much", "'much' is not a number"),
         ("/adapter :2", "':2' has no name"),
@@ -208,43 +79,51 @@ def test_save_messages_writes_plain_json_and_load_takes_a_bare_list(tmp_path: Pa
     ],
 )
 def test_slash_command_that_fails_prints_one_line(
-    line: str, expected: str, session: Session, capsys: pytest.CaptureFixture[str]
+    line: str, expected: str, chat: Conversation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk(session, line)
+    talk(chat, line)
     err = capsys.readouterr().err
     assert expected in err
     assert err.count("\n") == 1
 
 
-def test_help_lists_every_command_and_color_toggles(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    conversation = talk(session, "/color", "/help", "hello")
-    assert conversation.paint.on
-    out, err = capsys.readouterr()
-    for name in (
-        "Ctrl-C",
-        "Ctrl-D",
-        "/reset",
-        "/system",
-        "/stats",
-        "/memory",
-        "/color",
-        "/save",
-        "/load",
-        "/help",
-        "/quit",
-    ):
-        assert name in err
-    assert "\x1b[32m" in out
-
-
-def test_memory_shows_plan_and_process(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    talk(session, "hello", "/memory")
+def test_help_lists_every_command_and_key(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "/help")
     err = capsys.readouterr().err
-    assert session.budget.table() in err
+    for name, slash in SLASHES.items():
+        assert f"  /{name} {slash.argument}".rstrip() in err
+        assert slash.help in err
+    assert "  Ctrl-C " in err
+    assert "  Ctrl-D " in err
+
+
+def test_color_shows_the_legend_and_switches_colours(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "/color", "hello")
+    out, err = capsys.readouterr()
+    assert "tokens are not coloured" in err
+    assert "\x1b" not in out + err
+    for source in ("target", "model", "trim", "suffix", "recycle", "tree", "forced", "draft"):
+        assert f"{SOURCES[source].name:<14}  {SOURCES[source].origin}\n" in err
+    talk(chat, "/color on", "hello")
+    out, err = capsys.readouterr()
+    assert "tokens are coloured by source" in err
+    assert "\x1b[32m" in out
+    talk(chat, "/color off", "hello")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_sources_have_different_colours() -> None:
+    assert len({shade.code for shade in SOURCES.values()}) == len(SOURCES)
+
+
+def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat, "hello", "/memory")
+    err = capsys.readouterr().err
+    assert chat.session.budget.table() in err
     title, now, peak = (line.split() for line in err.splitlines()[-3:])
     assert title == ["planned", "resident", "anonymous", "proportional"]
     assert (now[0], peak[0]) == ("now", "peak")
-    assert now[1:3] == peak[1:3] == format_nbytes(session.budget.used_nbytes).split()
+    assert now[1:3] == peak[1:3] == format_nbytes(chat.session.budget.used_nbytes).split()
     assert peak[-2:] == ["-", "-"]  # no sampler runs
     if (process := memory_now()) is not None:
         assert "-" not in now
@@ -268,40 +147,39 @@ def test_stats_after_each_answer_show_every_peak(
 
 def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     stops = SessionOptions(context=80, ignore_eos=True, seed=1, when_full=WhenFull.STOP)
-    with toy.session(stops) as session:
-        conversation = talk(session, "hello", "x" * 100, "/reset", "x" * 100, "hello", max_tokens=10)
-        err = capsys.readouterr().err
-        assert err.count("/reset starts over") == 1
-        assert err.count("the message is longer than the context of 80 tokens: shorten it\n") == 1
-        assert conversation.last_finish is FinishReason.LENGTH
-        assert len(session.messages) == 2
-        talk(session, "hello", max_tokens=1000)
-        assert "the context is full: /reset starts over" in capsys.readouterr().err
+    chat = talk(conversation_of(toy, stops, max_tokens=10), "hello", "x" * 100, "/reset", "x" * 100, "hello")
+    err = capsys.readouterr().err
+    assert err.count("/reset starts over") == 1
+    assert err.count("the message is longer than the context of 80 tokens: shorten it\n") == 1
+    assert chat.last_finish is FinishReason.LENGTH
+    assert len(chat.session.messages) == 2
+    talk(conversation_of(toy, stops, max_tokens=1000), "hello")
+    assert "the context is full: /reset starts over" in capsys.readouterr().err
 
 
 def test_chat_that_outgrows_its_context_drops_the_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    with toy.session(SessionOptions(context=120, ignore_eos=True, seed=1)) as session:
-        messages = [f"hello {turn}" for turn in range(8)]
-        talk(session, *messages, "x" * 200, max_tokens=10)
-        err = capsys.readouterr().err
-        assert "the message is longer than the context of 120 tokens: shorten it" in err
-        assert "/reset" not in err
-        assert session.messages[-2].content == "hello 7"
-        assert len(session.messages) < 16
-        talk(session, "hello", max_tokens=1000)
-        assert "the context is full: /reset starts over" in capsys.readouterr().err
+    drops = SessionOptions(context=120, ignore_eos=True, seed=1)
+    messages = [f"hello {turn}" for turn in range(8)]
+    chat = talk(conversation_of(toy, drops, max_tokens=10), *messages, "x" * 200)
+    err = capsys.readouterr().err
+    assert "the message is longer than the context of 120 tokens: shorten it" in err
+    assert "/reset" not in err
+    assert chat.session.messages[-2].content == "hello 7"
+    assert len(chat.session.messages) < 16
+    talk(conversation_of(toy, drops, max_tokens=1000), "hello")
+    assert "the context is full: /reset starts over" in capsys.readouterr().err
 
 
 def test_ctrl_c_at_the_prompt_warns_first_and_quits_the_second_time(
-    session: Session, capsys: pytest.CaptureFixture[str]
+    chat: Conversation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk(session, KeyboardInterrupt, "hello", KeyboardInterrupt, KeyboardInterrupt, "never read")
-    assert len(session.messages) == 2
+    talk(chat, KeyboardInterrupt, "hello", KeyboardInterrupt, KeyboardInterrupt, "never read")
+    assert len(chat.session.messages) == 2
     assert capsys.readouterr().err.count("Ctrl-C again") == 2
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_session(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupting(io.StringIO):
         def write(self, text: str) -> int:
@@ -314,19 +192,16 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(
 
     out = Interrupting()
     monkeypatch.setattr(sys, "stdout", out)
-    conversation = Conversation(
-        session, Script("hello", None), paint=Paint(on=False), run_slash=run_slash, max_tokens=200
-    )
-    assert conversation.run() == 0
-    assert conversation.last_finish is FinishReason.CANCELLED
+    chat = talk(conversation_of(toy, max_tokens=200), "hello", None)
+    assert chat.last_finish is FinishReason.CANCELLED
     assert "interrupted" in capsys.readouterr().err
-    assert len(session.tokens) < 200
-    assert [message.role for message in session.messages] == ["user", "assistant"]
-    assert session.messages[1].content == out.getvalue().replace("!", "").removesuffix("\n")
+    assert len(chat.session.tokens) < 200
+    assert [message.role for message in chat.session.messages] == ["user", "assistant"]
+    assert chat.session.messages[1].content == out.getvalue().replace("!", "").removesuffix("\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
-    conversation.answer("and now?")
-    assert conversation.last_finish is FinishReason.LENGTH
+    chat.answer("and now?")
+    assert chat.last_finish is FinishReason.LENGTH
 
 
 def interrupt(*words: object, **options: object) -> str:
@@ -335,44 +210,46 @@ def interrupt(*words: object, **options: object) -> str:
 
 @pytest.mark.parametrize("name", ["stream", "reset", "stats_line"])
 def test_ctrl_c_between_tokens_drops_the_line_and_the_chat_continues(
-    name: str, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, chat: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pressed while a message is encoded, a slash command runs, or the statistics are printed."""
     with monkeypatch.context() as patch:
-        patch.setattr(conversation_module if name == "stats_line" else session, name, interrupt)
-        talk(session, "/reset" if name == "reset" else "hello", None)
+        patch.setattr(conversation_module if name == "stats_line" else chat.session, name, interrupt)
+        talk(chat, "/reset" if name == "reset" else "hello", None)
         assert capsys.readouterr().err == "\n(interrupted)\n"
-    assert [message.role for message in session.messages] == (["user", "assistant"] if name == "stats_line" else [])
-    assert talk(session, "and now?").last_finish is FinishReason.LENGTH
+    assert [message.role for message in chat.session.messages] == (
+        ["user", "assistant"] if name == "stats_line" else []
+    )
+    assert talk(chat, "and now?").last_finish is FinishReason.LENGTH
 
 
-def test_piped_chat_ends_on_ctrl_c_and_on_a_bad_line(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_chat_ends_on_ctrl_c_and_on_a_bad_line(chat: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Script("hello", InputError("bad"))
     lines.interactive = False
-    conversation = Conversation(session, lines, paint=Paint(on=False), run_slash=run_slash, max_tokens=12)
+    chat.lines = lines
     with pytest.raises(InputError, match="bad"):
-        conversation.run()
-    monkeypatch.setattr(session, "stream", interrupt)
-    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), run_slash=run_slash, max_tokens=12)
+        chat.run()
+    monkeypatch.setattr(chat.session, "stream", interrupt)
+    chat.lines = PipedLines()
     piped(monkeypatch, b"hello\n")
     with pytest.raises(KeyboardInterrupt):
-        conversation.run()
+        chat.run()
 
 
-def test_chat_refuses_an_unreadable_line_and_continues(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    conversation = talk(session, InputError("the message is\nnot valid UTF-8"), "hello")
+def test_chat_refuses_an_unreadable_line_and_continues(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = talk(chat, InputError("the message is\nnot valid UTF-8"), "hello")
     assert capsys.readouterr().err.startswith("edgedecode: the message is not valid UTF-8\n")
     assert conversation.last_finish is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_terminal_lines_refuse_invalid_utf8_in_every_locale(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def typed(prompt: str) -> str:
+    def typed(prompt: str = "") -> str:
         return b"caf\xe9!".decode("utf-8", "strict" if strict else "surrogateescape")
 
     monkeypatch.setattr(builtins, "input", typed)
     with pytest.raises(InputError, match=r"the message is not valid UTF-8 at .* 3"):
-        TerminalLines().read()
+        TerminalLines(InputHistory()).read()
 
 
 def test_piped_lines_end_with_none_and_refuse_invalid_utf8(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,14 +236,14 @@ def learnt_state(work: Path) -> str:
 
 
 def saved(name: str) -> Work:
-    from edgedecode.apps.chat.slash import save_messages
+    from edgedecode.apps.chat.saved_messages import save_messages
     from edgedecode.text.messages import Message
 
     return lambda work: save_messages(work / "chat.json", [Message("user", name)])
 
 
 def saved_state(work: Path) -> str:
-    from edgedecode.apps.chat.slash import load_messages
+    from edgedecode.apps.chat.saved_messages import load_messages
 
     return load_messages(work / "chat.json")[0].content
 

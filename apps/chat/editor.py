@@ -1,0 +1,165 @@
+"""The line editor of a chat at a terminal, with prompt_toolkit: multi-line messages, history, completion, status."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import History
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.styles import Style
+
+from edgedecode.text.printable import checked_text, shown
+
+from .input_history import InputHistory
+from .lines import CONTINUED, PROMPT, QUITTING, Assistant
+from .type_ahead import typing_ahead
+
+__all__ = ["EditedLines", "SlashCompleter"]
+
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "dim"})
+
+
+class EditedLines:
+    """Messages from a terminal, of one or several lines each.
+
+    Enter sends. Alt-Enter, Ctrl-J, or Enter after a backslash begins a new line. Pasted lines stay one message.
+    """
+
+    interactive = True
+    keys: Mapping[str, str] = {
+        "Alt-Enter, Ctrl-J": "begin a new line of the message; so does Enter after \\",
+        "Tab": "complete a command, a name or a file",
+        "Up, Ctrl-R": "recall earlier messages, search in them",
+        **QUITTING,
+    }
+
+    def __init__(self, history: InputHistory) -> None:
+        self._history = history
+        self._assistant: Assistant | None = None
+        self._typed: deque[str] = deque()
+        """Complete lines that were typed before the editor opened."""
+        self._begun = ""
+        """The beginning of a line that was typed before the editor opened."""
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,
+            prompt_continuation=CONTINUED,
+            history=_KeptHistory(history),
+            key_bindings=_key_bindings(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would need free lines below the prompt
+            bottom_toolbar=self._status,
+            style=_STYLE,
+            include_default_pygments_style=False,
+            enable_suspend=True,
+        )
+
+    @contextmanager
+    def attended(self, assistant: Assistant) -> Iterator[None]:
+        self._assistant = assistant
+        self._session.completer = SlashCompleter(assistant)
+        with typing_ahead(sys.stdin.fileno()) as typed:
+            *complete, self._begun = typed.split("\n")
+            self._typed.extend(complete)
+            try:
+                yield
+            finally:
+                self._frame_pastes(False)
+
+    def read(self) -> str | None:
+        if self._typed:
+            message = self._typed.popleft()
+            print(f"{PROMPT}{shown(message)}", flush=True)
+            self._history.add(message)
+            return checked_text(message, "the message")
+        begun, self._begun = self._begun, ""
+        try:
+            message = self._session.prompt(default=begun)
+        except EOFError:
+            return None
+        finally:
+            self._frame_pastes(True)
+        return checked_text(message, "the message")
+
+    def _status(self) -> str:
+        return "" if self._assistant is None else self._assistant.status()
+
+    def _frame_pastes(self, on: bool) -> None:
+        """Make the terminal mark where a paste begins and ends: for text that is pasted while an answer is written."""
+        output = self._session.output
+        if on:
+            output.enable_bracketed_paste()
+        else:
+            output.disable_bracketed_paste()
+        output.flush()
+
+
+class SlashCompleter(Completer):
+    """Completes the names of slash commands and their arguments. Other messages are not completed."""
+
+    def __init__(self, assistant: Assistant) -> None:
+        self._assistant = assistant
+        self._files = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        command, space, argument = text[1:].partition(" ")
+        if not space:
+            yield from _beginning(command, [f"{each} " for each in self._assistant.commands()])
+            return
+        values = self._assistant.arguments(command)
+        if values is None:
+            yield from self._files.get_completions(Document(argument), complete_event)
+        else:
+            yield from _beginning(argument, values)
+
+
+def _beginning(begun: str, values: Iterable[str]) -> Iterator[Completion]:
+    return (Completion(value, -len(begun), display=value.strip()) for value in values if value.startswith(begun))
+
+
+class _KeptHistory(History):
+    """The chat's history, as the editor reads it."""
+
+    def __init__(self, history: InputHistory) -> None:
+        super().__init__()
+        self._history = history
+
+    def load_history_strings(self) -> Iterable[str]:
+        return list(reversed(self._history.entries))
+
+    def store_string(self, string: str) -> None:
+        self._history.add(string)
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+    typing = has_focus(DEFAULT_BUFFER)  # not while the history is searched, where Enter ends the search
+
+    @bindings.add("enter", filter=typing)
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("c-j", filter=typing)
+    @bindings.add("escape", "enter", filter=typing)
+    @bindings.add("escape", "c-j", filter=typing)
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings

@@ -1,0 +1,111 @@
+"""Conversations saved to files and loaded from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgedecode import InputError, Message
+from edgedecode.apps.chat.conversation import Conversation
+from edgedecode.apps.chat.saved_messages import load_messages, save_messages
+from tests.apps.chat_script import talk
+
+
+def test_save_and_load_round_trip(chat: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "talk.json"
+    talk(chat, "hello", f"/save {file}")
+    messages = chat.session.messages
+    talk(chat, "/reset", f"/load {file}")
+    assert chat.session.messages == messages
+    assert {path.name for path in tmp_path.iterdir()} == {"talk.json", "edgedecode.json"}
+    assert "2 messages loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        (b"", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"3", "does not contain a list of messages"),
+        (b'{"messages": {}}', "does not contain a list of messages"),
+        (b'[{"role": "user"}]', "message 1"),
+        (b'[{"role": "user", "content": 3}]', "message 1"),
+        (b'[{"role": "pirate", "content": "arr"}]', "'pirate' is unknown"),
+        (b'{"messages": ' + b"1" * 5000 + b"}", "is not JSON (Exceeds the limit"),
+        (b'[{"role": "user", "content": "\\ud800"}]', "message 1: the content is not valid UTF-8"),
+    ],
+)
+def test_load_of_a_bad_file_prints_one_line_and_keeps_the_conversation(
+    content: bytes | None, expected: str, chat: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(chat, "hello")
+    messages = chat.session.messages
+    capsys.readouterr()
+    file = tmp_path / "bad.json"
+    if content is not None:
+        file.write_bytes(content)
+    talk(chat, f"/load {file}")
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+    assert chat.session.messages == messages
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_load_messages_limits_what_it_reads_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless device such as /dev/zero would otherwise fill the memory."""
+    monkeypatch.setattr("edgedecode.apps.chat.saved_messages.LARGEST_NBYTES", 100)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'wb').write(bytes(1 << 20))"], stderr=-3)
+    with pytest.raises(InputError, match="longer than"):
+        load_messages(pipe)
+    assert writer.wait(timeout=60) != 0
+
+
+def test_load_messages_refuses_a_file_that_cannot_fit_the_context(tmp_path: Path) -> None:
+    """Answering a conversation of 4 MB in a context of 2,048 tokens took 950 MB."""
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "hello " * 700_000)])
+    assert len(load_messages(file, context=100_000)) == 1
+    with pytest.raises(
+        InputError, match="has more than 196608 bytes, longer than a conversation that fits this context"
+    ):
+        load_messages(file, context=2048)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_save_messages_refuses_to_replace_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(InputError, match="is not a regular file"):
+        save_messages(pipe, [Message("user", "one")])
+    assert pipe.is_fifo()
+
+
+def test_save_messages_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "one")])
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save_messages(file, [Message("user", "two")])
+    assert load_messages(file) == [Message("user", "one")]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_save_messages_writes_plain_json_and_load_takes_a_bare_list(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "grüß")])
+    assert json.loads(file.read_text("utf-8")) == {"messages": [{"role": "user", "content": "grüß"}]}
+    file.write_text('[{"role": "user", "content": "bare"}]')
+    assert load_messages(file) == [Message("user", "bare")]
