@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -22,14 +23,14 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishR
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 
-from .asked import Asked, read_chat, read_completion
+from .asked import UNSUPPORTED, Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .guards import Guards, error_response
 from .logprobs import Entries, Entry
 from .metrics import Metrics
 from .offered import is_offered, memory, model_names, props
 from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, call_of
-from .responses import ResponsesReply, read_response
+from .responses import ResponseBody, ResponsesReply, read_response
 from .rounds import Piece
 from .running import Busy, Running, Service
 
@@ -37,6 +38,10 @@ __all__ = ["Limits", "create_app"]
 
 _logger = logging.getLogger(__name__)
 _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
+_FIELDS = frozenset(UNSUPPORTED) | {
+    each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)
+}
+_PATH = re.compile(r"([a-z_]+)[\w.\[\]]*")
 _Form: TypeAlias = Callable[[Asked, str], Reply]
 
 
@@ -296,7 +301,8 @@ def _model(name: str) -> dict[str, object]:
 
 def _unknown_model(name: str, pair: Pair) -> Response:
     known = ", ".join(model_names(pair))
-    return error_response(404, f"there is no model {name[:80]!r}; this server has: {known}", code="model_not_found")
+    message = f"there is no model {name[:80]!r}; this server has: {known}"
+    return error_response(404, message, code="model_not_found", param="model")
 
 
 def _refused(error: EdgeDecodeError) -> Response:
@@ -307,15 +313,18 @@ def _refused(error: EdgeDecodeError) -> Response:
         return error_response(400, message, code="context_length_exceeded")
     if isinstance(error, BudgetExceeded):
         return error_response(507, message, kind="server_error", code="memory")
-    return error_response(400, message)
+    path = _PATH.match(message)  # messages about a field begin with its path
+    return error_response(400, message, param=path[0] if path is not None and path[1] in _FIELDS else None)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     return error_response(404, f"there is no {request.url.path[:80]}: see /v1/models", code="not_found")
 
 
-async def _not_allowed(request: Request, _: Exception) -> Response:
-    return error_response(405, f"{request.method} is not allowed on {request.url.path[:80]}", code="method")
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    reply = error_response(405, f"{request.method} is not allowed on {request.url.path[:80]}", code="method")
+    reply.headers.update(getattr(error, "headers", None) or {})  # Allow
+    return reply
 
 
 async def _broken(_: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -14,18 +14,40 @@ from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
+from edgedecode.text.messages import ROLES
 from edgedecode.typed_json import JsonValue, typed
 
 from .tools import Call, Tools, call_text, read_tools
 
-__all__ = ["MOST_ANSWERS", "PLAIN", "SWITCH", "Asked", "ModelName", "read_chat", "read_completion", "read_object"]
+__all__ = [
+    "MOST_ANSWERS",
+    "PLAIN",
+    "SWITCH",
+    "UNSUPPORTED",
+    "Asked",
+    "ChatBody",
+    "CompletionBody",
+    "ModelName",
+    "read_chat",
+    "read_completion",
+    "read_object",
+    "typed_body",
+]
 
 PLAIN, SWITCH = MODES = ("plain", "switch")
 """Modes of a model's name: decoding without drafts, entropy switching."""
 MOST_ANSWERS = 8
-_MOST_STOPS, _MOST_STOP = 16, 1000
 _Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-_UNSUPPORTED: Mapping[str, object] = {
+_Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+def _one_of(*values: str) -> Meta:
+    """Describe the allowed values; where they are read, an error names them."""
+    return Meta(extra_json_schema={"enum": list(values)})
+
+
+_Kind = TypeVar("_Kind")
+UNSUPPORTED: Mapping[str, object] = {
     "functions": [],
     "logit_bias": {},
     "frequency_penalty": 0,
@@ -102,14 +124,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    type: str
+    type: Annotated[str, _one_of("text")]
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
     name: str
-    arguments: str
+    arguments: Annotated[str, Meta(description="JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    role: str
+    role: Annotated[str, _one_of(*ROLES, "developer")]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
@@ -136,7 +158,7 @@ class _Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    type: str = "text"
+    type: Annotated[str, _one_of("text", "json_object", "json_schema")] = "text"
     json_schema: _Schema | None = None
 
 
@@ -149,7 +171,7 @@ class _Body:
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    stop: str | list[str] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
     seed: _Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     stream: bool | None = None
@@ -159,14 +181,20 @@ class _Body:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chat(_Body):
+class ChatBody(_Body):
+    """The body of /v1/chat/completions. messages: the last is the user's or a tool's."""
+
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)] = field(default_factory=list)
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Completion(_Body):
+class CompletionBody(_Body):
+    """The body of /v1/completions. prompt: a text, or a list of one text."""
+
     prompt: str | list[str] | UnsetType = UNSET
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
@@ -174,7 +202,7 @@ class _Completion(_Body):
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
     value = read_object(data)
-    body = _typed(value, _Chat)
+    body = typed_body(value, ChatBody)
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     if not messages:
         raise InputError("messages is missing: give a list of messages, the last of which is the user's")
@@ -198,7 +226,7 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
     value = read_object(data)
-    body = _typed(value, _Completion)
+    body = typed_body(value, CompletionBody)
     prompt = body.prompt
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
@@ -218,15 +246,13 @@ def _asked(
     messages: tuple[Message, ...],
     chat: bool,
 ) -> Asked:
-    for name, nothing in _UNSUPPORTED.items():
+    for name, nothing in UNSUPPORTED.items():
         if value.get(name) not in (None, nothing):
             raise InputError(f"{name} is not supported by this server: leave it out")
     if not chat and value.get("tools") not in (None, []):
         raise InputError("tools belong to chat completions: leave them out")
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stop) > _MOST_STOPS or any(not each or len(each) > _MOST_STOP for each in stop):
-        raise InputError(f"stop takes at most {_MOST_STOPS} texts of 1 to {_MOST_STOP} characters")
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")
     return Asked(
@@ -274,7 +300,7 @@ def _message(message: _Message, number: int) -> Message:
 def read_object(data: bytes) -> dict[str, JsonValue]:
     """Parse a body. Raises InputError for anything but a JSON object."""
     try:
-        value: Any = json.loads(data, object_pairs_hook=unique_keys)
+        value: Any = json.loads(data, object_pairs_hook=unique_keys, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
@@ -282,8 +308,15 @@ def read_object(data: bytes) -> dict[str, JsonValue]:
     return value
 
 
-def _typed(value: dict[str, JsonValue], kind: type[Any]) -> Any:  # noqa: ANN401  (one of the bodies above)
+def _no_number(name: str) -> JsonValue:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
+    """Convert a body to its dataclass. Raises InputError that begins with the field's name."""
     try:
         return typed(value, kind, "body")
     except ValueError as error:
-        raise InputError(str(error)[:300]) from None
+        message = str(error).removeprefix("body.").removeprefix("body: ")
+        missing = message.removeprefix("object missing required field ")
+        raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None

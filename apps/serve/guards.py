@@ -19,10 +19,15 @@ _OPEN = ("/health", "/")
 
 
 def error_response(
-    status: int, message: str, *, kind: str = "invalid_request_error", code: str | None = None
+    status: int,
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    code: str | None = None,
+    param: str | None = None,
 ) -> JSONResponse:
-    """Return an error in OpenAI's form."""
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    """Return an error in OpenAI's form. param: the path of the field of the body that is wrong, if known."""
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {"Retry-After": "1"} if status == 503 else None
     return JSONResponse(body, status, headers=headers)
 

@@ -7,18 +7,21 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from edgedecode import FinishReason, InputError, SamplingOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.typed_json import JsonValue
 
-from .asked import Asked, read_chat, read_object
+from .asked import Asked, read_chat, read_object, typed_body
 from .logprobs import Entry, response_form
 from .replies import Event, call_of, timings
 from .tools import Call
 
-__all__ = ["ResponsesReply", "read_response"]
+__all__ = ["ResponseBody", "ResponsesReply", "read_response"]
 
 _SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "top_logprobs")
 """Fields that mean the same for chat completions."""
@@ -36,9 +39,28 @@ _UNSUPPORTED = (
 """Fields that would change the answer, or need a store."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """The body of /v1/responses. input: a text, or messages, calls and their outputs."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    include: list[Annotated[str, Meta(extra_json_schema={"enum": [_LOGPROBS]})]] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+
+
 def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
     value = read_object(data)
+    typed_body(value, ResponseBody)
     for name in _UNSUPPORTED:
         if value.get(name) not in (None, [], {}, False):
             raise InputError(f"{name} is not supported by this server: leave it out")
@@ -67,8 +89,6 @@ def _includes_logprobs(include: JsonValue) -> bool:
 
 
 def _messages(instructions: JsonValue, given: JsonValue) -> list[JsonValue]:
-    if given is None:
-        raise InputError("input is missing: give a text, or a list of messages")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
     found: list[JsonValue] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for number, item in enumerate(items):

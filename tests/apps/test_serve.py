@@ -446,3 +446,21 @@ def test_a_client_that_does_not_read_is_disconnected(pair: Pair) -> None:
                 sleep(0.05)
     finally:
         running.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {}, "model"),
+        ("chat/completions", {"model": "demo"}, "messages"),
+        ("chat/completions", asked(temperature=-1), "temperature"),
+        ("chat/completions", asked(messages=[{"role": 1}]), "messages[0].role"),
+        ("chat/completions", asked(logit_bias={"1": 5}), "logit_bias"),
+        ("chat/completions", asked(model="other"), "model"),
+        ("chat/completions", b"{", None),
+        ("completions", {"model": "demo"}, "prompt"),
+        ("responses", {"model": "demo", "input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_errors_name_the_field(path: str, body: object, param: str | None, server: Running) -> None:
+    assert server.post(body, f"/v1/{path}")[1]["error"]["param"] == param

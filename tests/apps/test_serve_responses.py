@@ -134,14 +134,15 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
     ("body", "said"),
     [
         ({}, "input is missing"),
-        ({"input": 7}, "input must be a list"),
-        ({"input": [7]}, "input[0] is not an object"),
+        ({"input": None}, "input"),
+        ({"input": 7}, "input is '7'"),
+        ({"input": [7]}, "input[0] is '7'"),
         ({"input": [{"type": "reasoning"}]}, "input[0] is of type 'reasoning'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "this server reads text only"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id is not supported"),
         ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning is not supported"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "is no function"),
-        ({"input": "x", "max_output_tokens": 0}, "max_tokens"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "json_schema.schema"),
     ],
 )
