@@ -30,6 +30,7 @@ from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session import Session
 from edgedecode.sessions.switch_choice import with_switch_rule
+from edgedecode.structured.grammar import Grammar
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock, when_free
@@ -145,7 +146,10 @@ class Pair:
 
         Raises InputError, CapabilityError or BudgetExceeded.
         """
-        return self.turn.run(lambda: self._opened(options or SessionOptions(), messages))
+        chosen = options or SessionOptions()
+        if chosen.grammar is not None:
+            self._compile(chosen.grammar)
+        return self.turn.run(lambda: self._opened(chosen, messages))
 
     def drafter_names(self, options: SessionOptions) -> tuple[str, ...]:
         """Return the drafters that these options select. Raises the errors of `choose_drafters`."""
@@ -190,6 +194,11 @@ class Pair:
         if self._closed:
             raise InputError("this pair is closed: open the pack again with edgedecode.load")
         return self
+
+    def _compile(self, grammar: Grammar) -> None:
+        """Compile a grammar without the lock: it takes up to half a second, in which other sessions' rounds go on."""
+        tokens = self.turn.run(lambda: self._still_open().shared.tokens_of_grammars())  # noqa: PLW0108 (under the lock)
+        tokens.compile(grammar)
 
     def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
         shared = self._still_open().shared

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedecode import InputError, Message
-from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["Call", "Function", "Tools", "call_text", "read_tools"]
 
 _MOST_FUNCTIONS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""Small models fill flexible white space until the answer is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +64,7 @@ class Tools:
             }
             for number, each in enumerate(self.functions)
         ]
-        if self.required:
-            return Grammar.of_schema({"anyOf": calls})
-        schema = json.dumps({"anyOf": calls, **_COMPACT})
-        return Grammar(GrammarKind.LARK, f"start: call | TEXT\ncall: %json {schema}\nTEXT: /[^{{](.|\\n)*/\n")
+        return Grammar.of_schema({"anyOf": calls}, or_text=not self.required)
 
     def introduced(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages with a description of the functions in the system message."""

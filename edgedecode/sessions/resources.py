@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import LanguageModel
@@ -28,7 +28,7 @@ from edgedecode.sessions.draft_models import DraftModels
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.structured.grammar import Grammar
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, grammar_nbytes
+from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, compiled_nbytes, grammar_nbytes
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock
 from edgedecode.user_notices import notice
@@ -94,9 +94,20 @@ class Resources:
         return choose_drafters(options, facts)
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:
-        """Compile a grammar, if any, for the target. Raises as `GrammarTokens`, and BudgetExceeded."""
+        """Return what a grammar, if any, allows. Raises as `GrammarTokens`, and BudgetExceeded."""
         if grammar is None:
             return None
+        lease = self.budget.reserve("compiled grammar", compiled_nbytes(grammar))
+        try:
+            constraint = self.tokens_of_grammars().constraint(grammar)
+        except BaseException:
+            lease.release()
+            raise
+        finalize(constraint, lease.release)
+        return constraint
+
+    def tokens_of_grammars(self) -> GrammarTokens:
+        """Return the target's tokens as grammars need them. Raises as `GrammarTokens`, and BudgetExceeded."""
         if self.grammar_tokens is None:
             rows, ends = self.target.card.rows, self.manifest.end_ids
             lease = self.budget.reserve("grammar", grammar_nbytes(rows))
@@ -106,7 +117,7 @@ class Resources:
                 lease.release()
                 raise
             self.grammar_lease = lease
-        return self.grammar_tokens.constraint(grammar)
+        return self.grammar_tokens
 
     def smaller_session(self, options: SessionOptions) -> SessionOptions | None:
         """Return reduced options that fit the budget: a shorter context, and as the last resort no drafts.

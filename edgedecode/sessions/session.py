@@ -54,8 +54,7 @@ class Session:
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw, card = shared.row_draw(), shared.target.card
         context = planned_context(options.context, card.context)
-        choice = shared.choice(options)
-        check_options(options, choice, card=card)
+        check_options(options, choice := shared.choice(options), card=card)
         if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
             shared.drafter_source(options.drafter)
         self._running: Answer | None = None
@@ -294,6 +293,7 @@ class Session:
             # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
             for close in (release_pages, self._encoder.close, self._scratch.release, self._state.close):
                 closing.callback(close)
+            self._grammar = None  # its memory is leased for as long as it exists
             self._adapters.release()
             self._drafts.close()
 

@@ -11,7 +11,7 @@ from edgedecode.typed_json import JsonValue
 
 __all__ = ["Grammar", "GrammarKind"]
 
-_MOST_CHARACTERS = 1 << 20
+_MOST_CHARACTERS = 1 << 18
 
 
 class GrammarKind(StrEnum):
@@ -24,10 +24,14 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON Schema, a regular expression, or a grammar in Lark's syntax. Raises InputError if it is too long."""
+    """A JSON Schema, a regular expression, or a grammar in Lark's syntax. Raises InputError if it is too long.
+
+    or_text: with a JSON Schema, also accept any text that does not begin with a brace.
+    """
 
     kind: GrammarKind
     text: str
+    or_text: bool = False
 
     def __post_init__(self) -> None:
         if not self.text.strip():
@@ -36,12 +40,12 @@ class Grammar:
             raise InputError(f"the {self.kind} has {len(self.text)} characters, the limit is {_MOST_CHARACTERS}")
 
     @classmethod
-    def of_schema(cls, schema: JsonValue) -> Grammar:
+    def of_schema(cls, schema: JsonValue, *, or_text: bool = False) -> Grammar:
         """Return the grammar of a parsed JSON Schema. Raises InputError for anything but an object or true."""
         if not isinstance(schema, dict) and schema is not True:
             raise InputError("a JSON Schema is an object")
         try:
-            return cls(GrammarKind.SCHEMA, json.dumps(schema))
+            return cls(GrammarKind.SCHEMA, json.dumps(schema), or_text)
         except RecursionError:
             raise InputError("the JSON Schema is nested too deeply") from None
 

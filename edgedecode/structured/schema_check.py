@@ -1,0 +1,192 @@
+"""JSON Schemas as llguidance follows them exactly; the others are refused with the reason.
+
+llguidance refuses keywords that it does not implement. This module refuses what it accepts but follows loosely, found
+with the JSON Schema test suite and random schemas, and what takes seconds or gigabytes to compile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from math import lcm
+
+from edgedecode.errors import InputError
+from edgedecode.typed_json import JsonValue
+
+__all__ = ["checked_schema"]
+
+_Schema = dict[str, JsonValue]
+
+_DEPTH = 120
+"""Most levels of JSON, of which a property takes two. llguidance reads 127."""
+_SUBSCHEMAS, _PATTERNS = 2000, 100
+"""Compiling takes the square of these: 0.3 s for as many properties, 0.05 s for as many patternProperties."""
+_MULTIPLE = 10_000
+"""Largest common multiple of all `multipleOf`: as many states, 0.03 s and 4 MB. Ten million take minutes and 5 GB."""
+_DIGITS = 12
+_EXACT = 1 << 53
+"""llguidance holds numbers as floats, where larger integers are rounded."""
+_REFERENCES = 3
+"""References of options to options in each other: with more, two in each would double the schema a hundred times."""
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has schemas by name."""
+_VALUES = ("const", "enum", "default", "example", "examples", "required", "$vocabulary", "discriminator")
+"""Keywords whose value has no schemas."""
+_DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[4-7]/schema|draft/20(19-09|20-12)/schema)#?")
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that JSON writes as \\uXXXX, an escape that is turned off: a key written with it could repeat another."""
+
+
+def checked_schema(text: str) -> _Schema:
+    """Parse a JSON Schema and return it as llguidance has to read it. Raises InputError with the reason."""
+    try:
+        schema = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise _refusal(reason) from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise _refusal("it is not an object")
+    # Keywords that an older draft does not know would be ignored: every schema is read as one of 2020-12.
+    if isinstance(draft := schema.get("$schema"), str) and _DRAFTS.fullmatch(draft):
+        del schema["$schema"]
+    if "x-guidance" in schema:
+        raise _refusal("x-guidance loosens what a schema says: leave it out")
+    _check(schema)
+    if any("$id" in each for each, _ in _subschemas(schema)):  # references are relative to it
+        return schema
+    whole = _with_options(schema, schema)
+    assert isinstance(whole, dict)
+    _check(whole)  # its size
+    return whole
+
+
+def _check(root: _Schema) -> None:
+    """Raise InputError for what llguidance follows loosely, and for what is too large."""
+    count = patterns = 0
+    multiples: list[Decimal] = []
+    for schema, depth in _subschemas(root):
+        count += 1 + len(_mapping(schema.get("properties")))
+        patterns += len(_mapping(schema.get("patternProperties")))
+        if depth > _DEPTH:
+            raise _refusal(f"it is nested more than {_DEPTH} levels deep")
+        if count > _SUBSCHEMAS or patterns > _PATTERNS:
+            raise _refusal(f"it has more than {_SUBSCHEMAS} schemas and properties, or {_PATTERNS} patternProperties")
+        _check_keywords(schema)
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float):
+            multiples.append(Decimal(str(multiple)).copy_abs())
+    if multiples:
+        _check_multiples(multiples)
+
+
+def _check_keywords(schema: _Schema) -> None:
+    if "$schema" in schema:
+        raise _refusal(f"$schema {str(schema['$schema'])[:80]!r} inside of it, or of no known draft, is not read")
+    if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
+        raise _refusal("prefixItems with the older additionalItems, or with a list of items, is read without the first")
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len({*map(str, required)}) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > named + 1:
+        raise _refusal(f"minProperties {least} with {named} required: an answer could repeat a key to reach it")
+    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+    for value in _leaves([schema.get(name) for name in (*bounds, "const", "enum")]):
+        if isinstance(value, int) and abs(value) >= _EXACT:
+            raise _refusal(f"{value} is beyond 2^53, where numbers are no longer exact")
+        if isinstance(value, str) and (found := _CONTROL.search(value)):
+            raise _refusal(f"the control character {found.group()!r} in const or enum cannot be written")
+
+
+def _check_multiples(multiples: list[Decimal]) -> None:
+    """Bound the automaton of `multipleOf`, which has a state for every remainder. Intersections take the multiple."""
+    digits = max(0, *(-int(each.as_tuple().exponent) for each in multiples))
+    largest = max(each.adjusted() for each in multiples)
+    if digits + largest > _DIGITS or lcm(*(int(each.scaleb(digits)) for each in multiples)) > _MULTIPLE:
+        raise _refusal(f"the common multiple of its multipleOf has more than {_MULTIPLE} steps")
+
+
+def _with_options(value: JsonValue, root: _Schema, *, inside: tuple[str, ...] = ()) -> JsonValue:
+    """Return a schema whose `oneOf` has the schemas that its references name.
+
+    llguidance follows a `oneOf` whose options provably exclude each other, but does not look behind references, with
+    which most tools write tagged unions.
+    """
+    if isinstance(value, list):
+        return [_with_options(each, root, inside=inside) for each in value]
+    if not isinstance(value, dict):
+        return value
+    result: _Schema = {}
+    for keyword, inner in value.items():
+        if keyword in _NAMED:
+            named = {name: _with_options(each, root, inside=inside) for name, each in _mapping(inner).items()}
+            result[keyword] = named if isinstance(inner, dict) else inner
+        elif keyword == "oneOf" and isinstance(inner, list):
+            result[keyword] = [_option(each, root, inside=inside) for each in inner]
+        else:
+            result[keyword] = inner if keyword in _VALUES else _with_options(inner, root, inside=inside)
+    return result
+
+
+def _option(option: JsonValue, root: _Schema, *, inside: tuple[str, ...]) -> JsonValue:
+    """Return the schema that an option names, if it is but a reference. inside: the references followed up to here."""
+    reference = option.get("$ref") if isinstance(option, dict) and len(option) == 1 else None
+    if not isinstance(reference, str) or reference in inside or len(inside) > _REFERENCES:
+        return _with_options(option, root, inside=inside)
+    found = _named(reference, root)
+    return option if found is None else _option(found, root, inside=(*inside, reference))
+
+
+def _named(reference: str, root: _Schema) -> _Schema | None:
+    """Return the schema at a JSON pointer; None if there is none."""
+    found: JsonValue = root if reference.startswith("#/") else None
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = _mapping(found).get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _subschemas(root: _Schema) -> Iterator[tuple[_Schema, int]]:
+    """Yield a schema and those inside of it, with their depth. Unknown keywords may hold schemas that a $ref names."""
+    todo: list[tuple[JsonValue, int]] = [(root, 0)]
+    while todo:
+        value, depth = todo.pop()
+        if isinstance(value, list):
+            todo += [(each, depth + 1) for each in value]
+        elif isinstance(value, dict):
+            yield value, depth
+            for keyword, inner in value.items():
+                if keyword in _NAMED:
+                    todo += [(each, depth + 2) for each in _mapping(inner).values()]
+                elif keyword not in _VALUES:
+                    todo.append((inner, depth + 1))
+
+
+def _leaves(value: JsonValue) -> Iterator[JsonValue]:
+    """Yield the numbers, texts and so on inside a value, without the names of objects."""
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, list):
+            todo += each
+        elif isinstance(each, dict):
+            todo += each.values()
+        else:
+            yield each
+
+
+def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _refusal(reason: str) -> InputError:
+    return InputError(f"the json_schema is not supported: {reason}")
