@@ -28,6 +28,7 @@ from .guards import Guards, error_response
 from .logprobs import Entries, Entry
 from .metrics import Metrics
 from .offered import is_offered, memory, model_names, props
+from .openapi import description
 from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, call_of
 from .responses import ResponseBody, ResponsesReply, read_response
@@ -75,6 +76,7 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         Route("/metrics", endpoints.metrics_text),
         Route("/props", endpoints.props),
         Route("/memory", endpoints.memory),
+        Route("/openapi.json", endpoints.openapi),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
@@ -105,6 +107,9 @@ class _Endpoints:
 
     async def memory(self, _: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(memory, self._service))
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(description(model_names(self._service.pair)))
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(self._service.pair)]})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.decoding.policy import NO_DRAFTER
@@ -180,22 +181,22 @@ class _Body:
     response_format: _Format | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBody(_Body):
     """The body of /v1/chat/completions. messages: the last is the user's or a tool's."""
 
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)] = field(default_factory=list)
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionBody(_Body):
     """The body of /v1/completions. prompt: a text, or a list of one text."""
 
-    prompt: str | list[str] | UnsetType = UNSET
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
 
@@ -204,8 +205,6 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     value = read_object(data)
     body = typed_body(value, ChatBody)
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
-    if not messages:
-        raise InputError("messages is missing: give a list of messages, the last of which is the user's")
     if messages[-1].role not in ("user", "tool"):
         raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
     if not messages[-1].content.strip():
@@ -227,11 +226,7 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, CompletionBody)
-    prompt = body.prompt
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
-    if not isinstance(prompt, str):
-        raise InputError("prompt must be a text, or a list of one text")
+    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     if value.get("top_logprobs") is not None:
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
     return replace(_asked(value, body, defaults, text=prompt, messages=(), chat=False), top_logprobs=body.logprobs)
@@ -300,7 +295,7 @@ def _message(message: _Message, number: int) -> Message:
 def read_object(data: bytes) -> dict[str, JsonValue]:
     """Parse a body. Raises InputError for anything but a JSON object."""
     try:
-        value: Any = json.loads(data, object_pairs_hook=unique_keys, parse_constant=_no_number)
+        value: Any = json.loads(data, object_pairs_hook=unique_keys, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
@@ -308,8 +303,12 @@ def read_object(data: bytes) -> dict[str, JsonValue]:
     return value
 
 
-def _no_number(name: str) -> JsonValue:
-    raise ValueError(f"{name} is not a number of JSON")
+def _number(text: str) -> float:
+    """Return a number with a fraction or an exponent; 8.0 is an integer, as in JSON Schema. Raises ValueError."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return int(value) if value.is_integer() and abs(value) <= 1 << 53 else value
 
 
 def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:

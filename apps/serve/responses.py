@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ __all__ = ["ResponseBody", "ResponsesReply", "read_response"]
 _SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "top_logprobs")
 """Fields that mean the same for chat completions."""
 _LOGPROBS = "message.output_text.logprobs"
+_MESSAGES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
 _UNSUPPORTED = (
     "previous_response_id",
     "conversation",
@@ -78,7 +80,16 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         chat["response_format"] = {**inner, "json_schema": {"schema": inner.get("schema")}}
         if inner.get("type") != "json_schema":
             chat["response_format"] = {"type": inner.get("type", "text")}
-    return read_chat(json.dumps(chat).encode(), defaults)
+    try:
+        return read_chat(json.dumps(chat).encode(), defaults)
+    except InputError as error:
+        first = 0 if value.get("instructions") is None else 1
+        raise InputError(_MESSAGES.sub(lambda found: _named(found, first), str(error))) from None
+
+
+def _named(found: re.Match[str], first: int) -> str:
+    """Return the name of the chat's messages in this body. first: the index of the input's first item."""
+    return "input" if found[1] is None else f"input[{max(0, int(found[1]) - first)}]"
 
 
 def _includes_logprobs(include: JsonValue) -> bool:

@@ -1,0 +1,170 @@
+"""`serve`: /openapi.json describes what the server does; requests made from it, good and bad, get described replies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import edgedecode
+from edgedecode import SessionOptions
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("schemathesis", reason="the test extra is not installed")
+
+import schemathesis
+from jsonschema import Draft202012Validator, ValidationError
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.routing import Route
+
+from edgedecode.apps.serve.application import Limits, create_app
+from edgedecode.apps.serve.openapi import description
+from tests.apps.test_serve import Running, asked
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+READING = ("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}")
+EXAMPLES = 60
+GOOD = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/completions": {"prompt": "Once", "max_tokens": 3},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
+}
+"""What makes most generated bodies acceptable, and their answers short."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits(), parallel=2, options=SessionOptions(context=256))
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def api(server: Running) -> Any:
+    return schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
+
+
+def check(case: Any, statuses: Counter[int]) -> None:
+    """Send a request, and compare status, type and content of the reply with the description."""
+    reply = case.call(timeout=60)
+    statuses[reply.status_code] += 1
+    assert reply.status_code < 500, reply.text
+    # Not every valid body is accepted: a schema cannot say that a model exists, or which fields exclude each other.
+    case.validate_response(reply, excluded_checks=[positive_data_acceptance])
+    if reply.status_code >= 400:
+        error = reply.json()["error"]
+        assert {*error} == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert "\n" not in error["message"]
+
+
+CHECKS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("path", ANSWERING)
+def test_generated_requests_get_described_replies(api: Any, server: Running, path: str, mode: Any) -> None:
+    statuses: Counter[int] = Counter()
+    cases = api[path]["POST"].as_strategy(generation_mode=mode)
+
+    @CHECKS
+    @given(cases, st.integers(0, 3))
+    def each(case: Any, plain: int) -> None:
+        if plain and mode is GenerationMode.POSITIVE:  # else few would get past the checks of the model's name
+            case.body = {**case.body, "model": "demo", **GOOD[path]}
+        check(case, statuses)
+
+    each()
+    assert statuses[200 if mode is GenerationMode.POSITIVE else 400] > EXAMPLES // 6, statuses
+    assert server.post(asked(max_tokens=2))[0] == 200
+
+
+@pytest.mark.parametrize("path", READING)
+def test_generated_reads_get_described_replies(api: Any, path: str) -> None:
+    statuses: Counter[int] = Counter()
+
+    @settings(CHECKS, max_examples=5)
+    @given(api[path]["GET"].as_strategy())
+    def each(case: Any) -> None:
+        check(case, statuses)
+
+    each()
+    assert {*statuses} == {404 if "{" in path else 200}
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "go",
+        "parameters": {"type": "object", "properties": {"to": {"enum": ["A", "B"]}}, "additionalProperties": False},
+    },
+}
+FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+INCLUDE = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 3, "n": 2}),
+        ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+        ("/v1/completions", {"logprobs": 2, "n": 2}),
+        ("/v1/responses", {"include": INCLUDE, "top_logprobs": 2}),
+        ("/v1/responses", {"tools": [FLAT_TOOL], "tool_choice": "required", "max_output_tokens": 60}),
+    ],
+)
+def test_replies_are_as_described(api: Any, path: str, body: dict[str, object]) -> None:
+    case = api[path]["POST"].Case(body={"model": "demo", **GOOD[path], **body}, media_type="application/json")
+    reply = case.call(timeout=60)
+    assert reply.status_code == 200, reply.text
+    case.validate_response(reply)
+    changed = reply.json() | {"id": 7}
+    schema = description(["demo"])
+    (found,) = schema["paths"][path]["post"]["responses"]["200"]["content"]["application/json"].values()
+    with pytest.raises(ValidationError):
+        Draft202012Validator({**found, "components": schema["components"]}).validate(changed)
+
+
+def test_every_endpoint_is_described(server: Running) -> None:
+    described = description(["demo"])
+    app = create_app(server.service, Limits())
+    found = {route.path: route.methods for route in app.routes if isinstance(route, Route) and route.path != "/"}
+    assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*ANSWERING, *READING}
+    for path, methods in found.items():
+        assert methods is not None
+        each = described["paths"][path.replace(":path", "")]
+        assert {name.upper() for name in each} & {"GET", "POST"} == methods - {"HEAD"}
+    for schema in described["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_other_methods_are_refused_with_the_allowed_ones(server: Running) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("DELETE", "/v1/responses")
+    reply = connection.getresponse()
+    assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+    assert json.loads(reply.read())["error"]["code"] == "method"
+    connection.close()
