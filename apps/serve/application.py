@@ -30,10 +30,11 @@ from .metrics import Metrics
 from .offered import is_offered, memory, model_names, props
 from .openapi import description
 from .page import page_routes
-from .replies import CompletionsReply, Event, Reply, call_of
+from .replies import CompletionsReply, Event, Reply, calls_of
 from .responses import ResponseBody, ResponsesReply, read_response
 from .rounds import Piece
 from .running import Busy, Running, Service
+from .tools import Call
 
 __all__ = ["Limits", "create_app"]
 
@@ -142,9 +143,7 @@ class _Endpoints:
             if not is_offered(name, self._service.pair):
                 return _unknown_model(name, self._service.pair)
             reply = form(asked, name)
-            if asked.stream:
-                return await self._streamed(reply)
-            return await _unless_gone(request, self._whole(reply))
+            return await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
         except EdgeDecodeError as error:
             return _refused(error)
 
@@ -210,7 +209,7 @@ class _Endpoints:
         tokens, those of tokens without text at the end. An error in the middle becomes an event, since the status has
         been sent.
         """
-        text, sent, call = "", 0, None
+        text, sent, calls = "", 0, tuple[Call, ...]()
         entries, unsent = Entries(self._service.pair.tokenizer), list[Entry]()
         try:
             async for piece in _with_first(first, running.pieces()):
@@ -218,8 +217,8 @@ class _Endpoints:
                 reason = piece.chunk.finish_reason
                 ended = reason is not None
                 held = reply.asked.tools is not None and text.startswith("{")
-                call = call_of(reply.asked, text) if held and ended else None
-                shown = "" if call is not None or (held and not ended) else text[sent:]
+                calls = calls_of(reply.asked, text) if held and ended else ()
+                shown = "" if calls or (held and not ended) else text[sent:]
                 sent += len(shown)
                 unsent += entries.of(piece.chunk.logprobs)
                 logprobs = unsent if shown else []
@@ -227,7 +226,7 @@ class _Endpoints:
                 report = piece.report
                 for event in reply.writes(number, shown, report, logprobs) if shown or report is not None else ():
                     yield reply.encoded(event)
-                for event in reply.ends(number, text, reason, call, unsent) if ended else ():
+                for event in reply.ends(number, text, reason, calls, unsent) if ended else ():
                     yield reply.encoded(event)
         except EdgeDecodeError as error:
             yield reply.encoded(_failure(error))

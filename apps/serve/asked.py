@@ -190,6 +190,9 @@ class ChatBody(_Body):
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +217,7 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     last, before = messages[-1], tuple(messages[:-1])
     asked = _asked(value, body, defaults, text=last.content, messages=before, chat=True)
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    tools = read_tools(value.get("tools"), value.get("tool_choice"))
+    tools = read_tools(value.get("tools"), value.get("tool_choice"), several=bool(body.parallel_tool_calls))
     if tools is None:
         return replace(asked, role=last.role)
     if asked.grammar is not None:

@@ -16,7 +16,7 @@ from .asked import Asked
 from .logprobs import Entry, chat_form, completion_form
 from .tools import Call
 
-__all__ = ["CompletionsReply", "Event", "Reply", "call_of", "finish_name", "timings", "usage"]
+__all__ = ["CompletionsReply", "Event", "Reply", "calls_of", "finish_name", "timings", "usage"]
 
 _NAMES = {FinishReason.LENGTH: "length"}
 
@@ -66,10 +66,10 @@ class Reply(Protocol):
         number: int,
         text: str,
         reason: FinishReason | None,
-        call: Call | None,
+        calls: Sequence[Call],
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
-        """Return the events after an answer. text: the whole answer's. call: what it calls, which was not written.
+        """Return the events after an answer. text: the whole answer's. calls: those it makes, which were not written.
 
         logprobs: those that no earlier event had.
         """
@@ -84,9 +84,9 @@ class Reply(Protocol):
         ...
 
 
-def call_of(asked: Asked, text: str) -> Call | None:
-    """Return the call that a complete answer makes; None if it makes none."""
-    return None if asked.tools is None else asked.tools.call(text)
+def calls_of(asked: Asked, text: str) -> tuple[Call, ...]:
+    """Return the calls that a complete answer makes."""
+    return () if asked.tools is None else asked.tools.calls(text)
 
 
 @dataclass(slots=True)
@@ -111,9 +111,8 @@ class CompletionsReply:
         for number, (text, reason, entries) in enumerate(zip(texts, reasons, logprobs, strict=True)):
             body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason)}
             body["logprobs"] = self._logprobs(entries)
-            call = call_of(self.asked, text)
-            if call is not None:
-                message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict()]}
+            if calls := calls_of(self.asked, text):
+                message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict() for call in calls]}
                 body |= {"message": message, "finish_reason": "tool_calls"}
             else:
                 body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
@@ -139,13 +138,12 @@ class CompletionsReply:
         number: int,
         text: str,
         reason: FinishReason | None,
-        call: Call | None,
+        calls: Sequence[Call],
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
-        if call is None:
-            return [self._part(number, {}, finish_name(reason), logprobs=logprobs)]
-        part = self._part(number, {"tool_calls": [{"index": 0, **call.as_dict()}]}, None)
-        return [part, self._part(number, {}, "tool_calls", logprobs=logprobs)]
+        deltas = [{"tool_calls": [{"index": index, **call.as_dict()}]} for index, call in enumerate(calls)]
+        end = "tool_calls" if calls else finish_name(reason)
+        return [*(self._part(number, delta, None) for delta in deltas), self._part(number, {}, end, logprobs=logprobs)]
 
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         if not self.asked.include_usage or not stats:

@@ -19,12 +19,15 @@ from edgedecode.typed_json import JsonValue
 
 from .asked import Asked, read_chat, read_object, typed_body
 from .logprobs import Entry, response_form
-from .replies import Event, call_of, timings
+from .replies import Event, calls_of, timings
 from .tools import Call
 
 __all__ = ["ResponseBody", "ResponsesReply", "read_response"]
 
-_SAME = ("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "top_logprobs")
+_SAME = (
+    *("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "parallel_tool_calls"),
+    "top_logprobs",
+)
 """Fields that mean the same for chat completions."""
 _LOGPROBS = "message.output_text.logprobs"
 _MESSAGES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
@@ -55,6 +58,7 @@ class ResponseBody:
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     include: list[Annotated[str, Meta(extra_json_schema={"enum": [_LOGPROBS]})]] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
@@ -72,7 +76,7 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
     if isinstance(choice := value.get("tool_choice"), dict) and "name" in choice:
         chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
-    chat["messages"] = _messages(value.get("instructions"), value.get("input"))
+    chat["messages"], numbers = _messages(value.get("instructions"), value.get("input"))
     chat["max_tokens"] = value.get("max_output_tokens")
     chat["tools"] = [_nested(tool) for tool in _list(value.get("tools"), "tools")]
     form = value.get("text")
@@ -83,13 +87,12 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     try:
         return read_chat(json.dumps(chat).encode(), defaults)
     except InputError as error:
-        first = 0 if value.get("instructions") is None else 1
-        raise InputError(_MESSAGES.sub(lambda found: _named(found, first), str(error))) from None
+        raise InputError(_MESSAGES.sub(lambda found: _named(found, numbers), str(error))) from None
 
 
-def _named(found: re.Match[str], first: int) -> str:
-    """Return the name of the chat's messages in this body. first: the index of the input's first item."""
-    return "input" if found[1] is None else f"input[{max(0, int(found[1]) - first)}]"
+def _named(found: re.Match[str], numbers: Sequence[int]) -> str:
+    """Return the name of the chat's messages in this body. numbers: each message's item of the input."""
+    return "input" if found[1] is None else f"input[{numbers[int(found[1])]}]"
 
 
 def _includes_logprobs(include: JsonValue) -> bool:
@@ -99,23 +102,30 @@ def _includes_logprobs(include: JsonValue) -> bool:
     return bool(items)
 
 
-def _messages(instructions: JsonValue, given: JsonValue) -> list[JsonValue]:
+def _messages(instructions: JsonValue, given: JsonValue) -> tuple[list[JsonValue], list[int]]:
+    """Return the messages of a chat, and the first item of the input that each is made of."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
     found: list[JsonValue] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    numbers, calls = [0] * len(found), list[JsonValue]()
     for number, item in enumerate(items):
         if not isinstance(item, dict):
             raise InputError(f"input[{number}] is not an object")
+        if item.get("type") != "function_call":
+            calls = []
         match item.get("type", "message"):
             case "message":
                 found.append({"role": item.get("role"), "content": _content(item.get("content"), number)})
             case "function_call":
                 call: JsonValue = {"function": {name: item.get(name) for name in ("name", "arguments")}}
-                found.append({"role": "assistant", "tool_calls": [call]})
+                if not calls:  # the calls of one answer are one message, as the model wrote them
+                    found.append({"role": "assistant", "tool_calls": calls})
+                calls.append(call)
             case "function_call_output":
                 found.append({"role": "tool", "content": _content(item.get("output"), number)})
             case other:
                 raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
-    return found
+        numbers += [number] * (len(found) - len(numbers))
+    return found, numbers
 
 
 def _content(content: JsonValue, number: int) -> JsonValue:
@@ -146,7 +156,7 @@ def _list(value: JsonValue, name: str) -> list[JsonValue]:
 
 @dataclass(slots=True)
 class ResponsesReply:
-    """The reply of /v1/responses: one answer, which is a message or a call."""
+    """The reply of /v1/responses: one answer, which is a message or calls."""
 
     asked: Asked
     model: str
@@ -155,6 +165,9 @@ class ResponsesReply:
     _number: int = 0
     """Events so far."""
     _item: dict[str, Any] = field(default_factory=dict)
+    """What identifies the message that is being written; empty: none."""
+    _output: list[dict[str, Any]] = field(default_factory=list)
+    """The finished items."""
     _entries: list[Entry] = field(default_factory=list)
     """The log probabilities so far, if they are asked for."""
     _ended: FinishReason | None = None
@@ -170,10 +183,12 @@ class ResponsesReply:
     ) -> dict[str, object]:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
-        return self._response(self._finished(text, call_of(self.asked, text), reason), reason, stats)
+        calls = calls_of(self.asked, text)
+        self._output = [_call_item(call, reason) for call in calls] or [self._message(text, reason)]
+        return self._response(reason, stats)
 
     def begins(self, number: int) -> Sequence[Event]:
-        empty = self._response(None, None, ())
+        empty = self._response(None, ())
         return [self._event("created", response=empty), self._event("in_progress", response=empty)]
 
     def writes(
@@ -193,24 +208,17 @@ class ResponsesReply:
         number: int,
         text: str,
         reason: FinishReason | None,
-        call: Call | None,
+        calls: Sequence[Call],
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
         self._ended = reason
-        if call is not None:
-            self._item = self._finished(text, call, reason)
-            place = {"item_id": self._item["id"], "output_index": 0}
-            return [
-                self._event("output_item.added", output_index=0, item={**self._item, "arguments": ""}),
-                self._event("function_call_arguments.delta", **place, delta=call.arguments),
-                self._event("function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
-                self._event("output_item.done", output_index=0, item=self._item),
-            ]
+        if calls:
+            return [event for call in calls for event in self._called(call, reason)]
         found = [] if self._item else self._opened()
         if logprobs:  # of tokens that added no text
             found = [*found, *self.writes(number, "", None, logprobs)]
-        place, item = self._place, self._finished(text, None, reason)
-        self._item = item = {**item, "id": self._item["id"]}
+        place, item = self._place, {**self._message(text, reason), "id": self._item["id"]}
+        self._output = [item]
         return [
             *found,
             self._event("output_text.done", **place, text=text, logprobs=response_form(self._entries)),
@@ -219,7 +227,7 @@ class ResponsesReply:
         ]
 
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
-        found = self._response(self._item or None, self._ended, stats)
+        found = self._response(self._ended, stats)
         return [self._event(str(found["status"]), response=found)]
 
     def encoded(self, event: Event) -> bytes:
@@ -239,21 +247,26 @@ class ResponsesReply:
         added = self._event("output_item.added", output_index=0, item=item)
         return [added, self._event("content_part.added", **self._place, part=_part("", ()))]
 
-    def _finished(self, text: str, call: Call | None, reason: FinishReason | None) -> dict[str, Any]:
-        """Return the answer as an item of the output."""
-        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
-        if call is None:
-            name = f"msg_{secrets.token_hex(12)}"
-            content = [_part(text, self._entries)]
-            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": content}
-        ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"]}
-        return {**ids, "type": "function_call", "name": call.name, "arguments": call.arguments, "status": status}
+    def _called(self, call: Call, reason: FinishReason | None) -> list[Event]:
+        """Return the events of a call, the next item of the output."""
+        item, index = _call_item(call, reason), len(self._output)
+        self._output.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        return [
+            self._event("output_item.added", output_index=index, item={**item, "arguments": ""}),
+            self._event("function_call_arguments.delta", **place, delta=call.arguments),
+            self._event("function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            self._event("output_item.done", output_index=index, item=item),
+        ]
 
-    def _response(
-        self, item: Mapping[str, object] | None, reason: FinishReason | None, stats: Sequence[Stats]
-    ) -> dict[str, object]:
+    def _message(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
+        """Return a text as an item of the output."""
+        ids = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        return {**ids, "status": _status(reason), "content": [_part(text, self._entries)]}
+
+    def _response(self, reason: FinishReason | None, stats: Sequence[Stats]) -> dict[str, object]:
         cut = reason is FinishReason.LENGTH
-        status = "in_progress" if not stats else "incomplete" if cut else "completed"
+        status = _status(reason) if stats else "in_progress"
         found = {
             "id": f"resp_{self.id}",
             "object": "response",
@@ -262,8 +275,8 @@ class ResponsesReply:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": self.model,
-            "output": [] if item is None else [item],
-            "parallel_tool_calls": False,
+            "output": [*self._output],
+            "parallel_tool_calls": self.asked.tools is not None and self.asked.tools.several,
             "tool_choice": "auto",
             "tools": [],
             "temperature": self.asked.sampling.temperature,
@@ -279,6 +292,16 @@ class ResponsesReply:
     def _event(self, kind: str, /, **fields: object) -> Event:
         self._number += 1
         return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+
+def _status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason is FinishReason.LENGTH else "completed"
+
+
+def _call_item(call: Call, reason: FinishReason | None) -> dict[str, Any]:
+    """Return a call as an item of the output."""
+    ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"], "type": "function_call"}
+    return {**ids, "name": call.name, "arguments": call.arguments, "status": _status(reason)}
 
 
 def _part(text: str, entries: Sequence[Entry]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Functions that a request offers to the model, and the calls that an answer makes.
 
-A call is one JSON object, `{"name": …, "arguments": …}`, which a grammar holds to the function's schema, so it works
-with any pack. The functions are described in the system message.
+A call is one line with a JSON object, `{"name": …, "arguments": …}`, which a grammar holds to the function's schema, so
+it works with any pack. The functions are described in the system message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["Call", "Function", "Tools", "call_text", "read_tools"]
 
-_MOST_FUNCTIONS = 128
+_MOST_FUNCTIONS, _MOST_CALLS = 128, 8
+"""Of a request, and of an answer: a small model may not stop by itself."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -47,14 +48,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What an answer may call. required: it has to be a call; else the model decides, by its first character."""
+    """What an answer may call. required: it has to be a call; else the model decides, by its first character.
+
+    several: it may be up to 8 calls.
+    """
 
     functions: tuple[Function, ...]
     required: bool = False
+    several: bool = False
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of an answer: a call, or if none is required also any text that does not begin with a brace."""
+        """The grammar of an answer: calls, or if none is required also any text that does not begin with a brace."""
         calls: list[JsonValue] = [
             {
                 "type": "object",
@@ -64,7 +69,8 @@ class Tools:
             }
             for number, each in enumerate(self.functions)
         ]
-        return Grammar.of_schema({"anyOf": calls}, or_text=not self.required)
+        lines = _MOST_CALLS if self.several else 1
+        return Grammar.of_schema({"anyOf": calls}, or_text=not self.required, lines=lines)
 
     def introduced(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages with a description of the functions in the system message."""
@@ -73,25 +79,36 @@ class Tools:
             json.dumps({"name": each.name, "description": each.description, "parameters": each.parameters})
             for each in self.functions
         ]
-        rule = f'{may} one of these functions. A call is one line, {{"name": ..., "arguments": ...}}, and nothing else.'
+        call = 'A call is one line, {"name": ..., "arguments": ...}'
+        if self.several:
+            rule = f"{may} some of these functions. {call}; write the calls one below the other, and nothing else."
+        else:
+            rule = f"{may} one of these functions. {call}, and nothing else."
         text = "\n".join([rule, *lines])
         if messages and messages[0].role == "system":
             return (Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:])
         return (Message("system", text), *messages)
 
-    def call(self, answer: str) -> Call | None:
-        """Return the call that a complete answer makes; None if it is text, or was cut off."""
-        if not answer.startswith("{"):
-            return None
-        try:
-            value = json.loads(answer)
-            name = str(value["name"])
-            start = f'{{"name":{json.dumps(name)},"arguments":'
-            plain = answer.startswith(start) and answer.endswith("}")
-            arguments = answer[len(start) : -1] if plain else json.dumps(value["arguments"], ensure_ascii=False)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return Call(name, arguments)
+    def calls(self, answer: str) -> tuple[Call, ...]:
+        """Return the calls that a complete answer makes; none if it is text, or was cut off."""
+        found = [_call(line) for line in (answer.split("\n") if self.several else [answer])]
+        calls = tuple(each for each in found if each is not None)
+        return calls if len(calls) == len(found) else ()
+
+
+def _call(line: str) -> Call | None:
+    """Return the call that a line is; None if it is not one, or not complete."""
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+        name = str(value["name"])
+        start = f'{{"name":{json.dumps(name)},"arguments":'
+        plain = line.startswith(start) and line.endswith("}")
+        arguments = line[len(start) : -1] if plain else json.dumps(value["arguments"], ensure_ascii=False)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Call(name, arguments)
 
 
 def call_text(call: Call) -> str:
@@ -128,8 +145,11 @@ class _Choice:
     function: _Named | None = None
 
 
-def read_tools(given: JsonValue, choice: JsonValue) -> Tools | None:
-    """Read the fields `tools` and `tool_choice`; None: nothing may be called. Raises InputError."""
+def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) -> Tools | None:
+    """Read the fields `tools` and `tool_choice`; None: nothing may be called. Raises InputError.
+
+    several: an answer may make several calls.
+    """
     try:
         tools = typed(given, list[_Tool], "tools") if given is not None else []
         asked = choice if choice is None or isinstance(choice, str) else typed(choice, _Choice, "tool_choice")
@@ -144,14 +164,14 @@ def read_tools(given: JsonValue, choice: JsonValue) -> Tools | None:
     if isinstance(asked, _Choice):
         if asked.function is None or asked.function.name not in names:
             raise InputError("tool_choice names no function of tools")
-        return Tools((functions[names.index(asked.function.name)],), required=True)
+        return Tools((functions[names.index(asked.function.name)],), required=True, several=several)
     if asked not in (None, "none", "auto", "required"):
         raise InputError("tool_choice must be none, auto, required, or name a function")
     if asked == "required" and not functions:
         raise InputError("tool_choice is required and there are no tools")
     if not functions or asked == "none":
         return None
-    return Tools(functions, required=asked == "required")
+    return Tools(functions, required=asked == "required", several=several)
 
 
 def _function(tool: _Tool, number: int) -> Function:

@@ -26,12 +26,14 @@ class GrammarKind(StrEnum):
 class Grammar:
     """A JSON Schema, a regular expression, or a grammar in Lark's syntax. Raises InputError if it is too long.
 
-    or_text: with a JSON Schema, also accept any text that does not begin with a brace.
+    Only for a JSON Schema: or_text: also accept any text that does not begin with a brace. lines: accept up to this
+    many values, one on each line.
     """
 
     kind: GrammarKind
     text: str
     or_text: bool = False
+    lines: int = 1
 
     def __post_init__(self) -> None:
         if not self.text.strip():
@@ -40,12 +42,12 @@ class Grammar:
             raise InputError(f"the {self.kind} has {len(self.text)} characters, the limit is {_MOST_CHARACTERS}")
 
     @classmethod
-    def of_schema(cls, schema: JsonValue, *, or_text: bool = False) -> Grammar:
+    def of_schema(cls, schema: JsonValue, *, or_text: bool = False, lines: int = 1) -> Grammar:
         """Return the grammar of a parsed JSON Schema. Raises InputError for anything but an object or true."""
         if not isinstance(schema, dict) and schema is not True:
             raise InputError("a JSON Schema is an object")
         try:
-            return cls(GrammarKind.SCHEMA, json.dumps(schema), or_text)
+            return cls(GrammarKind.SCHEMA, json.dumps(schema), or_text, lines)
         except RecursionError:
             raise InputError("the JSON Schema is nested too deeply") from None
 

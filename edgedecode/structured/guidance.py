@@ -99,9 +99,14 @@ class GrammarTokens:
             source: str = maker[grammar.kind](grammar.text)
             return source
         schema = checked_schema(grammar.text)
-        if grammar.or_text:
-            text = json.dumps({**schema, "x-guidance": _JSON})
-            source = matcher.grammar_from_lark(f"start: json | TEXT\njson: %json {text}\nTEXT: /[^{{](.|\\n)*/\n")
+        if grammar.or_text or grammar.lines > 1:
+            rules = [
+                f"start: lines{' | TEXT' if grammar.or_text else ''}",
+                f'lines: json ("\\n" json)~0..{grammar.lines - 1}' if grammar.lines > 1 else "lines: json",
+                f"json: %json {json.dumps({**schema, 'x-guidance': _JSON})}",
+                *(["TEXT: /[^{](.|\\n)*/"] if grammar.or_text else []),
+            ]
+            source = matcher.grammar_from_lark("\n".join([*rules, ""]))
         else:
             source = matcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
         return source

@@ -157,12 +157,11 @@ def test_a_call_is_read_back_as_it_was_written() -> None:
     tools = read_tools(TOOLS, None)
     assert isinstance(tools, Tools)
     for text in ('{"name":"weather","arguments":{"city":"Oslo","days":3}}', '{"name":"now","arguments":{}}'):
-        call = tools.call(text)
-        assert call is not None
+        (call,) = tools.calls(text)
         assert call_text(call) == text
-    assert tools.call('{"name": "now", "arguments": {"a": 1}}') == Call("now", '{"a": 1}')
+    assert tools.calls('{"name": "now", "arguments": {"a": 1}}') == (Call("now", '{"a": 1}'),)
     for other in ("", "{", '{"name": 3}', "now()", '{"name":"now","arguments":{}', "[1]"):
-        assert tools.call(other) is None
+        assert tools.calls(other) == ()
 
 
 def test_the_system_message_describes_the_functions() -> None:
