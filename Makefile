@@ -24,15 +24,16 @@ PACK_LIMIT_KIB := 15360
 FAST := tests/unit tests/property $(wildcard tests/test_*.py)
 MIRROR := build/typecheck/edgedecode
 
-.PHONY: help demo test test-fast providers lint pack clean
+.PHONY: help demo test test-fast providers lint page pack clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack, widened to 300 MB'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make test-fast  the tests of the core and of the surface alone, about a minute'
-	@echo 'make providers  what tests of NPUs and graphics processors need, as far as it can be installed here'
+	@echo 'make providers  what tests of NPUs, graphics processors and the web page need, as far as it can be installed here'
 	@echo 'make lint   ruff and mypy'
+	@echo 'make page   build the web page again from apps/serve/web, with npm'
 	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'
 	@echo 'make clean  remove what make made: environments made by make demo, build output, caches'
 
@@ -57,7 +58,7 @@ test: $(TEST_STAMP)
 test-fast: $(TEST_STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial and not memory and not slow' $(FAST)
 
-# Without these, the tests of the providers skip with the reason. It installs Vulkan in software through apt, as root only.
+# Without these, their tests skip with the reason. It installs Vulkan in software and Chromium through apt, as root only.
 providers: $(TEST_STAMP)
 	tests/install_providers.sh $(BIN)/python
 
@@ -84,6 +85,10 @@ lint: $(TEST_STAMP)
 	@ln -sfn $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard edgedecode/*)) export runtimes apps bench) $(MIRROR)/
 	@find -L $(MIRROR) -maxdepth 1 -type l -delete
 	cd build/typecheck && $(BIN)/mypy --config-file ../../pyproject.toml -p edgedecode
+
+# The wheel carries what it builds. Only its authors need npm.
+page:
+	cd apps/serve/web && npm ci --no-audit --no-fund && npm run build
 
 # The old pack stays until the new one is whole and small enough.
 pack: $(TEST_STAMP)

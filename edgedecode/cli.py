@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NoReturn, Protocol, TextIO, cast
 
 from edgedecode.commands import Command
@@ -101,6 +101,9 @@ def _run(arguments: list[str]) -> int:
     commands: dict[str, Command] = {}
     parsers: dict[str, argparse.ArgumentParser] = {}
     entries = installed(COMMANDS)
+    if not arguments:
+        print(_welcome(entries))
+        return 0
     for name, entry in entries.items():
         if asked == name or asked not in entries:
             commands[name] = command = cast(Command, entry.load())
@@ -116,6 +119,18 @@ def _run(arguments: list[str]) -> int:
         quotes = "" if any(word.startswith("-") for word in unknown) else " (put quotes around a text of several words)"
         parsers[namespace.verb].error(f"unrecognized arguments: {shown(' '.join(unknown))}{quotes}")
     return commands[namespace.verb].run(namespace)
+
+
+def _welcome(verbs: Container[str]) -> str:
+    """Return what the bare command prints: where to begin, with the commands that are installed."""
+    first = {
+        "run": "chat with the bundled model in the browser",
+        "chat": "chat in the terminal",
+        "generate": "answer one prompt, for example: edgedecode generate 'Tell me a story.'",
+        "export": "make a pack of your own models",
+    }
+    lines = [f"  edgedecode {name:<10}{does}" for name, does in first.items() if name in verbs]
+    return "\n".join([_DESCRIPTION, "", *lines, f"  edgedecode {'--help':<10}list all commands"])
 
 
 def _open_streams() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what tests of optional execution providers need, into the environment of the given Python, and says what it
+# Installs what tests of optional execution providers and of the web page need, into the environment of the given Python, and says what it
 # skipped. A failing download is no failure: the tests skip with their own reason.
 #   tests/install_providers.sh .venv/bin/python
 set -uo pipefail
@@ -42,10 +42,22 @@ mesa() {  # software Vulkan for WebGPU; the provider refuses Mesa below 25
     [ "$(newest_mesa || true)" -ge 25 ] 2>/dev/null || skipped+=("WebGPU: Mesa is older than 25 here")
 }
 
+browser() {  # for the web page
+    command -v chromium >/dev/null || command -v google-chrome >/dev/null && return
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        skipped+=("Chromium: it needs root and apt; install chromium, or Google's Chrome")
+        return
+    fi
+    echo 'Installing chromium'
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 ||
+        skipped+=("Chromium: apt could not install it")
+}
+
 wheel onnxruntime-ep-webgpu 'onnxruntime-ep-webgpu==0.4.*'
 wheel onnxruntime-ep-openvino 'onnxruntime-ep-openvino==1.8.*'
 wheel onnxruntime-qnn 'onnxruntime-qnn==2.7.*'
 mesa
+browser
 
 for line in "${skipped[@]+"${skipped[@]}"}"; do
     echo "Skipped: $line"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,21 +21,34 @@ if TYPE_CHECKING:
 
     from .application import Limits
 
-__all__ = ["command"]
+__all__ = ["command", "run"]
 
+_PORT = 8000
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeCommand:
-    """Serves a pack to programs that speak OpenAI's API, on this machine alone unless --host says otherwise."""
+    """Serves a pack to browsers and to programs that speak OpenAI's API, on this machine alone unless --host is given.
 
-    name = "serve"
-    help = "serve a pack to programs that speak OpenAI's API"
+    opens: whether it opens the page in the browser by default, on any free port if the usual one is taken.
+    """
+
+    def __init__(self, name: str, help: str, *, opens: bool) -> None:
+        self.name, self.help, self._opens = name, help, opens
 
     def configure(self, parser: ArgumentParser) -> None:
         group = parser.add_argument_group("server")
         group.add_argument("--host", default=_LOOPBACK[0], help="address to listen on (default: %(default)s)")
-        group.add_argument("--port", type=count, default=8000, help="0: a free one (default: %(default)s)")
+        taken = ", or a free one if it is taken" if self._opens else ""
+        group.add_argument(
+            "--port", type=count, metavar="N", help=f"port to listen on; 0: a free one (default: {_PORT}{taken})"
+        )
+        group.add_argument(
+            "--open",
+            action=BooleanOptionalAction,
+            default=self._opens,
+            help="open the chat page in the browser (default: %(default)s)",
+        )
         group.add_argument(
             "--api-key-file", type=Path, metavar="FILE", help="require the key in FILE, which only you may read"
         )
@@ -65,11 +79,11 @@ class ServeCommand:
         from .running import Service
 
         return_freed_memory()
-        limits, listening = _limits(arguments), _listening(arguments.host, arguments.port)
+        limits, listening = _limits(arguments), _free(arguments, opens=self._opens)
         with listening, open_pair(arguments, swaps=True) as pair:
             options = session_options(arguments, pair)
             service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
-            _say(pair, listening)
+            _say(pair, listening, opens=arguments.open)
             config = uvicorn.Config(create_app(service, limits), log_level="warning", timeout_graceful_shutdown=30)
             uvicorn.Server(config).run(sockets=[listening])
         return 0
@@ -116,10 +130,33 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _say(pair: Pair, listening: socket.socket) -> None:
+def _free(arguments: Namespace, *, opens: bool) -> socket.socket:
+    """Return the socket to listen on: for the page any free port will do, if none was asked for."""
+    if arguments.port is not None or not opens:
+        return _listening(arguments.host, _PORT if arguments.port is None else arguments.port)
+    try:
+        return _listening(arguments.host, _PORT)
+    except InputError:
+        return _listening(arguments.host, 0)
+
+
+def _say(pair: Pair, listening: socket.socket, *, opens: bool) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"{pair.manifest.name} at {url}/v1 (models: {url}/v1/models); Ctrl-C stops the server", flush=True)
+    print(f"chat with {pair.manifest.name} in the browser: {url}/")
+    print(f"OpenAI's API for other programs: {url}/v1", flush=True)
+    if opens and not _opened(url):
+        print("no browser could be opened here: open the first address in one", flush=True)
+    print("Ctrl-C stops the server", flush=True)
 
 
-command: Command = ServeCommand()
+def _opened(url: str) -> bool:
+    """Open the page, which the socket keeps waiting until the server runs. Return whether there is a browser."""
+    import webbrowser
+
+    desktop = sys.platform in ("win32", "darwin") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return bool(desktop) and webbrowser.open(url)  # without a desktop it would run a browser in this terminal
+
+
+command: Command = ServeCommand("serve", "serve a chat page, and OpenAI's API for other programs", opens=False)
+run: Command = ServeCommand("run", "chat with a pack in the browser", opens=True)

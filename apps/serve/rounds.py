@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 from edgedecode import Chunk
@@ -11,8 +13,12 @@ from edgedecode.decoding.drafts import WRITER
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.stats import Stats
 
+from .asked import SWITCH
+
 __all__ = ["Piece", "RoundLog"]
 
+_LEAST_MEASURED, _MOST_MEASURED = 5, 64
+"""Rounds without a draft that a measured speed of plain decoding needs, and that it is taken from."""
 _PERIOD = 0.05
 """Seconds between two sets of statistics of one answer: they are read by people, and cost more than a token."""
 
@@ -35,25 +41,31 @@ class RoundLog:
         """Rounds by drafter, and rounds without a draft by reason, as of the last chunk."""
         self._plain: dict[str, int] = {}
         self._shown = -_PERIOD
+        self._last: float | None = None
+        self._plain_seconds = deque[float](maxlen=_MOST_MEASURED)
+        """What the latest rounds without a draft took, in this answer's own conditions."""
 
     def report(self, chunk: Chunk) -> dict[str, object]:
         """Return the chunk's source and tokens, its round if it begins one, and the statistics now and then."""
+        now = self._clock()
         found: dict[str, object] = {
             "source": chunk.source,
             "tokens": len(chunk.tokens),
             "verified": chunk.source != WRITER or not self._stats.unverified_tokens,
         }
         if self._stats.rounds > self._rounds:
-            found["round"] = self._round()
+            found["round"] = made = self._round()
+            if self._last is not None and not made["proposed"] and self._stats.mode != SWITCH:
+                self._plain_seconds.append(now - self._last)
+        self._last = now
         if len(self._stats.signals) > self._signals:
             found["uncertainty"] = [round(value, 5) for value in self._stats.signals[self._signals :]]
             self._signals = len(self._stats.signals)
         if chunk.event is not None:
             found["notice"] = chunk.event.notice
-        now = self._clock()
         if chunk.finish_reason is not None or now >= self._shown + _PERIOD:
             self._shown = now
-            found["stats"] = _figures(self._stats)
+            found["stats"] = self._figures()
         return found
 
     def _round(self) -> dict[str, object]:
@@ -72,14 +84,22 @@ class RoundLog:
         self._rounds, self._proposed, self._accepted = stats.rounds, stats.proposed, stats.accepted
         return found
 
+    def _figures(self) -> dict[str, object]:
+        """Return the statistics of the answer so far, with the speed of plain decoding.
 
-def _figures(stats: Stats) -> dict[str, object]:
-    """Return the statistics of the answer so far, with the estimated speed of plain decoding on this device."""
+        It is measured in this answer's rounds without a draft, if there are enough, else by the scheduler's costs.
+        """
+        measured = len(self._plain_seconds) >= _LEAST_MEASURED
+        plain = median(self._plain_seconds) if measured else self._stats.plain_seconds
+        speed = round(1 / plain, 2) if plain else None
+        return {**_shown(self._stats), "plain_tokens_per_second": speed, "plain_is_measured": measured}
+
+
+def _shown(stats: Stats) -> dict[str, object]:
     every = stats.as_dict()
     names = (
         *("mode", "seed", "rounds", "proposed", "accepted", "verified_tokens", "unverified_tokens", "target_share"),
         *("switches", "handed_over_at", "acceptance_length", "drafters", "plain_rounds", "prompt_tokens"),
-        *("cached_tokens", "time_to_first_token", "tokens_per_second", "time_seconds", "speed_up_estimate"),
+        *("cached_tokens", "time_to_first_token", "tokens_per_second", "time_seconds"),
     )
-    plain = None if not stats.plain_seconds else round(1 / stats.plain_seconds, 2)
-    return {**{name: every[name] for name in names}, "plain_tokens_per_second": plain}
+    return {name: every[name] for name in names}

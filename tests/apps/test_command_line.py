@@ -150,8 +150,16 @@ def test_generate_usage_error_exits_with_2(words: list[str], run_here: Run) -> N
     assert "usage:" in refused(run_here("generate", *words), code=2)
 
 
+def test_the_bare_command_says_where_to_begin(run_here: Run) -> None:
+    found = run_here()
+    assert found.returncode == 0
+    out = found.stdout.decode() if isinstance(found.stdout, bytes) else found.stdout
+    for words in ("edgedecode run", "edgedecode chat", "edgedecode --help"):
+        assert words in out
+
+
 REFUSALS = {
-    "": (2, "the following arguments are required: VERB"),
+    "--debug": (2, "the following arguments are required: VERB"),
     "generate": (2, "one of the arguments PROMPT -p/--prompt --file is required"),
     "generate a b": (2, "put quotes around a text of several words"),
     "generate a -p b": (2, "not allowed with argument PROMPT"),

@@ -1,0 +1,91 @@
+/** Calls to the server that served this page. */
+
+import type { Memory, Props, Report } from "./types";
+
+/** A refusal of the server, or no answer at all (status 0). */
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+/** A streamed event, as far as the page uses it. */
+export interface Delta {
+  text: string;
+  finish: string | null;
+  report: Report | null;
+}
+
+interface Chunk {
+  choices?: { delta?: { content?: string | null }; finish_reason?: string | null }[];
+  edgedecode?: Report;
+  error?: { message: string };
+}
+
+const GONE = "The server does not answer. Is `edgedecode serve` running?";
+
+export async function getProps(key: string): Promise<Props> {
+  return (await asked("props", key)).json() as Promise<Props>;
+}
+
+export async function getMemory(key: string): Promise<Memory> {
+  return (await asked("memory", key)).json() as Promise<Memory>;
+}
+
+/** The events of an answer. Throws ApiError, and AbortError once `signal` is aborted. */
+export async function* chat(body: object, key: string, signal: AbortSignal): AsyncGenerator<Delta> {
+  const request = { method: "POST", body: JSON.stringify(body), signal };
+  const reply = await asked("v1/chat/completions", key, request);
+  if (reply.body === null) throw new ApiError(GONE, 0);
+  for await (const data of events(reply.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data) as Chunk;
+    if (chunk.error !== undefined) throw new ApiError(chunk.error.message, 500);
+    const choice = chunk.choices?.[0];
+    if (choice === undefined) continue;
+    yield { text: choice.delta?.content ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null };
+  }
+  throw new ApiError("The answer was cut off: the server closed the connection.", 0);
+}
+
+/** The data of server-sent events. */
+export async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  const reader = stream.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop() ?? "";
+      for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+    }
+  } finally {
+    await reader.cancel().catch(() => undefined);
+  }
+}
+
+async function asked(path: string, key: string, init: RequestInit = {}): Promise<Response> {
+  const headers: Record<string, string> = { "Content-Type": "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let reply: Response;
+  try {
+    reply = await fetch(path, { ...init, headers });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(GONE, 0);
+  }
+  if (!reply.ok) throw new ApiError(await refusal(reply), reply.status);
+  return reply;
+}
+
+async function refusal(reply: Response): Promise<string> {
+  try {
+    return ((await reply.json()) as { error: { message: string } }).error.message;
+  } catch {
+    return `The server answered with status ${reply.status}.`;
+  }
+}

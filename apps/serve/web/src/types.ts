@@ -1,0 +1,127 @@
+/** The server's JSON, and what the page keeps in the browser. */
+
+/** What GET /props describes. */
+export interface Props {
+  name: string;
+  version: string;
+  engine: string;
+  provider: string;
+  adapters: string[];
+  modes: string[];
+  drafters: string[];
+  context: number;
+  max_tokens: number | null;
+  sampling: Record<string, number>;
+}
+
+/** What GET /memory describes, in bytes. */
+export interface Memory {
+  limit_nbytes: number | null;
+  limited_by: string | null;
+  leased_nbytes: number;
+  holders: { name: string; nbytes: number }[];
+  resident_nbytes: number | null;
+  peak_nbytes: number | null;
+}
+
+/** One pass of the target: what was drafted for it, and how much of that was accepted. */
+export interface Round {
+  drafter: string;
+  proposed: number;
+  accepted: number;
+  reason: string;
+}
+
+/** Statistics of an answer so far; times in seconds. */
+export interface Stats {
+  mode: string;
+  seed: number | null;
+  rounds: number;
+  proposed: number;
+  accepted: number;
+  verified_tokens: number;
+  unverified_tokens: number;
+  target_share: number;
+  switches: number;
+  handed_over_at: number;
+  acceptance_length: number;
+  drafters: Record<string, { rounds: number; proposed: number; accepted: number }>;
+  plain_rounds: Record<string, number>;
+  prompt_tokens: number;
+  cached_tokens: number;
+  time_to_first_token: number;
+  tokens_per_second: number;
+  plain_tokens_per_second: number | null;
+  plain_is_measured: boolean;
+  time_seconds: Record<"draft" | "verify" | "sample" | "host", number>;
+}
+
+/** How a streamed event was made: the field `edgedecode` of a chunk. */
+export interface Report {
+  source: string;
+  tokens: number;
+  verified: boolean;
+  round?: Round;
+  uncertainty?: number[];
+  notice?: string;
+  stats?: Stats;
+}
+
+/** A piece of an answer's text, from one source. */
+export interface Span {
+  source: string;
+  text: string;
+  tokens: number;
+}
+
+export interface Answer {
+  model: string;
+  spans: Span[];
+  rounds: Round[];
+  uncertainty: number[];
+  stats: Stats | null;
+  notices: string[];
+  /** OpenAI's reason, "stopped" if the user stopped it, or null while it runs. */
+  finish: string | null;
+  error: string | null;
+}
+
+export interface Attachment {
+  name: string;
+  text: string;
+}
+
+/** A message in the tree of a conversation. Siblings are versions of one message. */
+export interface Turn {
+  id: string;
+  parent: string | null;
+  role: "user" | "assistant";
+  text: string;
+  files: Attachment[];
+  answer: Answer | null;
+}
+
+export interface Conversation {
+  id: string;
+  title: string;
+  changed: number;
+  system: string;
+  turns: Record<string, Turn>;
+  /** The chosen child of each turn, and of the root, "". */
+  chosen: Record<string, string>;
+}
+
+/** What the user sets; null: the server's default. */
+export interface Settings {
+  mode: string;
+  adapter: string;
+  temperature: number | null;
+  top_p: number | null;
+  top_k: number | null;
+  min_p: number | null;
+  max_tokens: number | null;
+  seed: number | null;
+  theme: "system" | "light" | "dark";
+  colours: boolean;
+  panel: boolean;
+}
