@@ -120,8 +120,8 @@ def _retry(conversation: Conversation, rest: str) -> bool:
     answered = [place for place, message in enumerate(messages) if message.role in ("user", "tool")]
     if not answered:
         raise InputError("there is no message to answer again")
-    if not conversation.session.sampling.temperature:
-        conversation.say("greedy: the answer is the same unless mode or adapter changed; --temp 0.8 samples")
+    if conversation.session.sampling.greedy:
+        conversation.say("greedy: expect the same answer unless mode or adapter changed; --temp 0.8 samples")
     conversation.answer_again(answered[-1])
     return True
 

@@ -171,7 +171,7 @@ def test_answer_is_wrapped_between_words_and_follows_the_terminal(tmp_path: Path
         child.until("of 2048 tokens")
         child.resize(70)
         child.send("/retry\r")
-        child.until("greedy: the answer is the same")
+        child.until("greedy: expect the same answer")
         wide = child.until(r"samples\n([\s\S]*?)\n\d+ tokens ·")[1]
         child.until("of 2048 tokens")
         child.send(f"/save {file}\r")

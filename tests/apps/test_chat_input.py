@@ -1,0 +1,144 @@
+"""The input of a chat: kept history, completion, and the choice between the editor, readline and a pipe."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgedecode import Pair
+from edgedecode.apps.chat.input_history import MOST_ENTRIES, InputHistory, kept_history
+from edgedecode.apps.chat.lines import PipedLines, TerminalLines
+from edgedecode.apps.chat.open_lines import open_lines
+from edgedecode.apps.chat.slash import SLASHES, SlashAssistant
+from edgedecode.errors import InputError
+from tests.apps.chat_script import conversation_of
+
+
+def test_history_keeps_inputs_for_a_later_chat(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.jsonl"
+    history = InputHistory(path)
+    for text in ("one", "two\nlines", "two\nlines", "  ", "grüß", "bad \udcff", "x" * 70_000):
+        history.add(text)
+    assert InputHistory(path).entries == history.entries == ["one", "two\nlines", "grüß"]
+    if sys.platform != "win32":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions")
+def test_history_closes_a_file_that_others_could_read(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.jsonl"
+    path.write_text('"one"\n')
+    path.chmod(0o644)
+    InputHistory(path).add("two")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_history_of_two_chats_is_interleaved(tmp_path: Path) -> None:
+    first, second = InputHistory(tmp_path / "inputs"), InputHistory(tmp_path / "inputs")
+    first.add("one")
+    second.add("two")
+    first.add("three")
+    assert InputHistory(tmp_path / "inputs").entries == ["one", "two", "three"]
+
+
+def test_history_is_shortened_once_it_is_twice_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.jsonl"
+    path.write_text("".join(f'"{number}"\n' for number in range(2 * MOST_ENTRIES + 1)))
+    assert InputHistory(path).entries[0] == str(MOST_ENTRIES + 1)
+    assert len(path.read_text().splitlines()) == MOST_ENTRIES
+    assert list(tmp_path.iterdir()) == [path]
+    InputHistory(path).add("last")
+    assert InputHistory(path).entries[-1] == "last"
+
+
+@pytest.mark.parametrize("data", [b"\xff\n", b"[" * 100_000, b"3\n", b'"open', b'"\\ud800"\n', b"\0" * 10])
+def test_history_skips_lines_that_are_not_its_own(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.jsonl"
+    path.write_bytes(data + b'\n"kept"\n')
+    assert InputHistory(path).entries == ["kept"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_history_that_is_a_folder_or_a_pipe_is_ignored(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert InputHistory(pipe).entries == []
+    history = InputHistory(tmp_path)
+    history.add("one")
+    assert history.entries == ["one"]
+
+
+def test_kept_history_without_a_writable_cache_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(file / "cache"))
+    history = kept_history()
+    history.add("one")
+    assert history.entries == ["one"]
+
+
+def completed(text: str, assistant: SlashAssistant) -> Sequence[str]:
+    """Return the texts that Tab can make of a text."""
+    editor = pytest.importorskip("edgedecode.apps.chat.editor")
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+
+    found = editor.SlashCompleter(assistant).get_completions(Document(text), CompleteEvent())
+    return [text[: len(text) + each.start_position] + each.text for each in found]
+
+
+def test_completion_of_commands_modes_adapters_and_files(
+    toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.json").touch()
+    assistant = SlashAssistant(conversation_of(toy))
+    assert completed("/", assistant) == [f"/{name} " for name in SLASHES]
+    assert completed("/re", assistant) == ["/reset ", "/retry "]
+    assert completed("/mode s", assistant) == ["/mode scheduled", "/mode switch", "/mode suffix"]
+    assert completed("/adapter o", assistant) == ["/adapter off"]
+    assert completed("/color o", assistant) == ["/color on", "/color off"]
+    assert completed("/load ta", assistant) == ["/load talk.json"]
+    assert completed(f"/save {tmp_path}/ta", assistant) == [f"/save {tmp_path}/talk.json"]
+    for text in ("hello", "hello /", "/stats ", "/nosuch ", "/system TEX", "/\nmode"):
+        assert completed(text, assistant) == []
+
+
+class Stream:
+    def __init__(self, terminal: bool) -> None:
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def fileno(self) -> int:
+        return 0
+
+
+def test_open_lines_of_a_pipe_a_dumb_terminal_and_a_redirected_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Stream(False))
+    assert isinstance(open_lines(keep_history=True), PipedLines)
+    monkeypatch.setattr(sys, "stdin", Stream(True))
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_lines(keep_history=False), TerminalLines)  # standard output is captured
+    monkeypatch.setattr(sys, "stdout", Stream(True))
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_lines(keep_history=False), TerminalLines)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        open_lines(keep_history=False)
+
+
+def test_terminal_lines_join_continued_lines_and_ask_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["one\\", "two", "three"])
+    monkeypatch.setattr("builtins.input", lambda *prompt: next(typed))
+    history = InputHistory()
+    lines = TerminalLines(history)
+    assert [lines.read(), lines.read()] == ["one\ntwo", "three"]
+    assert history.entries == ["one\ntwo", "three"]
+    assert capsys.readouterr() == ("", "> … > ")

@@ -1,0 +1,265 @@
+"""Modes of a chat, /undo, /retry and lists of adapters: the conversation survives every change and every error."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode import (
+    BudgetExceeded,
+    CapabilityError,
+    FinishReason,
+    InputError,
+    Message,
+    Pair,
+    SamplingOptions,
+    SessionOptions,
+    SwitchOptions,
+)
+from edgedecode.apps.chat.conversation import Conversation
+from edgedecode.apps.chat.modes import chat_modes, chosen_mode, mode_of
+from edgedecode.decoding.verify import Rule
+from tests.apps.chat_script import OPTIONS, conversation_of, talk
+from tests.peft_folders import list_adapter, write_peft
+
+SCHEDULED = replace(OPTIONS, draft_max=None)
+
+
+def marked(err: str) -> list[str]:
+    """Return the names that a list shows as present."""
+    return [line.split()[1] for line in err.splitlines() if line.startswith("* ")]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (SessionOptions(), "scheduled"),
+        (SessionOptions(tree=True), "scheduled"),
+        (SessionOptions(drafter="none"), "plain"),
+        (SessionOptions(draft_max=0), "plain"),
+        (SessionOptions(draft_max=3), "fixed"),
+        (SessionOptions(reproducible=True), "fixed"),
+        (SessionOptions(drafter="suffix", draft_max=3), "suffix"),
+        (SessionOptions(switch=SwitchOptions(threshold=0.1)), "switch"),
+    ],
+)
+def test_mode_of_names_the_mode_and_its_options_lead_back_to_it(
+    options: SessionOptions, expected: str, toy: Pair
+) -> None:
+    assert mode_of(options) == expected
+    modes = chat_modes(toy, options)
+    found = modes[expected].options
+    assert found == options or (found.drafter, found.draft_max, options.draft_max) == ("none", None, 0)
+    assert all(mode_of(mode.options) == name for name, mode in modes.items())
+
+
+def test_chat_modes_without_a_draft_model_need_none(toy: Pair) -> None:
+    toy.manifest = replace(toy.manifest, models={"target": toy.manifest.models["target"]})
+    assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
+
+
+def test_chat_modes_of_a_reproducible_chat_neither_schedule_nor_switch(toy: Pair) -> None:
+    assert not {"scheduled", "switch"} & chat_modes(toy, SessionOptions(reproducible=True)).keys()
+
+
+def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_started_so(toy: Pair) -> None:
+    with pytest.raises(CapabilityError, match="not calibrated for switching: run `edgedecode calibrate`"):
+        chosen_mode("switch", toy, OPTIONS)
+    switching = SwitchOptions(threshold=0.5)
+    assert chosen_mode("switch", toy, replace(SCHEDULED, switch=switching)).options.switch == switching
+
+
+def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/mode")
+    assert marked(capsys.readouterr().err) == ["scheduled"]
+    before, first = chat.session, chat.session.messages
+    used = toy.budget.used_nbytes
+    talk(chat, "/mode plain", "/mode")
+    err = capsys.readouterr().err
+    assert "mode plain: the target alone, no drafts" in err
+    assert marked(err) == ["plain"]
+    assert chat.session is not before
+    assert chat.session.messages == first
+    assert toy.budget.used_nbytes <= used  # the old session is closed
+    talk(chat, "again")
+    assert chat.session.stats.mode == "plain"
+    assert chat.session.messages[:2] == first
+    assert len(chat.session.messages) == 4
+    talk(chat, "/mode suffix", "again")
+    assert chat.session.drafter_name == "suffix"
+    talk(chat, "/mode scheduled", "again")
+    assert chat.session.stats.mode == "scheduled"
+    assert len(chat.session.messages) == 8
+
+
+def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello")
+    answers = {chat.session.messages[1].content}
+    for mode in ("plain", "model", "suffix", "recycle"):
+        talk(chat, f"/mode {mode}", "/retry")
+        assert mode_of(chat.session.options) == mode
+        answers.add(chat.session.messages[1].content)
+    assert len(answers) == 1
+
+
+def test_slash_mode_keeps_the_statistics_of_the_last_answer(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/mode plain")
+    capsys.readouterr()
+    talk(chat, "/stats")
+    assert "scheduled (drafts where they are faster)" in capsys.readouterr().err
+
+
+def test_slash_mode_that_is_refused_before_anything_changes_keeps_the_session(
+    toy: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = talk(conversation_of(toy, replace(SCHEDULED, drafter="model", draft_max=2, rule=Rule.RATIO)), "hello")
+    messages = chat.session.messages
+    capsys.readouterr()
+    talk(chat, "/mode suffix")
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "the ratio rule samples from the draft model" in err
+    assert mode_of(chat.session.options) == "model"
+    assert chat.session.messages == messages
+    assert talk(chat, "again").last_finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("error", [BudgetExceeded("no memory", table=""), KeyboardInterrupt()])
+def test_slash_mode_that_fails_opens_the_old_mode_again(
+    error: BaseException, toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello")
+    messages, opened = chat.session.messages, toy.session
+
+    def session(options: SessionOptions, **others: object) -> object:
+        if options.drafter == "none":
+            raise error
+        return opened(options, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(toy, "session", session)
+    capsys.readouterr()
+    talk(chat, "/mode plain", "/mode")
+    err = capsys.readouterr().err
+    assert ("edgedecode: no memory\n" if isinstance(error, BudgetExceeded) else "(interrupted)") in err
+    assert marked(err) == ["scheduled"]
+    assert chat.session.messages == messages
+    assert talk(chat, "again").last_finish is FinishReason.LENGTH
+
+
+def test_slash_mode_that_cannot_go_back_either_keeps_the_messages_for_another_try(
+    toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello")
+    messages = chat.session.messages
+
+    def refused(*words: object, **options: object) -> object:
+        raise BudgetExceeded("no memory", table="")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy, "session", refused)
+        capsys.readouterr()
+        talk(chat, "/mode plain", f"/save {tmp_path / 'talk.json'}")
+        err = capsys.readouterr().err
+        assert "no memory; /mode opens the conversation again, /save keeps it" in err
+        assert "2 messages saved" in err
+    talk(chat, "/mode plain", "again")
+    assert chat.session.messages[:2] == messages
+    assert chat.last_finish is FinishReason.LENGTH
+
+
+def test_slash_mode_continues_the_seeds_of_a_sampled_chat(toy: Pair) -> None:
+    chat = talk(conversation_of(toy, SCHEDULED), "hello")
+    first = chat.session.seed
+    talk(chat, "/mode plain", "hello")
+    assert chat.session.seed != first
+    other = talk(conversation_of(toy, replace(SCHEDULED, seed=None)), "/mode plain", "hello")
+    assert other.session.options.seed is None
+
+
+def test_undo_drops_the_last_turn_and_keeps_the_system_message(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = conversation_of(toy)
+    chat.start_over([Message("system", "be brief")])
+    talk(chat, "hello", "a long message " * 8, "/undo")
+    assert [message.content for message in chat.session.messages[:2]] == ["be brief", "hello"]
+    assert len(chat.session.messages) == 3
+    assert f"dropped the last turn: {'a long message ' * 4}…\n" in capsys.readouterr().err
+    talk(chat, "/undo", "/undo")
+    assert [message.role for message in chat.session.messages] == ["system"]
+    assert "the conversation is empty" in capsys.readouterr().err
+
+
+def test_retry_answers_the_last_message_again(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy), "hello")
+    before = chat.session.messages
+    talk(chat, "/retry")
+    assert chat.session.messages == before
+    assert "greedy: expect the same answer" in capsys.readouterr().err
+    assert chat.session.stats.cached_tokens > 0
+    talk(chat, "again", "/retry")
+    assert chat.session.messages[:2] == before
+    assert [message.role for message in chat.session.messages[2:]] == ["user", "assistant"]
+
+
+def test_retry_of_a_sampled_answer_gives_another_one(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(conversation_of(toy, replace(OPTIONS, sampling=SamplingOptions(temperature=1.0))), "hello")
+    before = chat.session.messages
+    talk(chat, "/retry")
+    assert chat.session.messages[0] == before[0]
+    assert chat.session.messages[1] != before[1]
+    assert "greedy" not in capsys.readouterr().err
+
+
+def test_retry_of_a_loaded_conversation_answers_its_unanswered_message(toy: Pair) -> None:
+    chat = conversation_of(toy)
+    chat.start_over([Message("user", "one"), Message("assistant", "two"), Message("tool", "three")])
+    talk(chat, "/retry")
+    assert [message.role for message in chat.session.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_retry_that_fails_keeps_the_old_answer(
+    chat: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(chat, "hello")
+    before = chat.session.messages
+
+    def refused(*words: object, **options: object) -> object:
+        raise InputError("refused")
+
+    monkeypatch.setattr(chat.session, "stream", refused)
+    talk(chat, "/retry")
+    assert "edgedecode: refused" in capsys.readouterr().err
+    assert chat.session.messages == before
+
+
+def test_status_shows_mode_and_use_of_the_context(chat: Conversation) -> None:
+    context = chat.session.context
+    assert chat.status == f"toy · fixed · 0 of {context} tokens"
+    talk(chat, "hello")
+    assert chat.status == f"toy · fixed · {len(chat.session.tokens)} of {context} tokens"
+    talk(chat, "again", "/undo")
+    assert chat.status == f"toy · fixed · context {context} tokens"
+    talk(chat, "/reset")
+    assert chat.status == f"toy · fixed · 0 of {context} tokens"
+
+
+def test_adapter_is_listed_kept_by_a_change_of_mode_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pack: Path
+) -> None:
+    folder = tmp_path / "pack"
+    shutil.copytree(pack, folder)
+    list_adapter(folder, "odd", write_peft(tmp_path / "odd", seed=1))
+    with edgedecode.load(folder, runtime="onnx", adapters=True) as pair:
+        chat = talk(conversation_of(pair, SCHEDULED), "/adapter")
+        err = capsys.readouterr().err
+        assert marked(err) == ["off"]
+        assert "\n  odd\n" in err
+        talk(chat, "/adapter odd:0.5", "/mode plain", "/adapter")
+        assert "* odd  scale 0.5\n" in capsys.readouterr().err
+        assert chat.status.startswith("demo · plain · odd · ")
+        assert chat.session.options.adapter == "odd"
+        talk(chat, "/adapter off", "/mode suffix", "hello")
+        assert chat.session.options.adapter is None
