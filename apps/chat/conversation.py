@@ -225,8 +225,8 @@ class Conversation:
                 self.say(f"{'':<{width}}{line}")
 
     def refuse(self, text: str) -> None:
-        """Write an error in one line."""
-        print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
+        """Write an error in one line, on a terminal wrapped."""
+        print(wrapped(f"edgedecode: {shown(text)}", terminal_columns(sys.stderr)), file=sys.stderr, flush=True)
 
     def _stream(self, prompt: str | Message) -> FinishReason:
         reason = FinishReason.CANCELLED

@@ -14,7 +14,6 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
 from edgedecode.text.printable import checked_text, shown
@@ -56,7 +55,6 @@ class EditedLines:
             history=_KeptHistory(history),
             key_bindings=_key_bindings(),
             complete_while_typing=False,
-            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would need free lines below the prompt
             bottom_toolbar=self._status,
             style=_STYLE,
             include_default_pygments_style=False,
@@ -116,7 +114,7 @@ class SlashCompleter(Completer):
             return
         command, space, argument = text[1:].partition(" ")
         if not space:
-            yield from _beginning(command, [f"{each} " for each in self._assistant.commands()])
+            yield from _beginning(command, {f"{name} ": help for name, help in self._assistant.commands().items()})
             return
         values = self._assistant.arguments(command)
         if values is None:
@@ -125,8 +123,12 @@ class SlashCompleter(Completer):
             yield from _beginning(argument, values)
 
 
-def _beginning(begun: str, values: Iterable[str]) -> Iterator[Completion]:
-    return (Completion(value, -len(begun), display=value.strip()) for value in values if value.startswith(begun))
+def _beginning(begun: str, values: Mapping[str, str]) -> Iterator[Completion]:
+    return (
+        Completion(value, -len(begun), display=value.strip(), display_meta=meaning)
+        for value, meaning in values.items()
+        if value.startswith(begun)
+    )
 
 
 class _KeptHistory(History):
@@ -155,7 +157,9 @@ def _key_bindings() -> KeyBindings:
     @bindings.add("enter", filter=typing)
     def send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.document.text_before_cursor.endswith("\\"):
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None  # the chosen completion stays, and the menu closes
+        elif buffer.document.text_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
@@ -27,12 +27,12 @@ class Assistant(Protocol):
         """Return one line about the state of the chat."""
         ...
 
-    def commands(self) -> Sequence[str]:
-        """Return the names of the slash commands, without the slash."""
+    def commands(self) -> Mapping[str, str]:
+        """Return the names of the slash commands, without the slash, and their help."""
         ...
 
-    def arguments(self, command: str) -> Sequence[str] | None:
-        """Return the values that a command takes; None: the name of a file."""
+    def arguments(self, command: str) -> Mapping[str, str] | None:
+        """Return the values that a command takes, and their meanings; None: the name of a file."""
         ...
 
 

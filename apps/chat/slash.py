@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from edgedecode.text.printable import shown
 from ..colour import Paint
 from ..memory_table import memory_table
 from .conversation import Conversation
-from .modes import Mode, chat_modes, chosen_mode, mode_of
+from .modes import chat_modes, chosen_mode, mode_of
 from .saved_messages import load_messages, save_messages
 
 __all__ = ["SLASHES", "Slash", "SlashAssistant", "run_slash"]
@@ -28,21 +28,22 @@ _SHOWN = 60
 """Characters of a message that /undo quotes."""
 
 
-def _no_values(conversation: Conversation) -> Sequence[str]:
-    return ()
+def _no_values(conversation: Conversation) -> Mapping[str, str]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Slash:
     """A command: its argument's name, its help, and its function, which returns False to end the chat.
 
-    argument: in brackets if it may be left out; empty if there is none. values: the arguments to complete; None: files.
+    argument: in brackets if it may be left out; empty if there is none. values: the arguments to
+    complete, and their meanings; None: files.
     """
 
     argument: str
     help: str
     run: Callable[[Conversation, str], bool]
-    values: Callable[[Conversation], Sequence[str]] | None = _no_values
+    values: Callable[[Conversation], Mapping[str, str]] | None = _no_values
 
     def takes(self, argument: str) -> bool:
         """Return whether an argument may be given, or left out if it is empty."""
@@ -58,13 +59,13 @@ class SlashAssistant:
     def status(self) -> str:
         return self._conversation.status
 
-    def commands(self) -> Sequence[str]:
-        return list(SLASHES)
+    def commands(self) -> Mapping[str, str]:
+        return {name: slash.help for name, slash in SLASHES.items()}
 
-    def arguments(self, command: str) -> Sequence[str] | None:
+    def arguments(self, command: str) -> Mapping[str, str] | None:
         slash = SLASHES.get(command)
         if slash is None:
-            return ()
+            return {}
         return None if slash.values is None else slash.values(self._conversation)
 
 
@@ -156,28 +157,26 @@ def _memory(conversation: Conversation, rest: str) -> bool:
 def _mode(conversation: Conversation, rest: str) -> bool:
     present = mode_of(conversation.session.options)
     if not rest:
-        _list(conversation, {mode.name: mode.help for mode in _modes(conversation).values()}, present=present)
+        _list(conversation, _modes(conversation), present=present)
         return True
     mode = chosen_mode(rest, conversation.pair, conversation.start)
     conversation.use_options(mode.options)
-    found = mode_of(conversation.session.options)
-    conversation.say(f"mode {found}: {_modes(conversation)[found].help}")
+    found = mode_of(conversation.session.options)  # not the chosen one if memory is short
+    conversation.say(f"mode {found}: {_modes(conversation)[found]}")
     return True
 
 
 def _adapter(conversation: Conversation, rest: str) -> bool:
+    names = _adapters(conversation)
     if not rest:
-        scale = conversation.options.adapter_scale
-        names = {NO_ADAPTER: "the target without an adapter", **dict.fromkeys(_adapters(conversation), "")}
-        present = conversation.options.adapter or NO_ADAPTER
-        if present != NO_ADAPTER and scale != 1:
-            names[present] = f"scale {scale:g}"
-        _list(conversation, names, present=present)
+        _list(conversation, names, present=conversation.options.adapter or NO_ADAPTER)
         return True
     try:
         name, scale = (None, 1.0) if rest == NO_ADAPTER else scaled_name(rest)
     except ArgumentTypeError as error:
         raise InputError(str(error)) from None
+    if name is not None and len(names) == 1:
+        raise InputError("the pack has no adapters: `edgedecode adapter` adds one to a pack")
     conversation.use_adapter(name, scale=scale)
     conversation.say("the next answer uses no adapter" if name is None else f"the next answer uses the adapter {name}")
     return True
@@ -226,32 +225,35 @@ def _system(conversation: Conversation) -> list[Message]:
     return [message for message in conversation.session.messages[:1] if message.role == "system"]
 
 
-def _list(conversation: Conversation, names: dict[str, str], *, present: str) -> None:
+def _list(conversation: Conversation, names: Mapping[str, str], *, present: str) -> None:
     """Show names with their meanings, the present one marked."""
     conversation.say_list({f"{'*' if name == present else ' '} {shown(name)}": each for name, each in names.items()})
 
 
-def _modes(conversation: Conversation) -> dict[str, Mode]:
-    return chat_modes(conversation.pair, conversation.start)
+def _modes(conversation: Conversation) -> Mapping[str, str]:
+    return {mode.name: mode.help for mode in chat_modes(conversation.pair, conversation.start).values()}
 
 
-def _adapters(conversation: Conversation) -> list[str]:
+def _adapters(conversation: Conversation) -> Mapping[str, str]:
     """Return the names of the target's adapters; those of the draft model follow them."""
-    return [name for name in conversation.pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
+    names = [name for name in conversation.pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
+    present, scale = conversation.options.adapter, conversation.options.adapter_scale
+    meanings = {name: f"scale {scale:g}" if name == present and scale != 1 else "" for name in names}
+    return {NO_ADAPTER: "the target without an adapter", **meanings}
 
 
-_SWITCH = ("on", "off")
+_SWITCH = {"on": "colour tokens by source", "off": "no colours"}
 SLASHES = {
     "reset": Slash("", "start over, keep the system message", _reset),
     "system": Slash("TEXT", "start over with this system message", _set_system),
     "undo": Slash("", "drop the last message and its answer", _undo),
     "retry": Slash("", "answer the last message again", _retry),
-    "mode": Slash("[NAME]", "list the ways to make answers, or change to one", _mode, lambda chat: list(_modes(chat))),
+    "mode": Slash("[NAME]", "list the ways to make answers, or change to one", _mode, _modes),
     "adapter": Slash(
         "[NAME]",
         f"list the pack's adapters, or use one, NAME or NAME:SCALE; {NO_ADAPTER}: use none",
         _adapter,
-        lambda chat: [NO_ADAPTER, *_adapters(chat)],
+        _adapters,
     ),
     "stats": Slash("", "show statistics of the last answer", _stats),
     "memory": Slash("", "show planned memory by holder, and measured memory", _memory),

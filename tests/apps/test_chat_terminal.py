@@ -111,7 +111,11 @@ def test_mode_changes_at_a_terminal_and_keeps_the_conversation(tmp_path: Path) -
         child.until("0 of 2048 tokens")
         child.send(f"{QUESTION}\r")
         child.until(r"drafts[\s\S]*of 2048 tokens")
-        child.send("/mo\tpl\t\r")  # Tab completes both words
+        child.send("/mo\t")
+        child.until("/mode")
+        child.send("pl\t")
+        child.until("plain")
+        child.send("\r")
         child.until("mode plain: the target alone, no drafts")
         child.until(r"demo · plain · \d\d of 2048 tokens")
         child.send("/retry\r")
