@@ -8,7 +8,7 @@ from typing import TextIO
 from edgedecode.text.printable import shown_answer
 
 from ..colour import Paint
-from .word_wrap import WordWrap
+from .word_wrap import BREAK, Piece, WordWrap
 
 __all__ = ["AnswerWriter", "terminal_columns"]
 
@@ -28,16 +28,16 @@ class AnswerWriter:
         self._put(pieces)
 
     def end(self) -> None:
-        """Write what was held back, and end the line."""
+        """Write the word that was held back, and end the line."""
         if self._wrap is not None:
             self._put(self._wrap.flush())
         if not self._last.endswith("\n"):
             self._stream.write("\n")
             self._stream.flush()
 
-    def _put(self, pieces: list[tuple[str, str]]) -> None:
+    def _put(self, pieces: list[Piece]) -> None:
         for text, source in pieces:
-            self._stream.write(self._paint.paint(text, source))
+            self._stream.write(text if source == BREAK else self._paint.paint(text, source))
             self._last = text or self._last
         self._stream.flush()
 

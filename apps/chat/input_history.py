@@ -19,7 +19,7 @@ MOST_ENTRIES = 1000
 _LONGEST = 1 << 16
 """Characters of the longest input that is kept."""
 _MOST_NBYTES = 1 << 24
-"""Larger files are not read: they are not ours."""
+"""Larger files are not read: no chat wrote them."""
 
 
 class InputHistory:
@@ -59,7 +59,7 @@ def _line(text: str) -> str:
 
 
 def _entries(path: Path) -> Iterable[str]:
-    """Yield the inputs in a file; lines that are not ours are skipped."""
+    """Yield the inputs in a file; other lines are skipped."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_NBYTES:
             return

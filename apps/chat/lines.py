@@ -21,7 +21,7 @@ QUITTING: Mapping[str, str] = {"Ctrl-C": "stop the answer; twice at the prompt: 
 
 
 class Assistant(Protocol):
-    """What an editor asks the chat while the user types."""
+    """Answers an editor's questions about the chat while the user types."""
 
     def status(self) -> str:
         """Return one line about the state of the chat."""
@@ -41,7 +41,7 @@ class Lines(Protocol):
 
     interactive: bool
     keys: Mapping[str, str]
-    """What keys do, for the help."""
+    """Its keys and their effects, for the help."""
 
     def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
         """While entered, the editor uses the assistant, and owns the terminal between two messages too."""

@@ -36,8 +36,8 @@ def _no_values(conversation: Conversation) -> Mapping[str, str]:
 class Slash:
     """A command: its argument's name, its help, and its function, which returns False to end the chat.
 
-    argument: in brackets if it may be left out; empty if there is none. values: the arguments to
-    complete, and their meanings; None: files.
+    argument: in brackets if it may be left out; empty if there is none. values: the arguments to complete,
+    and their meanings; None: files.
     """
 
     argument: str
@@ -51,7 +51,7 @@ class Slash:
 
 
 class SlashAssistant:
-    """What the line editor asks while the user types: commands, their arguments, and the state of the chat."""
+    """Tells a line editor the commands, their arguments and the state of the chat while the user types."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation

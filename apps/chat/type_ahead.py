@@ -1,4 +1,4 @@
-"""What a user types while an answer is written: kept for the next prompt, not shown in the middle of the answer."""
+"""Type-ahead: text typed during an answer is kept for the next prompt, and not echoed into the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6
 
 @contextmanager
 def typing_ahead(terminal: int) -> Iterator[str]:
-    """While entered, the terminal keeps typed characters unseen and unchanged; yields what was typed before.
+    """While entered, the terminal keeps typed characters unseen and unchanged; yields the text typed before.
 
     Enter stays a carriage return, which an editor needs to tell it from Ctrl-J. Ctrl-C and Ctrl-Z work. On Windows
     nothing is changed.
@@ -35,7 +35,7 @@ def typing_ahead(terminal: int) -> Iterator[str]:
 
 
 def _keep_unseen(terminal: int) -> str:
-    """Switch echo and line editing of the terminal off; return what it holds, typed in its earlier mode."""
+    """Switch echo and line editing of the terminal off; return the text that was typed before."""
     assert sys.platform != "win32"
     mode = termios.tcgetattr(terminal)
     mode[_INPUT_FLAGS] &= ~termios.ICRNL

@@ -52,7 +52,7 @@ class WordWrap:
         self._begin_line()
 
     def push(self, text: str, source: str = "") -> list[Piece]:
-        """Add text and return what can be written now."""
+        """Add text and return the pieces that can be written now."""
         for character in text:
             self._add(character, source)
         return self._taken()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import unicodedata
 from itertools import pairwise
@@ -11,7 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from edgedecode.apps.chat import answer_writer
+from edgedecode.apps.chat.answer_writer import AnswerWriter
 from edgedecode.apps.chat.word_wrap import BREAK, Piece, WordWrap, wrapped
+from edgedecode.apps.colour import Paint
 
 WORDS = st.sampled_from(
     [
@@ -161,6 +165,33 @@ def test_word_wrap_keeps_sources_and_holds_back_at_most_one_word() -> None:
     assert wrap.push("!", "target") == [("!", "target")]  # the first word of a line waits for nothing
     assert wrap.push("\na b", "target") == [("\na ", "target")]
     assert wrap.flush() == [("b", "target")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_answer_writer_wraps_colours_and_escapes_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_writer, "terminal_columns", lambda stream: 12)
+    chunks = [("one squir", "target"), ("rels\x1b[2J", "model"), (" x", "draft")]
+    for stream, expected in (
+        (Terminal(), "one \nsquir\x1b[32mrels\\x1b[2J\x1b[0m\x1b[33m \x1b[0m\n\x1b[33mx\x1b[0m\n"),
+        (io.StringIO(), "one squir\x1b[32mrels\x1b[2J\x1b[0m\x1b[33m x\x1b[0m\n"),
+    ):
+        writer = AnswerWriter(stream, Paint.for_stream(stream, when="always"))
+        for text, source in chunks:
+            writer.write(text, source)
+        writer.end()
+        assert stream.getvalue() == expected
+
+
+def test_answer_writer_adds_nothing_to_an_answer_that_ends_its_line() -> None:
+    writer = AnswerWriter(stream := io.StringIO(), Paint(on=False))
+    writer.write("one\n", "target")
+    writer.write("", "target")
+    writer.end()
+    assert stream.getvalue() == "one\n"
 
 
 def test_word_wrap_uses_a_new_width_from_the_next_line_on() -> None:
