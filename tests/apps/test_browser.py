@@ -153,10 +153,33 @@ def test_markdown_is_shown_with_highlighted_code_that_can_be_copied(opened: Any,
     assert page.evaluate("navigator.clipboard.readText()") == code.inner_text().rstrip("\n")
 
 
-def test_html_in_a_message_is_text(opened: Any) -> None:
+HOSTILE = """<img src=x onerror="alert(1)"><script>alert(2)</script>
+[a](javascript:alert(3)) [b](https://example.com/?q=1) ![c](https://example.com/c.png)
+<iframe src="https://example.com"></iframe><a href="data:text/html,x" onclick="alert(4)">d</a>
+<style>body { display: none }</style> <form action="https://example.com"><input></form>
+
+```"><img src=y onerror=alert(5)>
+</code></pre><script>alert(6)</script>
+```
+"""
+
+
+def test_an_answer_can_neither_run_code_nor_load_anything(opened: Any) -> None:
     page = opened()
-    say(page, "Repeat this text: <img src=x onerror=alert(1)><script>alert(2)</script>")
-    assert page.locator("article img, article script").count() == 0
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    events = [{"choices": [{"delta": {"content": HOSTILE}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    say(page, HOSTILE)
+    article = page.locator("article")
+    assert article.locator("img, script, iframe, style, form, object, svg:not(.icon)").count() == 0
+    links = article.locator("a").evaluate_all("all => all.map(each => [each.getAttribute('href'), each.rel])")
+    assert {href for href, _ in links} == {None, "https://example.com/?q=1", "https://example.com/c.png"}
+    assert all("noopener" in rel for _, rel in links)
+    attributes = article.evaluate_all(
+        "all => all.flatMap(one => [...one.querySelectorAll('*')].flatMap(each => each.getAttributeNames()))"
+    )
+    assert not [name for name in attributes if name.startswith("on")]
 
 
 def test_an_answer_is_stopped_and_answered_again(opened: Any, server: Running) -> None:
