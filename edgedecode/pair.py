@@ -196,7 +196,7 @@ class Pair:
         return self
 
     def _compile(self, grammar: Grammar) -> None:
-        """Compile a grammar without the lock: it takes up to half a second, in which other sessions' rounds go on."""
+        """Compile a grammar without the lock: it takes up to half a second, and other rounds go on meanwhile."""
         tokens = self.turn.run(lambda: self._still_open().shared.tokens_of_grammars())  # noqa: PLW0108 (under the lock)
         tokens.compile(grammar)
 
@@ -269,7 +269,7 @@ class Pair:
         entry = self.manifest.models["draft"]
         graphs = (graph for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities)
         names = {entry.weights, entry.gguf, *(name for graph in graphs for name in graph.files)}
-        with opening(self.root):
+        with opening(self.root, missing_seconds=0):  # answers wait meanwhile
             check_unchanged(self.manifest, self.root, names)
             if ADAPTERS in self._loading and self.manifest.has_draft_adapters:
                 with suppress(BudgetExceeded, CapabilityError):  # then drafts without adapters

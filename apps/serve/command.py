@@ -76,6 +76,7 @@ class ServeCommand:
                 "the server's packages are not installed: pip install 'edgedecode[serve]'"
             ) from None
         from .application import create_app
+        from .connections import server_config
         from .running import Service
 
         return_freed_memory()
@@ -84,7 +85,7 @@ class ServeCommand:
             options = session_options(arguments, pair)
             service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
             _say(pair, listening, opens=arguments.open)
-            config = uvicorn.Config(create_app(service, limits), log_level="warning", timeout_graceful_shutdown=30)
+            config = server_config(create_app(service, limits), seconds=limits.seconds)
             uvicorn.Server(config).run(sockets=[listening])
         return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Collection, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -32,6 +33,18 @@ def error_response(
     return JSONResponse(body, status, headers=headers)
 
 
+_MOST_HEADERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What a client sent. complete: up to its end. refusal: why it is not read."""
+
+    data: bytes = b""
+    complete: bool = False
+    refusal: JSONResponse | None = None
+
+
 class Guards:
     """ASGI middleware. hosts: allowed names in the Host header; empty: all. key: the bearer key; empty: none.
 
@@ -56,9 +69,13 @@ class Guards:
             return
         headers = dict(scope["headers"])
         refusal = self._refusal(scope["path"], headers)
-        if refusal is None:
-            body, refusal = await self._body(receive, headers)
+        if len(scope["headers"]) > _MOST_HEADERS:
+            refusal = error_response(431, f"the request has more than {_MOST_HEADERS} headers", code="headers")
+        body = await self._body(receive, headers, keep=refusal is None)
+        refusal = refusal or body.refusal
         if refusal is not None:
+            if not body.complete:  # the rest of it would keep the connection, and a slow client an idle one
+                refusal.headers["Connection"] = "close"
             await refusal(scope, receive, send)
             return
         given = False
@@ -68,7 +85,7 @@ class Guards:
             if given:
                 return await receive()
             given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": body.data, "more_body": False}
 
         await self._app(scope, again, send)
 
@@ -89,24 +106,28 @@ class Guards:
     def _same_origin(self, headers: dict[bytes, bytes], host: str) -> bool:
         return headers[b"origin"].decode("latin-1").casefold() in {f"http://{host}", f"https://{host}"}
 
-    async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> tuple[bytes, JSONResponse | None]:
+    async def _body(self, receive: Receive, headers: dict[bytes, bytes], *, keep: bool) -> _Body:
+        """Read a body, and keep it if asked to. A little more than the limit is read, so that the client reads why."""
         too_large = error_response(413, f"the body is larger than {self._most_nbytes} bytes", code="too_large")
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._most_nbytes:
-            return b"", too_large
+        if length.isdigit() and int(length) > 2 * self._most_nbytes:
+            return _Body(refusal=too_large)
         parts: list[bytes] = []
         nbytes = 0
         try:
             async with asyncio.timeout(self._seconds):
-                while True:
+                while nbytes <= 2 * self._most_nbytes:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return b"", error_response(400, "the client went away")
-                    parts.append(message.get("body", b""))
-                    nbytes += len(parts[-1])
-                    if nbytes > self._most_nbytes:
-                        return b"", too_large
+                        return _Body(refusal=error_response(400, "the client went away"))
+                    part = message.get("body", b"")
+                    nbytes += len(part)
+                    if keep and nbytes <= self._most_nbytes:
+                        parts.append(part)
                     if not message.get("more_body"):
-                        return b"".join(parts), None
+                        refusal = None if nbytes <= self._most_nbytes else too_large
+                        return _Body(b"".join(parts), complete=True, refusal=refusal)
         except TimeoutError:
-            return b"", error_response(408, f"the body did not arrive within {self._seconds:g} s", code="timeout")
+            late = f"the body did not arrive within {self._seconds:g} s"
+            return _Body(refusal=error_response(408, late, code="timeout"))
+        return _Body(refusal=too_large)

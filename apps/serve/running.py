@@ -110,7 +110,8 @@ class Service:
         self.queued += 1
         try:
             try:
-                await asyncio.wait_for(self._slots.acquire(), self._patience)
+                async with asyncio.timeout(self._patience):
+                    await self._slots.acquire()
             except TimeoutError:
                 raise Busy(f"no answer could begin within {self._patience:g} s: try again later") from None
             try:
@@ -155,12 +156,11 @@ class Service:
         """
         deadline = monotonic() + self._patience
         if (kept := self._kept(options, asked)) is not None:
-            await asyncio.to_thread(kept.reset, asked.messages)
-            return kept
+            return await self._ready(lambda: _reset(kept, asked))
         while True:
             self._opening += 1
             try:
-                return await asyncio.to_thread(self.pair.session, options, messages=asked.messages)
+                return await self._ready(lambda: self.pair.session(options, messages=asked.messages))
             except BudgetExceeded as error:
                 refusal = error
             finally:
@@ -173,6 +173,16 @@ class Service:
                 raise Busy("the memory budget has no room for another answer: try again later")
             else:
                 await self._wait_for_room()
+
+    async def _ready(self, make: Callable[[], Session]) -> Session:
+        """Return what `make` returns, from a thread. If the client leaves meanwhile, the session is closed again."""
+        making = asyncio.ensure_future(asyncio.to_thread(make))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await asyncio.to_thread((await making).close)
+            raise
 
     async def _wait_for_room(self) -> None:
         """Wait until an answer ends, or a moment: a session that was being opened may have failed."""
@@ -190,6 +200,11 @@ class Service:
             return None
         self._idle.remove(best)
         return best[1]
+
+
+def _reset(session: Session, asked: Asked) -> Session:
+    session.reset(asked.messages)
+    return session
 
 
 def _start(session: Session, asked: Asked) -> Answer:

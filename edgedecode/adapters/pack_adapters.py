@@ -239,7 +239,7 @@ class PackAdapters:
                 f"the adapter {name!r} is for the {entry.role} and cannot be used with the {self._role}"
             )
         file, config = self._manifest.adapters[name].file, self._manifest.adapters[name].config
-        with opening(self._root):
+        with opening(self._root, missing_seconds=0):  # answers wait meanwhile
             digest = self._add_matrices(name, file=file, config=config) if config else self._add_file(name, file)
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
 

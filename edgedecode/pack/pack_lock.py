@@ -46,10 +46,13 @@ def changing(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opening(root: Path) -> Iterator[None]:
-    """Take a shared lock on a pack, so that it does not change while its manifest is read and its files are opened."""
+def opening(root: Path, *, missing_seconds: float = MISSING_SECONDS) -> Iterator[None]:
+    """Take a shared lock on a pack, so that it does not change while its manifest is read and its files are opened.
+
+    missing_seconds: how long to wait for a folder that does not exist; 0 for a pack that was there before.
+    """
     try:
-        lock = _shared_lock(root)
+        lock = _shared_lock(root, missing_seconds)
     except OSError:  # no permission, or a file system without locks
         lock = Lock(-1)
     if lock is None:
@@ -98,14 +101,15 @@ def remove_files(root: Path, names: Sequence[str]) -> None:
             (root / name).unlink(missing_ok=True)
 
 
-def _shared_lock(root: Path) -> Lock | None:
+def _shared_lock(root: Path, missing_seconds: float) -> Lock | None:
     """Take a shared lock. Retries while the folder is missing: a replacement may be between its two renames."""
-    deadline = monotonic() + MISSING_SECONDS
-    while monotonic() < deadline:
+    deadline = monotonic() + missing_seconds
+    while True:
         with suppress(FileNotFoundError):
             return _locked(root, seconds=OPEN_SECONDS, shared=True)
+        if monotonic() >= deadline:
+            return Lock(-1)
         sleep(0.01)
-    return Lock(-1)
 
 
 def _locked(root: Path, *, seconds: float, shared: bool) -> Lock | None:

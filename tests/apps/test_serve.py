@@ -28,6 +28,7 @@ import openai
 import uvicorn
 
 from edgedecode.apps.serve.application import Limits, create_app
+from edgedecode.apps.serve.connections import server_config
 from edgedecode.apps.serve.running import Service
 
 pytestmark = pytest.mark.skipif(
@@ -60,7 +61,8 @@ class Running:
         async def serve() -> None:
             limits, parallel, waiting, options = self._settings
             self.service = Service(self.pair, options, parallel=parallel, waiting=waiting, patience=60.0)
-            self._server = uvicorn.Server(uvicorn.Config(create_app(self.service, limits), log_level="error"))
+            app = create_app(self.service, limits)
+            self._server = uvicorn.Server(server_config(app, seconds=limits.seconds, log_level="critical"))
             self._made.set()
             await self._server.serve(sockets=[self.socket])
 

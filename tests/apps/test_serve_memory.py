@@ -34,9 +34,10 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert " at http://" in line, process.communicate()[1]
-        yield process, line.split(" at ")[1].split("/v1")[0]
+        lines = iter(process.stdout.readline, "")
+        line = next((line for line in lines if line.rstrip().endswith("/v1")), None)
+        assert line is not None, process.communicate()[1]
+        yield process, line.split()[-1].removesuffix("/v1")
     finally:
         process.kill()
         process.communicate()

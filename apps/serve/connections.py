@@ -1,0 +1,73 @@
+"""HTTP connections: how many there may be, and how long a request's head may take. uvicorn does the rest.
+
+uvicorn alone waits forever for the first request of a connection, so that idle connections would use up the process's
+files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["server_config"]
+
+_MOST_CONNECTIONS = 512
+"""Requests that run and wait are fewer. Systems allow a process 1,024 files or more."""
+
+
+def server_config(app: ASGIApp, *, seconds: float, log_level: str = "warning") -> uvicorn.Config:
+    """Return uvicorn's configuration for an application. seconds: for a client to send the head of a request."""
+
+    class Connection(_Connection):
+        head_seconds = seconds
+
+    return uvicorn.Config(app, http=Connection, ws="none", log_level=log_level, timeout_graceful_shutdown=30)
+
+
+class _Connection(H11Protocol):
+    head_seconds: float
+    _late: asyncio.TimerHandle | None = None
+    """Closes the connection while the head of a request is awaited."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._await_head()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with an error in OpenAI's form, and close the connection."""
+        error = {"message": msg, "type": "invalid_request_error", "param": None, "code": "http"}
+        data = json.dumps({"error": error}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data))), ("Connection", "close")]
+        try:
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # an answer has begun: all that is left is to end it
+            pass
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

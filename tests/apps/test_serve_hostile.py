@@ -1,0 +1,473 @@
+"""`serve` under clients that send garbage, too much, too slowly, or leave: each is refused, and others are answered.
+
+A port in use and a key file that others may read are in test_serve.py, with the other options of the command.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode import InputError, Pair, SessionOptions
+from edgedecode.memory.process_memory import memory_now
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.structured.guidance import GrammarTokens
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+from edgedecode.apps.serve import connections
+from edgedecode.apps.serve.application import Limits
+from tests.apps.test_serve import Running, asked, held, wait_for
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+SECONDS = 0.6
+"""For a client to send a head, to send a body, and to read an event."""
+MIB = 1 << 20
+LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def running(pair: Pair) -> Iterator[Running]:
+    running = Running(pair, Limits(most_nbytes=4 * MIB, seconds=SECONDS), parallel=2)
+    assert post(running, {"type": "boolean"}, most=8)[0] == 200  # what grammars share is leased from now on
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def server(running: Running) -> Iterator[Running]:
+    """Yield a server that afterwards answers, and holds what it held before."""
+    before = held(running.pair)
+    yield running
+    wait_for(lambda: not running.service.running and not running.service.queued)
+    assert running.post(asked(max_tokens=2, seed=1))[0] == 200
+    wait_for(lambda: held(running.pair) == before)
+
+
+def post(server: Running, schema: Any, *, most: int = 20) -> tuple[int, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "hostile", "schema": schema}}
+    return server.post(asked(max_tokens=most, response_format=form, seed=1))
+
+
+def connect(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def request(body: bytes = b"", *, head: tuple[str, ...] = (), path: str = "/v1/chat/completions") -> bytes:
+    """Return a POST request; the last one of its connection unless `head` says otherwise."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *(head or ("Connection: close",)),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    found = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+def closed(connection: socket.socket) -> bool:
+    connection.settimeout(20)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def asks(**fields: object) -> bytes:
+    return json.dumps(asked(seed=1, **fields)).encode()
+
+
+def grown_nbytes(before: int) -> int:
+    memory = memory_now()
+    assert memory is not None
+    return (memory.anonymous or 0) - before
+
+
+def anonymous_nbytes() -> int:
+    return grown_nbytes(0)
+
+
+# --- too much ---
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_a_gigabyte_is_given_up_and_takes_no_memory(server: Running, *, chunked: bool) -> None:
+    before, sent, most = anonymous_nbytes(), 0, 0
+    head = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {1 << 30}"
+    data = b"a" * MIB
+    part = b"%x\r\n%s\r\n" % (len(data), data) if chunked else data
+    with connect(server) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode())
+        with suppress(ConnectionError):
+            while sent < 1 << 30:
+                connection.sendall(part)
+                sent += len(data)
+                most = max(most, grown_nbytes(before))
+    assert sent < 64 * MIB
+    assert most < 40 * MIB
+
+
+def test_a_body_a_little_over_the_limit_is_refused_in_words(server: Running) -> None:
+    status, value = server.post(b"x" * (4 * MIB + 1))
+    assert (status, value["error"]["code"]) == (413, "too_large")
+
+
+def test_thousands_of_headers_are_refused(server: Running) -> None:
+    for lines in ([f"X-{number}: {number}" for number in range(5000)], [f"X: {'y' * 200_000}"]):
+        with connect(server) as connection:
+            with suppress(ConnectionError):
+                connection.sendall(request(asks(max_tokens=2), head=("Connection: close", *lines)))
+            found = all_of(connection)
+        assert not found or found.split(b" ")[1] in {b"400", b"431"}, found[:80]
+
+
+# --- too slowly ---
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_a_client_that_sends_byte_by_byte_is_given_up(where: str, server: Running) -> None:
+    began = monotonic()
+    with connect(server) as connection:
+        if where == "body":
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        with suppress(ConnectionError):
+            while monotonic() - began < 20:
+                connection.sendall(b"P")
+                sleep(SECONDS / 10)
+        assert closed(connection) or where == "body"
+    assert monotonic() - began < 6 * SECONDS
+
+
+def test_a_refused_body_does_not_keep_its_connection(server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1000\r\n\r\nx")
+        assert b" 421 " in all_of(connection)
+
+
+def test_a_client_that_reads_byte_by_byte_frees_its_place(pair: Pair) -> None:
+    running = Running(pair, Limits(seconds=SECONDS), parallel=1)
+    running.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+    body = asks(stream=True, n=4, max_tokens=1500, response_format=LONG)
+    left = threading.Event()
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.connect(("127.0.0.1", running.port))
+            client.sendall(request(body))
+
+            def read() -> None:
+                with suppress(OSError):
+                    while not left.is_set() and client.recv(1):
+                        sleep(SECONDS / 20)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            try:
+                assert running.post(asked(max_tokens=2, seed=1))[0] == 200
+                wait_for(lambda: not running.service.running)
+            finally:
+                left.set()
+                reader.join()
+    finally:
+        running.close()
+
+
+def test_200_idle_connections_keep_nobody_waiting_and_are_closed(server: Running) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(200)]
+        for connection in idle[::2]:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        assert [server.post(asked(max_tokens=2, seed=seed))[0] for seed in range(3)] == [200] * 3
+        assert all(closed(connection) for connection in idle)
+
+
+def test_connections_beyond_the_most_are_closed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_CONNECTIONS", 10)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(connect(server)) for _ in range(30)]
+        began = monotonic()
+        assert all(closed(connection) for connection in opened[15:])
+        assert monotonic() - began < SECONDS
+        assert all(closed(connection) for connection in opened)
+
+
+# --- not HTTP, or not meant for this server ---
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"\x00" * 100 + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\nx",
+        b"POST /v1/completions HTTP/1.1\r\nHost: local\x00host\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n : x\r\n\r\n",
+        b"POST /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused(data: bytes, server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(data)
+        found = all_of(connection)
+    if found:
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert head.split(b" ")[1] in {b"400", b"421", b"501"}, head
+        assert {*json.loads(body)["error"]} == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "localhost@evil.example", "evil.example:80", "localhost:80:80", "[::1",
+     "127.0.0.1.evil.example", "", "localhost,evil.example", "2130706433", "0x7f.1", "LOCALHOST.", "lоcalhost"],
+)  # fmt: skip
+def test_other_names_in_the_host_header_are_refused(host: str, server: Running) -> None:
+    lines = [b"GET /v1/models HTTP/1.1", b"Host: " + host.encode(), b"Connection: close", b"", b""]
+    with connect(server) as connection:
+        connection.sendall(b"\r\n".join(lines))
+        status = all_of(connection).split(b" ", 2)[1]
+    assert status in {b"421", b"400"}
+
+
+def test_the_address_in_the_request_line_is_not_a_way_round_the_host_header(server: Running) -> None:
+    for line in (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: evil.example", b"GET /v1/models HTTP/1.0"):
+        with connect(server) as connection:
+            connection.sendall(line + b"\r\nConnection: close\r\n\r\n")
+            assert all_of(connection).split(b" ", 2)[1] == b"421"
+
+
+def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
+    first, second = asks(max_tokens=3), asks(max_tokens=5)
+    with connect(server) as connection:
+        connection.sendall(request(first, head=("X: 1",)) + request(b"{", head=("X: 2",)) + request(second))
+        found = all_of(connection)
+    counts = [part[:1] for part in found.split(b'"completion_tokens":')[1:]]
+    assert [line.split(b" ")[1] for line in found.split(b"HTTP/1.1")[1:]] == [b"200", b"400", b"200"]
+    assert counts == [b"3", b"5"]
+
+
+# --- grammars ---
+
+
+def nested(levels: int, *, inside: str = "properties") -> bytes:
+    opened, end = ('{"properties":{"a":', "}}") if inside == "properties" else ('{"anyOf":[', "]}")
+    schema = opened * levels + "{}" + end * levels
+    form = '{"type":"json_schema","json_schema":{"name":"n","schema":' + schema + "}}"
+    return asks(max_tokens=5)[:-1] + b',"response_format":' + form.encode() + b"}"
+
+
+@pytest.mark.parametrize("levels", [50, 200, 1000, 10_000, 100_000])
+@pytest.mark.parametrize("inside", ["properties", "anyOf"])
+def test_a_schema_nested_deeply_is_refused(levels: int, inside: str, server: Running) -> None:
+    began = monotonic()
+    status, value = server.post(nested(levels, inside=inside))
+    assert status == (200 if levels == 50 else 400), value
+    assert monotonic() - began < 10
+
+
+SCHEMAS: dict[str, Any] = {
+    "itself": {"$ref": "#"},
+    "each other": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "needs itself": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "all of itself": {"allOf": [{"$ref": "#"}, {"type": "object"}]},
+    "one of itself": {"oneOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    "doubling options": {
+        "$ref": "#/$defs/0",
+        "$defs": {str(n): {"oneOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(30)} | {"30": {"const": 1}},
+    },
+    "doubling intersections": {
+        "allOf": [
+            {"anyOf": [{"properties": {f"k{n}": {"type": kind}}} for kind in ("integer", "string")]} for n in range(16)
+        ]
+    },
+    "a gigabyte of states": {"type": "integer", "multipleOf": 9_999_991},
+    "20,000 properties": {"type": "object", "properties": {f"p{number}": {} for number in range(20_000)}},
+    "1,900 properties": {"type": "object", "properties": {f"p{number}": {} for number in range(1900)}},
+    "300 patterns": {"type": "object", "patternProperties": {f"^p{number}[a-z]*$": {} for number in range(300)}},
+    "100,000 choices": {"enum": [f"value {number}" for number in range(100_000)]},
+    "repeated repetition": {"type": "string", "pattern": "^(a{1000}){1000}{1000}$"},
+    "optional letters": {"type": "string", "pattern": "^(a?){1000}a{1000}$"},
+    "intersected patterns": {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 12)]},
+    "many alternatives": {"type": "string", "pattern": "|".join(f"w{number}" for number in range(30_000))},
+    "deep groups": {"type": "string", "pattern": "(" * 50_000 + ")" * 50_000},
+}
+"""Grammars that never end, or that would take minutes or gigabytes."""
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_that_explodes_is_refused(name: str, server: Running) -> None:
+    before, began = anonymous_nbytes(), monotonic()
+    status, value = post(server, SCHEMAS[name])
+    assert (status, {*value["error"]}) == (400, {"message", "type", "param", "code"}), value
+    assert monotonic() - began < 10
+    assert grown_nbytes(before) < 100 * MIB
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^(((a*)*)*)*b$"},
+        {"type": "string", "pattern": "^(x+x+)+y$"},
+        {"type": "string", "pattern": "(a|b)*a(a|b){30}$"},
+        {"type": "string", "pattern": "^(.{0,1000}){0,1000}$"},
+        {"type": "string", "minLength": 1_000_000_000},
+        {"type": "array", "items": {"type": "array", "minItems": 100_000}, "minItems": 1_000_000},
+    ],
+)
+def test_what_explodes_elsewhere_decodes(schema: Any, server: Running) -> None:
+    status, value = post(server, schema)
+    assert status == 200, value
+
+
+def test_a_schema_of_megabytes_is_refused(server: Running) -> None:
+    """The default limit of bodies refuses 10 MB before they are parsed; here it is 4 MiB."""
+    for nbytes, refusal in ((3 * MIB, 400), (6 * MIB, 413)):
+        status, value = post(server, {"const": "a" * nbytes})
+        assert (status, {*value["error"]}) == (refusal, {"message", "type", "param", "code"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.REGEX, "(a{1000}){1000}{1000}"),
+        (GrammarKind.REGEX, "(" * 100_000 + ")" * 100_000),
+        (GrammarKind.REGEX, "|".join(f"{number:x}" for number in range(40_000))),
+        (GrammarKind.REGEX, "a" * 300_000),
+        (GrammarKind.LARK, "start: a~1000\na: b~1000\nb: c~1000\nc: \"x\"\n"),
+        (GrammarKind.LARK, "start: a0\n" + "".join(f"a{n}: a{n + 1} a{n + 1}\n" for n in range(60)) + 'a60: "x"\n'),
+        (GrammarKind.LARK, "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(30)) + 'T30: "x"\n'),
+        (GrammarKind.LARK, "start: a\na: b\nb: a\n"),
+        (GrammarKind.LARK, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000 + "\n"),
+        (GrammarKind.LARK, "start: " + " | ".join(f'"w{number}" r' for number in range(5000)) + '\nr: "x"\n'),
+        (GrammarKind.LARK, "start: T\nT: /.*a.{500}/ & ~/.*b.{500}/\n"),
+    ],
+)  # fmt: skip
+def test_a_grammar_that_explodes_is_refused(kind: GrammarKind, text: str, pair: Pair) -> None:
+    began = monotonic()
+    with pytest.raises(InputError) as error:
+        pair.session(SessionOptions(grammar=Grammar(kind, text)))
+    assert "\n" not in str(error.value)
+    assert monotonic() - began < 10
+
+
+@pytest.mark.parametrize("text", ['start: s\ns: s s | "a" |\n', 'start: e\ne: e "+" e | e e | "a"\n'])
+def test_an_ambiguous_grammar_decodes(text: str, pair: Pair) -> None:
+    with pair.session(SessionOptions(grammar=Grammar(GrammarKind.LARK, text), seed=1)) as session:
+        assert {*session.generate("Go on.", max_tokens=40).text} <= {"a", "+"}
+
+
+def test_compiling_a_grammar_keeps_nobody_waiting(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, begun, go_on = GrammarTokens._compiled, threading.Event(), threading.Event()
+
+    def slowly(self: GrammarTokens, grammar: Grammar) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(GrammarTokens, "_compiled", slowly)
+    found: list[int] = []
+    slow = threading.Thread(target=lambda: found.append(post(server, {"const": "slow"})[0]))
+    slow.start()
+    try:
+        assert begun.wait(30)
+        assert server.post(asked(max_tokens=5, seed=1))[0] == 200
+        assert not found
+    finally:
+        go_on.set()
+        slow.join()
+    assert found == [200]
+
+
+# --- clients that leave, files that vanish ---
+
+
+@pytest.mark.parametrize("stage", ["before the head", "in the head", "in the body", "before the first token", "later"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_may_leave_at_any_stage(stage: str, server: Running, *, stream: bool) -> None:
+    whole = request(asks(stream=stream, max_tokens=300, temperature=1))
+    cut = {"before the head": 0, "in the head": 40, "in the body": len(whole) - 20}.get(stage, len(whole))
+    for _ in range(6):
+        with connect(server) as connection:
+            connection.sendall(whole[:cut])
+            if stage == "later" and stream:
+                assert connection.recv(4000).startswith(b"HTTP/1.1 200")
+            elif stage == "later":
+                wait_for(lambda: server.service.running)
+    wait_for(lambda: not server.service.running and not server.service.queued)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_makes_room_in_it(pair: Pair, *, stream: bool) -> None:
+    running = Running(pair, Limits(), parallel=1, waiting=3)
+    busy = connect(running)
+    try:
+        busy.sendall(request(asks(stream=True, max_tokens=4000, response_format=LONG)))
+        wait_for(lambda: running.service.running)
+        for _ in range(3):
+            with ExitStack() as stack:
+                for _ in range(3):
+                    stack.enter_context(connect(running)).sendall(request(asks(stream=stream, max_tokens=5)))
+                wait_for(lambda: running.service.queued == 3)
+            wait_for(lambda: running.service.queued == 0)
+            assert running.service.running == 1
+    finally:
+        busy.close()
+        running.close()
+
+
+def test_a_pack_that_is_removed_while_it_is_served(tmp_path: Path) -> None:
+    """What is loaded goes on; what is loaded later is refused in words."""
+    copy = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, copy)
+    with edgedecode.load(copy, runtime="onnx") as pair:
+        running = Running(pair, Limits(), parallel=2)
+        try:
+            shutil.rmtree(copy)
+            for fields in ({}, {"model": "demo@switch"}, {"response_format": {"type": "json_object"}}):
+                for _ in range(2):
+                    status, value = running.post(asked(max_tokens=5, seed=1, **fields))
+                    assert status == 200 or {*value["error"]} == {"message", "type", "param", "code"}, value
+                    assert "Traceback" not in json.dumps(value)
+            assert running.post(asked(max_tokens=5, seed=1))[0] == 200
+        finally:
+            running.close()
