@@ -1,0 +1,268 @@
+"""A server under load: more clients than its memory budget holds, of which some leave and some send garbage.
+
+    python -m tests.load --minutes 5 --clients 64
+
+Starts `edgedecode serve` with the bundled pack, and compares every stream with the answer of a lone session with the
+same seed. Prints a report; exits with 1 if a text differs, the budget is exceeded, or something is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from subprocess import Popen
+from time import monotonic, sleep
+from typing import Any
+
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.memory.process_memory import memory_of
+from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.hub import BUNDLED_PACK
+from tests.apps.test_serve_memory import serving
+
+QUESTIONS, SEEDS, MOST = 24, 4, 80
+"""Prompts, seeds of each, and tokens of an answer: the lone answers take a minute."""
+LEAVING, GARBAGE = 1 / 3, 1 / 10
+"""Shares of the clients' requests that are left in the middle of their answer, and that are no requests."""
+GROWING = ("past outputs",)
+"""Leases that grow with what was answered, up to a limit of their own."""
+BROKEN = (
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"[" * 5000,
+    b'{"model": "demo"}',
+    b'{"model": "demo", "messages": []}',
+    b'{"model": "none", "messages": [{"role": "user", "content": "x"}]}',
+    b'{"model": "demo", "messages": [{"role": "user", "content": "x"}], "temperature": -1}',
+    b'{"model": "demo", "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", '
+    b'"json_schema": {"schema": {"not": {}}}}}',
+)
+
+
+@dataclass
+class Tally:
+    """What the clients saw. Several threads append to it."""
+
+    wanted: dict[tuple[str, int], str]
+    counts: Counter[str] = field(default_factory=Counter)
+    first_seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def lone_answers() -> dict[tuple[str, int], str]:
+    """Return the answer to each prompt and seed by a session that has the pair to itself."""
+    prompts = [prompt.turns[0] for prompt in bundled_prompts()[:: 240 // QUESTIONS]]
+    found: dict[tuple[str, int], str] = {}
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        for text in prompts:
+            for seed in range(SEEDS):
+                options = SessionOptions(sampling=SamplingOptions(temperature=1.0), seed=seed)
+                with pair.session(options) as session:
+                    found[text, seed] = session.generate(text, max_tokens=MOST).text
+    return found
+
+
+def client(address: str, tally: Tally, rng: random.Random, *, until: float) -> None:
+    """Send requests one after the other."""
+    while monotonic() < until:
+        kind = rng.random()
+        try:
+            if kind < GARBAGE:
+                outcome = garbage(address, rng.choice(BROKEN))
+            else:
+                outcome = ask(address, tally, *rng.choice(list(tally.wanted)), leaves=kind < GARBAGE + LEAVING)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            outcome = "error"
+            tally.errors.append(repr(error))
+        tally.counts[outcome] += 1
+        if outcome == "busy":
+            sleep(1)  # as its Retry-After says
+
+
+def garbage(address: str, body: bytes) -> str:
+    connection = http.client.HTTPConnection(address, timeout=300)
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    reply.read()
+    connection.close()
+    return "garbage refused" if 400 <= reply.status < 500 else f"garbage answered with {reply.status}"
+
+
+def ask(address: str, tally: Tally, text: str, seed: int, *, leaves: bool) -> str:
+    """Stream an answer and compare it; leave after some tokens if asked to."""
+    message = {"role": "user", "content": text}
+    body = {"model": "demo", "messages": [message], "seed": seed, "temperature": 1, "max_tokens": MOST, "stream": True}
+    connection = http.client.HTTPConnection(address, timeout=300)
+    began, found, wanted = monotonic(), "", tally.wanted[text, seed]
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status == 503:
+            return "busy"
+        if reply.status != 200:
+            tally.errors.append(f"{reply.status} {reply.read(300)!r}")
+            return "error"
+        for part in pieces(reply):
+            if part and not found:
+                tally.first_seconds.append(monotonic() - began)
+            found += part
+            if leaves and len(found) > len(wanted) // 3:
+                return "left, beginning equal" if wanted.startswith(found) else "other"
+        return "same" if found == wanted else "other"
+    finally:
+        connection.close()
+
+
+def pieces(reply: http.client.HTTPResponse) -> Iterator[str]:
+    """Yield the texts of a stream's events. Raises ValueError for an error event, or a stream that was cut off."""
+    for line in reply:
+        if line.strip() == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ValueError(event["error"]["message"])
+            yield from (choice["delta"].get("content") or "" for choice in event["choices"])
+    raise ValueError("the stream ended without its last event")
+
+
+@dataclass
+class Watch:
+    """Samples of the server while it is under load."""
+
+    resident: int = 0
+    anonymous: int = 0
+    leased: int = 0
+    running: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def watching(process: Popen[str], address: str) -> Iterator[Watch]:
+    watch, done = Watch(), threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.2):
+            found = memory_of(process.pid)
+            if found is not None:
+                watch.resident = max(watch.resident, found.resident)
+                watch.anonymous = max(watch.anonymous, found.anonymous or 0)
+            with suppress(OSError, ValueError):
+                now = memory(address)
+                watch.leased = max(watch.leased, now["leased_nbytes"])
+                watch.running.append(now["answers_running"])
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        done.set()
+        thread.join()
+
+
+def memory(address: str) -> dict[str, Any]:
+    """Return what /memory says, with the bytes of each holder as `holders`."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/memory")
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    return {**found, "holders": Counter({each["name"]: each["nbytes"] for each in found["holders"]})}
+
+
+def settled(address: str) -> dict[str, Any]:
+    """Return what /memory says once nothing runs or waits, or after half a minute."""
+    deadline = monotonic() + 30
+    while True:
+        found = memory(address)
+        if monotonic() > deadline or not found["answers_running"] + found["requests_waiting"]:
+            return found
+        sleep(0.1)
+
+
+def report(
+    tally: Tally, watch: Watch, *, clients: int, seconds: float, before: dict[str, Any], after: dict[str, Any]
+) -> bool:
+    """Print everything; return whether all is well."""
+    counts, limit = tally.counts, before["limit_nbytes"]
+    answered = counts["same"] + counts["left, beginning equal"] + counts["other"]
+    changes = {
+        name: after["holders"][name] - before["holders"][name] for name in {*before["holders"], *after["holders"]}
+    }
+    changes = {name: nbytes for name, nbytes in changes.items() if nbytes and name not in GROWING}
+    places, rate = median(watch.running or [0]), answered / seconds
+    print(f"{clients} clients for {seconds:.0f} s: {sum(counts.values())} requests, {rate:.1f} answers/s")
+    for name, count in sorted(counts.items(), key=lambda each: -each[1]):
+        print(f"  {name}: {count}")
+    for error in [*dict.fromkeys(tally.errors)][:5]:
+        print(f"    {error}")
+    if len(tally.first_seconds) > 1 and rate:
+        ideal = max(0.0, clients - places) / rate
+        high = quantiles(tally.first_seconds, n=20)[-1]
+        print(
+            f"first token after {median(tally.first_seconds):.2f} s (median), {high:.2f} s (95th percentile); "
+            f"ideal: {ideal:.2f} s\n  = (C - P) / r, where C = {clients} clients ask in turn, P = {places:g} are "
+            f"answered at a time (median), and r = {rate:.2f} answers end in a second"
+        )
+    print(
+        f"memory: {format_nbytes(watch.anonymous)} anonymous (RssAnon), {format_nbytes(watch.resident)} resident, "
+        f"{format_nbytes(watch.leased)} leased at most; the budget is {format_nbytes(limit)}"
+    )
+    print(
+        f"afterwards: {after['answers_running']} running, {after['requests_waiting']} waiting, "
+        f"{sum(changes.values()):+d} bytes leased {changes or ''}"
+    )
+    well = {
+        "every text is that of a lone session": not counts["other"] and counts["same"] > 0,
+        "no error": not counts["error"] and not any(name.startswith("garbage answered") for name in counts),
+        "memory is within the budget": max(watch.anonymous, watch.leased) <= limit,
+        "nothing is left behind": not after["answers_running"] and not after["requests_waiting"] and not left,
+    }
+    for claim, holds in well.items():
+        print(f"{'yes' if holds else 'NO '} {claim}")
+    return all(well.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.load", description="A server under load.")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--memory", default="230MB")
+    parser.add_argument("--parallel", type=int, default=16)
+    arguments = parser.parse_args()
+    tally = Tally(lone_answers())
+    with serving("--memory", arguments.memory, "--parallel", str(arguments.parallel)) as (process, url):
+        address = url.removeprefix("http://")
+        ask(address, tally, *next(iter(tally.wanted)), leaves=False)
+        garbage(address, BROKEN[-1])  # a schema: what sessions and grammars share is leased from now on
+        tally.first_seconds.clear()
+        before, began = settled(address), monotonic()
+        until = began + 60 * arguments.minutes
+        with watching(process, address) as watch:
+            threads = [
+                threading.Thread(target=client, args=(address, tally, random.Random(number)), kwargs={"until": until})
+                for number in range(arguments.clients)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            seconds = monotonic() - began
+        after = settled(address)
+    well = report(tally, watch, clients=arguments.clients, seconds=seconds, before=before, after=after)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
