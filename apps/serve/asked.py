@@ -18,7 +18,7 @@ from edgedecode.structured.grammar import Grammar
 from edgedecode.text.messages import ROLES
 from edgedecode.typed_json import JsonValue, typed
 
-from .tools import Call, Tools, call_text, read_tools
+from .tools import Call, ChoiceBody, ToolBody, Tools, call_text, read_tools
 
 __all__ = [
     "MOST_ANSWERS",
@@ -188,8 +188,8 @@ class ChatBody(_Body):
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Annotated[str, _one_of("none", "auto", "required")] | ChoiceBody | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
         None
     )

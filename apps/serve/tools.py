@@ -11,16 +11,19 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue, typed
 
-__all__ = ["Call", "Function", "Tools", "call_text", "read_tools"]
+__all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "read_tools"]
 
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
+_FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -129,8 +132,10 @@ class _Function:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
-    type: str
+class ToolBody:
+    """An item of the field `tools`."""
+
+    type: Annotated[str, _FUNCTION]
     function: _Function | None = None
 
 
@@ -140,8 +145,10 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    type: str
+class ChoiceBody:
+    """The field `tool_choice`, where it names a function."""
+
+    type: Annotated[str, _FUNCTION]
     function: _Named | None = None
 
 
@@ -151,8 +158,8 @@ def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) ->
     several: an answer may make several calls.
     """
     try:
-        tools = typed(given, list[_Tool], "tools") if given is not None else []
-        asked = choice if choice is None or isinstance(choice, str) else typed(choice, _Choice, "tool_choice")
+        tools = typed(given, list[ToolBody], "tools") if given is not None else []
+        asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
     except ValueError as error:
         raise InputError(str(error)[:300]) from None
     if len(tools) > _MOST_FUNCTIONS:
@@ -161,8 +168,8 @@ def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) ->
     names = [each.name for each in functions]
     if len({*names}) < len(names):
         raise InputError("tools has two functions of one name")
-    if isinstance(asked, _Choice):
-        if asked.function is None or asked.function.name not in names:
+    if isinstance(asked, ChoiceBody):
+        if asked.type != "function" or asked.function is None or asked.function.name not in names:
             raise InputError("tool_choice names no function of tools")
         return Tools((functions[names.index(asked.function.name)],), required=True, several=several)
     if asked not in (None, "none", "auto", "required"):
@@ -174,7 +181,7 @@ def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) ->
     return Tools(functions, required=asked == "required", several=several)
 
 
-def _function(tool: _Tool, number: int) -> Function:
+def _function(tool: ToolBody, number: int) -> Function:
     found = tool.function
     if tool.type != "function" or found is None:
         raise InputError(f"tools[{number}] is no function: this server offers functions only")

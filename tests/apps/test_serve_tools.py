@@ -188,6 +188,7 @@ FUNCTION = {"name": "f"}
         ([{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)], None, "the most is 128"),
         ([{"type": "function", "function": FUNCTION}], "sometimes", "must be none, auto, required"),
         ([{"type": "function", "function": FUNCTION}], {"type": "function", "function": {"name": "g"}}, "names no"),
+        ([{"type": "function", "function": FUNCTION}], {"type": "custom", "function": FUNCTION}, "names no"),
         ([], "required", "there are no tools"),
         ([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], None, "not supported"),
     ],
