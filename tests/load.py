@@ -191,47 +191,69 @@ def settled(address: str) -> dict[str, Any]:
         sleep(0.1)
 
 
-def report(
-    tally: Tally, watch: Watch, *, clients: int, seconds: float, before: dict[str, Any], after: dict[str, Any]
-) -> bool:
-    """Print everything; return whether all is well."""
-    counts, limit = tally.counts, before["limit_nbytes"]
-    answered = counts["same"] + counts["left, beginning equal"] + counts["other"]
-    changes = {
-        name: after["holders"][name] - before["holders"][name] for name in {*before["holders"], *after["holders"]}
-    }
-    changes = {name: nbytes for name, nbytes in changes.items() if nbytes and name not in GROWING}
-    places, rate = median(watch.running or [0]), answered / seconds
-    print(f"{clients} clients for {seconds:.0f} s: {sum(counts.values())} requests, {rate:.1f} answers/s")
-    for name, count in sorted(counts.items(), key=lambda each: -each[1]):
+@dataclass(frozen=True)
+class Ended:
+    """A run: what clients saw, what the server held meanwhile, and /memory before and after."""
+
+    tally: Tally
+    watch: Watch
+    clients: int
+    seconds: float
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """The bytes that each holder has leased more than before, without those that grow with every answer."""
+        before, after = self.before["holders"], self.after["holders"]
+        names = sorted({*before, *after} - {*GROWING})
+        return {name: after[name] - before[name] for name in names if after[name] != before[name]}
+
+    def claims(self) -> dict[str, bool]:
+        """Return what has to hold. Under pressure the draft model is released, so less may be leased than before."""
+        counts, watch = self.tally.counts, self.watch
+        idle = not self.after["answers_running"] and not self.after["requests_waiting"]
+        return {
+            "every text is that of a lone session": not counts["other"] and counts["same"] > 0,
+            "no error": not counts["error"] and not any(name.startswith("garbage answered") for name in counts),
+            "memory is within the budget": max(watch.anonymous, watch.leased) <= self.before["limit_nbytes"],
+            "nothing is left behind": idle and all(nbytes < 0 for nbytes in self.changes.values()),
+        }
+
+
+def report(ended: Ended) -> None:
+    tally, watch = ended.tally, ended.watch
+    print(f"{ended.clients} clients for {ended.seconds:.0f} s, {sum(tally.counts.values())} requests:")
+    for name, count in sorted(tally.counts.items(), key=lambda each: -each[1]):
         print(f"  {name}: {count}")
     for error in [*dict.fromkeys(tally.errors)][:5]:
         print(f"    {error}")
-    if len(tally.first_seconds) > 1 and rate:
-        ideal = max(0.0, clients - places) / rate
-        high = quantiles(tally.first_seconds, n=20)[-1]
-        print(
-            f"first token after {median(tally.first_seconds):.2f} s (median), {high:.2f} s (95th percentile); "
-            f"ideal: {ideal:.2f} s\n  = (C - P) / r, where C = {clients} clients ask in turn, P = {places:g} are "
-            f"answered at a time (median), and r = {rate:.2f} answers end in a second"
-        )
+    report_waiting(ended)
     print(
         f"memory: {format_nbytes(watch.anonymous)} anonymous (RssAnon), {format_nbytes(watch.resident)} resident, "
-        f"{format_nbytes(watch.leased)} leased at most; the budget is {format_nbytes(limit)}"
+        f"{format_nbytes(watch.leased)} leased at most; the budget is {format_nbytes(ended.before['limit_nbytes'])}"
     )
     print(
-        f"afterwards: {after['answers_running']} running, {after['requests_waiting']} waiting, "
-        f"{sum(changes.values()):+d} bytes leased {changes or ''}"
+        f"afterwards: {ended.after['answers_running']} running, {ended.after['requests_waiting']} waiting, "
+        f"{sum(ended.changes.values()):+d} bytes leased {ended.changes or ''}"
     )
-    well = {
-        "every text is that of a lone session": not counts["other"] and counts["same"] > 0,
-        "no error": not counts["error"] and not any(name.startswith("garbage answered") for name in counts),
-        "memory is within the budget": max(watch.anonymous, watch.leased) <= limit,
-        "nothing is left behind": not after["answers_running"] and not after["requests_waiting"] and not left,
-    }
-    for claim, holds in well.items():
+    for claim, holds in ended.claims().items():
         print(f"{'yes' if holds else 'NO '} {claim}")
-    return all(well.values())
+
+
+def report_waiting(ended: Ended) -> None:
+    """Print the times to the first token, and what they would be if nothing but the others' answers delayed them."""
+    counts, seconds = ended.tally.counts, ended.tally.first_seconds
+    answered = counts["same"] + counts["left, beginning equal"] + counts["other"]
+    places, rate = median(ended.watch.running or [0]), answered / ended.seconds
+    if len(seconds) < 2 or not rate:
+        return
+    ideal = max(0.0, ended.clients - places) / rate
+    print(
+        f"first token after {median(seconds):.2f} s (median), {quantiles(seconds, n=20)[-1]:.2f} s (95th percentile); "
+        f"ideal: {ideal:.2f} s\n  = (C - P) / r: of C = {ended.clients} clients P = {places:g} are answered at a time "
+        f"(median), the others\n  wait for their turn, and r = {rate:.2f} answers end in a second"
+    )
 
 
 def main() -> int:
@@ -260,8 +282,9 @@ def main() -> int:
                 thread.join()
             seconds = monotonic() - began
         after = settled(address)
-    well = report(tally, watch, clients=arguments.clients, seconds=seconds, before=before, after=after)
-    return 0 if well else 1
+    ended = Ended(tally, watch, clients=arguments.clients, seconds=seconds, before=before, after=after)
+    report(ended)
+    return 0 if all(ended.claims().values()) else 1
 
 
 if __name__ == "__main__":
