@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,21 +29,29 @@ def typing_ahead(terminal: int) -> Iterator[str]:
         yield ""
         return
     before = termios.tcgetattr(terminal)
+    # After Ctrl-Z and `fg`, the shell has set its own mode.
+    handler = signal.signal(signal.SIGCONT, lambda number, frame: _set_unseen(terminal))
     try:
         yield _keep_unseen(terminal)
     finally:
+        signal.signal(signal.SIGCONT, handler)
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _keep_unseen(terminal: int) -> str:
     """Switch echo and line editing of the terminal off; return the text that was typed before."""
+    _set_unseen(terminal, waits=False)
+    typed = os.read(terminal, _MOST_NBYTES)
+    _set_unseen(terminal)
+    return typed.replace(b"\0", b"").decode("utf-8", "surrogateescape")
+
+
+def _set_unseen(terminal: int, *, waits: bool = True) -> None:
+    """Set the terminal's mode. waits: reading waits for a character."""
     assert sys.platform != "win32"
     mode = termios.tcgetattr(terminal)
     mode[_INPUT_FLAGS] &= ~termios.ICRNL
     mode[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
-    mode[_CHARACTERS][termios.VMIN], mode[_CHARACTERS][termios.VTIME] = 0, 0  # the read does not wait
+    mode[_LOCAL_FLAGS] |= termios.NOFLSH  # Ctrl-C would discard the end of the answer, and the typed text
+    mode[_CHARACTERS][termios.VMIN], mode[_CHARACTERS][termios.VTIME] = int(waits), 0
     termios.tcsetattr(terminal, termios.TCSANOW, mode)
-    typed = os.read(terminal, _MOST_NBYTES)
-    mode[_CHARACTERS][termios.VMIN] = 1
-    termios.tcsetattr(terminal, termios.TCSANOW, mode)
-    return typed.replace(b"\0", b"").decode("utf-8", "surrogateescape")
