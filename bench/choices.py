@@ -22,6 +22,7 @@ CONTEXT = 1024
 CALIBRATED_CONTEXT = CONTEXTS[2] + READ
 """Default context of --calibrate. Longer ones take minutes to fill and are measured only if --ctx-size asks for it."""
 QUICK_FAMILIES = ("story", "extract_json", "edit")
+STRUCTURED_FAMILIES = ("extract_json",)
 WARM_UP = 12
 """Warm-up prompts, which the scheduler answers before anything is measured."""
 
@@ -41,12 +42,14 @@ def read_choices(arguments: Namespace) -> Prompts:
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
     families = arguments.families or ()
     short = _short(arguments)
-    if short and not families and arguments.prompts is None:
+    if arguments.structured and not families and arguments.prompts is None:
+        families = STRUCTURED_FAMILIES
+    elif short and not families and arguments.prompts is None:
         families = QUICK_FAMILIES
     per_family = arguments.per_family
     if per_family is None:
         one = arguments.calibrate or (short and arguments.scale is not None)
-        per_family = 1 if one else 2 if short else 5
+        per_family = 1 if one else 2 if short else 6 if arguments.structured else 5
     measured = choose(prompts, families=families, per_family=per_family)
     return Prompts(tuple(measured), tuple(_others(measured, prompts)))
 

@@ -46,6 +46,12 @@ class BenchCommand:
             help="time to sample a token from a row of 151,936 logits, greedy and with the slowest options",
         )
         kind.add_argument(
+            "--structured",
+            action="store_true",
+            help="answers that follow a JSON Schema: every token masked, forced tokens together, and with drafts, next "
+            "to free text",
+        )
+        kind.add_argument(
             "--memory-sweep",
             nargs="?",
             type=_budget_count,
@@ -147,6 +153,10 @@ class BenchCommand:
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")
         _check_adapter(arguments)
+        if arguments.structured and (arguments.drafters or arguments.lengths or arguments.fixed or arguments.against):
+            arguments.usage_error(
+                "--structured measures scheduled decoding: leave --drafters, --lengths, --fixed and --against out"
+            )
         if arguments.plot is not None:
             _check_plot(arguments)
         if arguments.repetitions is None:
@@ -222,7 +232,7 @@ def _budget_count(text: str) -> int:
 def _check_plot(arguments: Namespace) -> None:
     """Exit with a usage error if no families are measured. Raises what `check_plot` raises."""
     others = arguments.against, arguments.overhead, arguments.calibrate, arguments.draws, arguments.replay is not None
-    if any(others):
+    if any(others) or arguments.structured:
         arguments.usage_error("--plot shows the families' speed-ups, which this run does not measure: leave it out")
     check_plot(arguments.plot)
 

@@ -29,6 +29,7 @@ from .measure.families import measure_family
 from .measure.family_results import ArmResult, FamilyResult
 from .measure.overhead import compare_loops, measure_host_work
 from .measure.placements import candidates, measure_placements
+from .measure.structured import SCHEMA, WAYS, measure_structured
 from .measure.timed import TimedPair, TimedRuntime
 from .measure.timed_answers import Requests
 from .overlap.two_devices import ACCEPTED, STEPS, measured_gains, recorded_passes, write_overlap_chart
@@ -107,6 +108,8 @@ def _measure(bench: _Bench) -> Json:
         return _overhead(bench)
     if bench.arguments.draws:
         return _draws(bench)
+    if bench.arguments.structured:
+        return _structured(bench)
     return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
 
 
@@ -190,6 +193,14 @@ def _draws(bench: _Bench) -> Json:
         )
     bench.report.draws(costs)
     return {"draws": [asdict(cost) for cost in costs]}
+
+
+def _structured(bench: _Bench) -> Json:
+    settings = bench.settings
+    with progress("structured answers", len(settings.prompts) * len(WAYS) * settings.repetitions) as advance:
+        speeds = measure_structured(bench.timed, settings, others=bench.others, advance=advance)
+    bench.report.structured(speeds, prompts=len(settings.prompts))
+    return {"schema": SCHEMA, "structured": [asdict(speed) for speed in speeds]}
 
 
 def _place(arguments: Namespace, prompts: Prompts) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgedecode import InputError, SamplingOptions
+from edgedecode.structured.grammar import Grammar
 from edgedecode.text.prompts import Prompt
 
 __all__ = ["PLAIN", "SCHEDULED", "Arm", "Settings", "arms_of"]
@@ -48,6 +49,7 @@ class Settings:
     seed: int = 0
     adapter: tuple[str, float] | None = None
     """Name and scale of the adapter that answers."""
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, value, most in (

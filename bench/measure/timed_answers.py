@@ -97,6 +97,7 @@ def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) ->
         draft_max=arm.length,
         context=settings.context,
         seed=settings.seed,
+        grammar=settings.grammar,
     )
     run = Run()
     with timed.pair.session(options, messages=prompt.history) as session:

@@ -16,13 +16,14 @@ from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
 from ..measure.family_results import ArmResult, FamilyResult, Hindsight
 from ..measure.overhead import HostWork, LoopRatio
+from ..measure.structured import WaySpeed
 from .conditions import Conditions, SweepConditions
 from .speed_chart import speed_figure
 
 __all__ = ["Report", "ratio_cell"]
 
 _TEXT = {
-    *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
+    *("family", "arm", "way", "best", "best fixed", "bound", "drafter", "other loop"),
     *("accepted up to position 1, 2, …", "rounds by drafter", "rounds without a draft"),
     *("its speculation, best setting of each kind", "verdict", "drafters", "cuts"),
 }
@@ -238,6 +239,22 @@ class Report:
             "its options": lambda cost: ", ".join(f"{name} {value:g}" for name, value in cost.worst.items()),
         }
         self.table("Sampling a token from a row of 151,936 logits, median ms", columns, costs)
+
+    def structured(self, speeds: Sequence[WaySpeed], *, prompts: int) -> None:
+        """Print the speed of answers under a grammar."""
+        columns: dict[str, Callable[[WaySpeed], str]] = {
+            "way": lambda speed: speed.way,
+            "tok/s": lambda speed: f"{speed.tokens_per_second:.1f}",
+            "S": lambda speed: f"{speed.ratio:.2f}",
+            "tokens/pass": lambda speed: f"{speed.tokens_per_pass:.2f}",
+            "forced": lambda speed: str(speed.forced),
+            "differ": lambda speed: "-" if speed.differ is None else f"{speed.differ} of {prompts}",
+        }
+        title = (
+            "Answers that follow a JSON Schema of six fields, after the first token: S against every token masked; "
+            "forced tokens of all prompts; texts that differ from the first"
+        )
+        self.table(title, columns, speeds)
 
     def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
         """Print our plain loop against others, and the reasons for missing ones."""

@@ -21,6 +21,7 @@ from edgedecode.bench.measure.cost_meter import CostMeter
 from edgedecode.bench.measure.draws import draw_shapes, measure_draws
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
+from edgedecode.bench.measure.structured import WAYS
 from edgedecode.bench.measure.timed import TimedPair
 from edgedecode.bench.measure.timed_answers import HostGap, Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
@@ -261,6 +262,9 @@ def test_measure_draws_covers_every_row_shape() -> None:
     [
         (["--lengths", "1,x"], 2, "'x' is not a whole number"),
         (["--draws", "--calibrate"], 2, "not allowed with"),
+        (["--structured", "--draws"], 2, "not allowed with"),
+        (["--structured", "--lengths", "2"], 2, "leave --drafters, --lengths"),
+        (["--structured", "--plot", "x.svg"], 2, "which this run does not measure"),
         (["--top-p", "0.9"], 2, "give --temp with it"),
         (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
         (["--draws", "--temp", "0.5"], 2, "generated rows"),
@@ -299,6 +303,21 @@ def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
+
+
+def test_bench_structured_compares_the_same_texts(run: Run, pack: Path) -> None:
+    pytest.importorskip("llguidance", reason="the structured extra is not installed")
+    done = run("bench", "-m", str(pack), "--structured", "--quick", "--repetitions", "1", "--json")
+    value = json_line(done)
+    speeds = {each["way"]: each for each in value["structured"]}  # type: ignore[attr-defined]
+    masked, forced, drafts, scheduled, plain = speeds.values()
+    assert [each["way"] for each in (masked, forced, drafts, scheduled, plain)] == [way.name for way in WAYS]
+    assert [each["differ"] for each in speeds.values()] == [0, 0, 0, None, None]
+    assert (masked["forced"], masked["ratio"], masked["tokens_per_pass"]) == (0, 1.0, 1.0)
+    assert forced["forced"] > 20
+    assert drafts["tokens_per_pass"] >= forced["tokens_per_pass"] > plain["tokens_per_pass"] == 1.0
+    assert "2 of 1 families" in str(value["conditions"])
+    assert "every token masked" in done.stdout.decode()
 
 
 def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
