@@ -28,12 +28,12 @@ _MULTIPLE = 10_000
 _DIGITS = 12
 _EXACT = 1 << 53
 """llguidance holds numbers as floats, where larger integers are rounded."""
-_REFERENCES = 3
-"""References of options to options in each other: with more, two in each would double the schema a hundred times."""
+_OPTIONS = 500
+"""Most references in `oneOf` that are followed."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has schemas by name."""
-_VALUES = ("const", "enum", "default", "example", "examples", "required", "$vocabulary", "discriminator")
-"""Keywords whose value has no schemas."""
+_VALUES = ("const", "enum", "required")
+"""Keywords whose value has no schemas. A $ref may name one in any other."""
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[4-7]/schema|draft/20(19-09|20-12)/schema)#?")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON writes as \\uXXXX, an escape that is turned off: a key written with it could repeat another."""
@@ -58,7 +58,7 @@ def checked_schema(text: str) -> _Schema:
     _check(schema)
     if any("$id" in each for each, _ in _subschemas(schema)):  # references are relative to it
         return schema
-    whole = _with_options(schema, schema)
+    whole = _Options(schema).followed(schema)
     assert isinstance(whole, dict)
     _check(whole)  # its size
     return whole
@@ -77,7 +77,7 @@ def _check(root: _Schema) -> None:
             raise _refusal(f"it has more than {_SUBSCHEMAS} schemas and properties, or {_PATTERNS} patternProperties")
         _check_keywords(schema)
         multiple = schema.get("multipleOf")
-        if isinstance(multiple, int | float):
+        if isinstance(multiple, int | float) and not isinstance(multiple, bool):
             multiples.append(Decimal(str(multiple)).copy_abs())
     if multiples:
         _check_multiples(multiples)
@@ -85,58 +85,70 @@ def _check(root: _Schema) -> None:
 
 def _check_keywords(schema: _Schema) -> None:
     if "$schema" in schema:
-        raise _refusal(f"$schema {str(schema['$schema'])[:80]!r} inside of it, or of no known draft, is not read")
+        raise _refusal("it has a $schema inside of it, or one of no known draft")
     if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
         raise _refusal("prefixItems with the older additionalItems, or with a list of items, is read without the first")
     least, required = schema.get("minProperties"), schema.get("required")
-    named = len({*map(str, required)}) if isinstance(required, list) else 0
+    named = len({each for each in required if isinstance(each, str)}) if isinstance(required, list) else 0
     if isinstance(least, int) and least > named + 1:
         raise _refusal(f"minProperties {least} with {named} required: an answer could repeat a key to reach it")
     bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
     for value in _leaves([schema.get(name) for name in (*bounds, "const", "enum")]):
-        if isinstance(value, int) and abs(value) >= _EXACT:
-            raise _refusal(f"{value} is beyond 2^53, where numbers are no longer exact")
+        if isinstance(value, int | float) and abs(value) >= _EXACT:
+            raise _refusal(f"the number {value!r:.40} is beyond 2^53, where numbers are no longer exact")
         if isinstance(value, str) and (found := _CONTROL.search(value)):
             raise _refusal(f"the control character {found.group()!r} in const or enum cannot be written")
 
 
 def _check_multiples(multiples: list[Decimal]) -> None:
     """Bound the automaton of `multipleOf`, which has a state for every remainder. Intersections take the multiple."""
+    if not all(each.is_finite() for each in multiples):
+        raise _refusal("its multipleOf is not a number")
     digits = max(0, *(-int(each.as_tuple().exponent) for each in multiples))
     largest = max(each.adjusted() for each in multiples)
     if digits + largest > _DIGITS or lcm(*(int(each.scaleb(digits)) for each in multiples)) > _MULTIPLE:
         raise _refusal(f"the common multiple of its multipleOf has more than {_MULTIPLE} steps")
 
 
-def _with_options(value: JsonValue, root: _Schema, *, inside: tuple[str, ...] = ()) -> JsonValue:
-    """Return a schema whose `oneOf` has the schemas that its references name.
+class _Options:
+    """Puts the schemas that the references in a `oneOf` name in their place.
 
     llguidance follows a `oneOf` whose options provably exclude each other, but does not look behind references, with
     which most tools write tagged unions.
     """
-    if isinstance(value, list):
-        return [_with_options(each, root, inside=inside) for each in value]
-    if not isinstance(value, dict):
-        return value
-    result: _Schema = {}
-    for keyword, inner in value.items():
-        if keyword in _NAMED:
-            named = {name: _with_options(each, root, inside=inside) for name, each in _mapping(inner).items()}
-            result[keyword] = named if isinstance(inner, dict) else inner
-        elif keyword == "oneOf" and isinstance(inner, list):
-            result[keyword] = [_option(each, root, inside=inside) for each in inner]
-        else:
-            result[keyword] = inner if keyword in _VALUES else _with_options(inner, root, inside=inside)
-    return result
 
+    def __init__(self, root: _Schema) -> None:
+        self._root = root
+        self._count = 0
 
-def _option(option: JsonValue, root: _Schema, *, inside: tuple[str, ...]) -> JsonValue:
-    """Return the schema that an option names, if it is but a reference. inside: the references followed up to here."""
-    reference = option.get("$ref") if isinstance(option, dict) and len(option) == 1 else None
-    if not isinstance(reference, str) or reference in inside or len(inside) > _REFERENCES:
-        return _with_options(option, root, inside=inside)
-    found = _named(reference, root)
-    return option if found is None else _option(found, root, inside=(*inside, reference))
+    def followed(self, value: JsonValue, inside: tuple[str, ...] = ()) -> JsonValue:
+        """Return a schema, or a list of some. inside: the references that led to it."""
+        if isinstance(value, list):
+            return [self.followed(each, inside) for each in value]
+        if not isinstance(value, dict):
+            return value
+        result: _Schema = {}
+        for keyword, inner in value.items():
+            if keyword in _NAMED and isinstance(inner, dict):
+                result[keyword] = {name: self.followed(each, inside) for name, each in inner.items()}
+            elif keyword == "oneOf" and isinstance(inner, list):
+                result[keyword] = [self._option(each, inside) for each in inner]
+            else:
+                result[keyword] = inner if keyword in _VALUES else self.followed(inner, inside)
+        return result
+
+    def _option(self, option: JsonValue, inside: tuple[str, ...]) -> JsonValue:
+        """Return what an option names, if it is nothing but a reference to a schema that it is not a part of."""
+        reference = option.get("$ref") if isinstance(option, dict) and len(option) == 1 else None
+        if not isinstance(reference, str) or reference in inside:
+            return self.followed(option, inside)
+        found = _named(reference, self._root)
+        if found is None:
+            return option
+        self._count += 1
+        if self._count > _OPTIONS:
+            raise _refusal(f"its oneOf have more than {_OPTIONS} references")
+        return self._option(found, (*inside, reference))
 
 
 def _named(reference: str, root: _Schema) -> _Schema | None:
@@ -161,8 +173,8 @@ def _subschemas(root: _Schema) -> Iterator[tuple[_Schema, int]]:
         elif isinstance(value, dict):
             yield value, depth
             for keyword, inner in value.items():
-                if keyword in _NAMED:
-                    todo += [(each, depth + 2) for each in _mapping(inner).values()]
+                if keyword in _NAMED and isinstance(inner, dict):
+                    todo += [(each, depth + 2) for each in inner.values()]
                 elif keyword not in _VALUES:
                     todo.append((inner, depth + 1))
 

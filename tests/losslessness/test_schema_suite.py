@@ -16,7 +16,7 @@ import edgedecode
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
-from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.grammar import Grammar, GrammarKind
 from tests.shared_paths import SHARED
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
@@ -45,6 +45,7 @@ LOOSE: list[tuple[dict[str, Any], str]] = [
     ({"enum": [[9007199254740993]]}, "[9007199254740992]"),
     ({"type": "integer", "minimum": 9007199254740993}, "9007199254740992"),
     ({"type": "integer", "exclusiveMinimum": 9007199254740992}, "9007199254740992"),
+    ({"type": "integer", "exclusiveMinimum": 1e17}, "100000000000000000"),
     ({"type": "array", "prefixItems": [INTEGER], "additionalItems": False}, '["x"]'),
     ({"type": "array", "prefixItems": [INTEGER], "items": TEXT, "additionalItems": False}, '["x"]'),
     ({"type": "array", "prefixItems": [INTEGER], "items": [TEXT]}, '["x"]'),
@@ -189,6 +190,16 @@ def test_what_llguidance_follows_loosely_is_refused_or_followed(schema: dict[str
         ({"type": "object", "properties": {f"p{number}": True for number in range(3000)}}, "more than"),
         ({"$ref": "#"}, "no answer follows it"),
         ({"const": "\x01"}, "control character"),
+        ({"type": "integer", "multipleOf": True}, "not supported"),
+        ({"type": "integer", "multipleOf": 0}, "not supported"),
+        ({"type": "integer", "required": [{"a": [[]]}], "$schema": {"a": [[]]}}, "no known draft"),
+        (
+            {
+                "$defs": {str(n): {"oneOf": [{"$ref": f"#/$defs/{n + 1}"}] * 100} for n in range(9)} | {"9": INTEGER},
+                "$ref": "#/$defs/0",
+            },
+            "more than 500 references",
+        ),
         ({"oneOf": [INTEGER, {"type": "number"}]}, "use anyOf"),
     ],
 )
@@ -197,6 +208,12 @@ def test_what_takes_seconds_to_compile_or_has_no_answer_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         onnx.session(SessionOptions(grammar=Grammar.of_schema(schema)))
+
+
+@pytest.mark.parametrize("text", ['{"multipleOf": 1e999}', '{"multipleOf": NaN}', '{"a": ' * 5000, "[", "3"])
+def test_what_is_no_schema_is_refused(text: str, onnx: Pair) -> None:
+    with pytest.raises(InputError, match="not supported"):
+        onnx.session(SessionOptions(grammar=Grammar(GrammarKind.SCHEMA, text)))
 
 
 def test_a_tagged_union_of_references_is_followed_as_anyof(onnx: Pair) -> None:
