@@ -44,6 +44,8 @@ GOOD = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
 }
 """What makes most generated bodies acceptable, and their answers short."""
+DIFFICULT = {"tools", "tool_choice", "response_format", "text", "top_logprobs", "include", "return_rounds"}
+"""Fields that exclude others, need others, or whose content is seldom valid."""
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +93,16 @@ def test_generated_requests_get_described_replies(api: Any, server: Running, pat
     cases = api[path]["POST"].as_strategy(generation_mode=mode)
 
     @CHECKS
-    @given(cases, st.integers(0, 3))
-    def each(case: Any, plain: int) -> None:
-        if plain and mode is GenerationMode.POSITIVE:  # else few would get past the checks of the model's name
+    @given(cases, st.integers(0, 2))
+    def each(case: Any, repair: int) -> None:
+        if repair and mode is GenerationMode.POSITIVE:  # else few would get past the check of the model's name
             case.body = {**case.body, "model": "demo", **GOOD[path]}
+        if repair == 2 and mode is GenerationMode.POSITIVE:
+            case.body = {name: value for name, value in case.body.items() if name not in DIFFICULT}
         check(case, statuses)
 
     each()
-    assert statuses[200 if mode is GenerationMode.POSITIVE else 400] > EXAMPLES // 6, statuses
+    assert statuses[200] > EXAMPLES // 10 if mode is GenerationMode.POSITIVE else {*statuses} == {400}, statuses
     assert server.post(asked(max_tokens=2))[0] == 200
 
 
