@@ -90,7 +90,8 @@ def test_entry_points_resolve(entry: Any) -> None:
 def _built(copy: Path, *files: str, **environment: str) -> Path:
     """Build the wheel from a copy of the source tree, which stays clean."""
     for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "_rows.*", "node_modules"))
+        unused = shutil.ignore_patterns("__pycache__", "_rows.*", "node_modules")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=unused)
     for name in ("pyproject.toml", "README.md", "LICENSE", *files):
         shutil.copy(ROOT / name, copy / name)
     shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))

@@ -52,12 +52,12 @@ def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
         "engine": pair.runtime,
         "provider": pair.provider,
         "adapters": adapter_names(pair),
+        "adapter": options.adapter,
         "modes": modes(pair),
-        "drafters": list(pair.drafter_names(options)),
+        "mode": SWITCH if options.switch is not None else "" if pair.drafter_names(options) else PLAIN,
         "context": options.context or min(pair.target.card.context, DEFAULT_CONTEXT),
         "max_tokens": pair.manifest.generation.max_tokens,
         "sampling": {name: value for name, value in asdict(defaults).items() if name != "active"},
-        "parallel": service.parallel,
     }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 
 from edgedecode import Chunk
@@ -13,12 +11,10 @@ from edgedecode.decoding.drafts import WRITER
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.stats import Stats
 
-from .asked import SWITCH
-
 __all__ = ["Piece", "RoundLog"]
 
-_LEAST_MEASURED, _MOST_MEASURED = 5, 64
-"""Rounds without a draft that a measured speed of plain decoding needs, and that it is taken from."""
+_LEAST_MEASURED = 5
+"""Rounds without a draft that a measured speed of plain decoding needs."""
 _PERIOD = 0.05
 """Seconds between two sets of statistics of one answer: they are read by people, and cost more than a token."""
 
@@ -41,28 +37,26 @@ class RoundLog:
         """Rounds by drafter, and rounds without a draft by reason, as of the last chunk."""
         self._plain: dict[str, int] = {}
         self._shown = -_PERIOD
-        self._last: float | None = None
-        self._plain_seconds = deque[float](maxlen=_MOST_MEASURED)
-        """What the latest rounds without a draft took, in this answer's own conditions."""
+        self._seconds, self._unverified = 0.0, 0
+        """Time without drafting, and unverified tokens, as of the last round."""
+        self._plain_rounds, self._plain_seconds = 0, 0.0
+        """Rounds whose pass had one token, and their time, in this answer's own conditions."""
 
     def report(self, chunk: Chunk) -> dict[str, object]:
         """Return the chunk's source and tokens, its round if it begins one, and the statistics now and then."""
-        now = self._clock()
         found: dict[str, object] = {
             "source": chunk.source,
             "tokens": len(chunk.tokens),
             "verified": chunk.source != WRITER or not self._stats.unverified_tokens,
         }
         if self._stats.rounds > self._rounds:
-            found["round"] = made = self._round()
-            if self._last is not None and not made["proposed"] and self._stats.mode != SWITCH:
-                self._plain_seconds.append(now - self._last)
-        self._last = now
+            found["round"] = self._round()
         if len(self._stats.signals) > self._signals:
             found["uncertainty"] = [round(value, 5) for value in self._stats.signals[self._signals :]]
             self._signals = len(self._stats.signals)
         if chunk.event is not None:
             found["notice"] = chunk.event.notice
+        now = self._clock()
         if chunk.finish_reason is not None or now >= self._shown + _PERIOD:
             self._shown = now
             found["stats"] = self._figures()
@@ -80,6 +74,12 @@ class RoundLog:
             "accepted": stats.accepted - self._accepted,
             "reason": reason,
         }
+        seconds = stats.time.total - stats.time.draft
+        one = self._rounds and stats.rounds == self._rounds + 1 and not found["proposed"]
+        if one and stats.unverified_tokens == self._unverified:  # else the pass had the draft model's tokens too
+            self._plain_rounds += 1
+            self._plain_seconds += seconds - self._seconds
+        self._seconds, self._unverified = seconds, stats.unverified_tokens
         self._drafted, self._plain = drafted, dict(stats.plain_rounds)
         self._rounds, self._proposed, self._accepted = stats.rounds, stats.proposed, stats.accepted
         return found
@@ -89,8 +89,8 @@ class RoundLog:
 
         It is measured in this answer's rounds without a draft, if there are enough, else by the scheduler's costs.
         """
-        measured = len(self._plain_seconds) >= _LEAST_MEASURED
-        plain = median(self._plain_seconds) if measured else self._stats.plain_seconds
+        measured = self._plain_rounds >= _LEAST_MEASURED
+        plain = self._plain_seconds / self._plain_rounds if measured else self._stats.plain_seconds
         speed = round(1 / plain, 2) if plain else None
         return {**_shown(self._stats), "plain_tokens_per_second": speed, "plain_is_measured": measured}
 

@@ -164,12 +164,30 @@ HOSTILE = """<img src=x onerror="alert(1)"><script>alert(2)</script>
 """
 
 
+def answer_with(page: Any, text: str) -> None:
+    """Have the page's next messages answered with this text."""
+    events = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def test_markdown_keeps_numbers_boxes_and_links(opened: Any) -> None:
+    page = opened()
+    answer_with(
+        page, "# A\n\n1. one\n\n```py\nx\n```\n\n2. two\n\n- [x] done\n\nSee [site][1].\n\n[1]: https://example.com/a\n"
+    )
+    say(page, "Go on.")
+    article = page.locator("article.assistant")
+    assert article.locator("ol").evaluate_all("all => all.map(each => each.start)") == [1, 2]
+    assert article.locator("input[type=checkbox]").is_checked()
+    assert article.get_by_role("link", name="site").get_attribute("href") == "https://example.com/a"
+    assert page.locator("h1").count() == 1
+
+
 def test_an_answer_can_neither_run_code_nor_load_anything(opened: Any) -> None:
     page = opened()
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-    events = [{"choices": [{"delta": {"content": HOSTILE}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    answer_with(page, HOSTILE)
     say(page, HOSTILE)
     article = page.locator("article")
     assert article.locator("img, script, iframe, style, form, object, svg:not(.icon)").count() == 0
@@ -187,6 +205,7 @@ def test_an_answer_is_stopped_and_answered_again(opened: Any, server: Running) -
     page.route("**/v1/chat/completions", lambda _: None)  # never answered: there is time to press the button
     page.get_by_label("Message", exact=True).fill(STORY)
     page.keyboard.press("Enter")
+    page.wait_for_timeout(500)  # a double click on Send stops nothing
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("stopped").first.wait_for()
     page.unroute("**/v1/chat/completions")
@@ -221,7 +240,7 @@ def test_modes_and_adapters_are_the_servers_models(opened: Any, server: Running)
     page.keyboard.press("Alt+c")  # the text as it was written, without markdown
     found = []
     for mode, adapter, name in (("plain", "", "demo@plain"), ("switch", "", "demo@switch"), ("", "odd", "demo:odd")):
-        page.get_by_label("Mode").select_option(mode)
+        page.get_by_label("Mode", exact=True).select_option(mode)
         page.get_by_label("Adapter").select_option(adapter)
         page.get_by_role("button", name="New chat").first.click()
         say(page, STORY)
@@ -255,7 +274,7 @@ def test_the_panel_shows_the_apis_figures(opened: Any) -> None:
 
 def test_switching_shows_unverified_tokens_and_uncertainty(opened: Any) -> None:
     page = opened()
-    page.get_by_label("Mode").select_option("switch")
+    page.get_by_label("Mode", exact=True).select_option("switch")
     page.keyboard.press("Alt+c")
     say(page, STORY)
     stats = reports(page)[-1]["stats"]
@@ -296,6 +315,62 @@ def test_a_reload_keeps_the_conversations(opened: Any) -> None:
     page.reload()
     page.get_by_text("Chat with demo").wait_for()
     assert page.locator(".sidebar .entry").all_inner_texts() == [f"{CODE[:59]}…"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{",
+        "[]",
+        '{"id": "x", "turns": null, "chosen": null}',
+        '{"id": "x", "turns": {"a": {"id": "a", "role": "assistant", "answer": {}}}, "chosen": {"": "a"}}',
+        '{"id": "x", "turns": {"a": {"id": "a", "role": "user", "parent": "a"}}, "chosen": {"": "a", "a": "a"}}',
+    ],
+)
+def test_odd_stored_conversations_do_not_break_the_page(entry: str, opened: Any) -> None:
+    page = opened()
+    page.evaluate("entry => localStorage.setItem('edgedecode.conversation.x', entry)", entry)
+    page.evaluate('localStorage.setItem(\'edgedecode.settings\', \'{"temperature": "hot", "theme": 7}\')')
+    for address in ("#x", "#constructor", ""):
+        page.goto("about:blank")
+        page.go_back()
+        page.evaluate("address => { location.hash = address; location.reload() }", address)
+        page.get_by_role("button", name="New chat").first.click()
+        page.get_by_text("Chat with demo").wait_for()
+    say(page, STORY)
+    assert answers(page)
+
+
+def test_a_full_storage_is_reported(opened: Any) -> None:
+    page = opened()
+    page.evaluate("""() => {
+      for (let size = 1 << 22; size; size >>= 1)
+        try { for (let n = 0; ; n++) localStorage.setItem(`filler ${size} ${n}`, "x".repeat(size)) } catch {}
+    }""")
+    say(page, STORY)
+    page.get_by_role("alert").get_by_text("storage is full").wait_for()
+    page.evaluate(
+        "for (const name of Object.keys(localStorage)) if (/^filler/.test(name)) localStorage.removeItem(name)"
+    )
+    page.get_by_role("button", name="Keep again").click()
+    before = answers(page)
+    page.reload()
+    page.locator("article.assistant .text").wait_for()
+    assert answers(page) == before
+
+
+def test_a_message_is_not_sent_twice_and_an_edit_waits(opened: Any) -> None:
+    page = opened()
+    say(page, STORY)
+    page.get_by_role("button", name="Edit", exact=True).click()
+    page.route("**/v1/chat/completions", lambda _: None)
+    page.get_by_label("Message", exact=True).fill("And now?")
+    page.get_by_role("button", name="Send").last.dblclick()
+    editor = page.get_by_label("Edited message")
+    editor.press("Enter")
+    assert editor.is_visible()  # the running answer is not lost
+    page.locator("article .cursor").wait_for()
+    page.get_by_role("button", name="Stop").wait_for()
 
 
 def test_settings_are_sent_and_kept(opened: Any) -> None:
@@ -361,12 +436,17 @@ def test_everything_works_with_the_keyboard(opened: Any) -> None:
 
 
 def test_a_phone_shows_one_column_with_drawers(opened: Any) -> None:
-    page = opened(viewport={"width": 360, "height": 740}, has_touch=True)
+    page = opened(viewport={"width": 320, "height": 640}, has_touch=True)
     say(page, CODE)
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    assert page.locator("header h1").bounding_box()["width"] > 40
     page.get_by_role("button", name="How the answer was made").tap()
     assert page.locator("#panel").bounding_box()["x"] >= 0
+    for _ in range(8):  # the focus stays in the drawer
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('main') === null")
     page.get_by_role("button", name="Close the panel").tap()
+    page.locator("[aria-label='How the answer was made']:focus").wait_for()
     page.get_by_role("button", name="Conversations", exact=True).tap()
     page.get_by_role("button", name="New chat").tap()
     page.get_by_text("Chat with demo").wait_for()
@@ -379,7 +459,7 @@ def test_axe_has_no_serious_finding(scheme: str, opened: Any) -> None:
     say(page, CODE)
     say(page, STORY)
     found += serious(page)
-    page.get_by_label("Mode").select_option("switch")
+    page.get_by_label("Mode", exact=True).select_option("switch")
     page.keyboard.press("Alt+c")
     say(page, STORY)
     found += serious(page)
@@ -419,4 +499,5 @@ def test_a_server_that_is_gone_is_reported(opened: Any, server: Running) -> None
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, body='{"error": {"message": "busy"}}'))
     page.get_by_label("Message", exact=True).fill(STORY)
     page.keyboard.press("Enter")
-    page.get_by_role("alert").get_by_text("busy").wait_for()
+    page.locator("article .trouble").get_by_text("Busy").wait_for()
+    assert page.evaluate("document.activeElement.id") == "message"

@@ -1,79 +1,131 @@
 /** Asks the server for an answer and adds it to its conversation as it arrives. */
 
 import { ApiError, chat, type Delta, getMemory, getProps } from "./api";
-import { announced, conversations, current, ensured, key, keyWanted, memory, newId, props, put, running, settings, trouble } from "./store";
-import { answerText, messages, newTurn, path, withTurn } from "./tree";
-import type { Answer, Attachment, Conversation, Turn } from "./types";
+import { announce, conversation, conversations, current, key, keyWanted, memory, newId, props, put, running, settings, trouble } from "./store";
+import { answerText, messages, newTurn, withTurn } from "./tree";
+import type { Answer, Attachment, Conversation, Span, Turn } from "./types";
+import { NUMBER_NAMES } from "./types";
 
 const FRAME = 40; // milliseconds between two renderings of a running answer
-const KEEP = 1000; // and between two writes to the browser's storage
+const KEEP = 3000; // and between two writes to the browser's storage
+export const SHOWN_ROUNDS = 64;
+export const SHOWN_SIGNALS = 160;
 
-/** Send a message after `parent` (null: as the first), and answer it. */
+/** Send a message after `parent` (null: as the first), and answer it. Does nothing while an answer arrives. */
 export async function send(text: string, files: Attachment[], parent: string | null): Promise<void> {
-  const conversation = ensured();
+  if (running.value.has(current.value)) return;
+  const now = conversations.value.get(current.value) ?? { ...conversation.value, id: newId() };
   const turn = newTurn(newId(), parent, "user", text, files);
-  put(withTurn(conversation, turn, Date.now()));
-  await answer(conversation.id, turn);
+  const changed = withTurn(now, turn, Date.now());
+  put(changed, false); // it is kept with the answer's turn
+  current.value = now.id;
+  await answer(changed, turn);
 }
 
 /** Answer a user's turn, in addition to the answers that it has. */
-export async function answer(id: string, asked: Turn): Promise<void> {
-  const conversation = conversations.value[id];
-  if (conversation === undefined || id in running.value) return;
+export async function answer(now: Conversation, asked: Turn): Promise<void> {
+  if (running.value.has(now.id)) return;
+  const { id } = now;
   const stop = new AbortController();
-  running.value = { ...running.value, [id]: stop };
-  const model = modelName();
-  let turn: Turn = { ...newTurn(newId(), asked.id, "assistant"), answer: begun(model) };
-  put(withTurn(conversation, turn, Date.now()));
-  announced.value = "The model is answering.";
-  let kept = performance.now();
-  const show = (change: Partial<Answer>, keeps: boolean): void => {
-    turn = { ...turn, answer: { ...(turn.answer ?? begun(model)), ...change } };
-    const now = conversations.value[id];
-    if (now !== undefined) put({ ...now, turns: { ...now.turns, [turn.id]: turn } }, keeps);
-  };
-  const waiting: Delta[] = [];
-  let timer = 0;
-  const flush = (keeps = false): void => {
-    clearTimeout(timer);
-    timer = 0;
-    if (!waiting.length && !keeps) return;
-    const due = keeps || performance.now() - kept > KEEP;
-    if (due) kept = performance.now();
-    show(added(turn.answer ?? begun(model), waiting.splice(0)), due);
-  };
+  const turn = newTurn(newId(), asked.id, "assistant");
+  turn.answer = { model: modelName(), spans: [], rounds: [], uncertainty: [], stats: null, notices: [], finish: null, error: null };
+  running.value = new Map(running.value).set(id, { turn: turn.id, stop });
+  put(withTurn(now, turn, Date.now()));
+  say(id, "The model is answering.");
+  const arriving = new Arriving(id, { ...turn, answer: turn.answer });
   try {
-    for await (const delta of chat(request(conversation, asked, model), key.value, stop.signal)) {
-      waiting.push(delta);
-      timer ||= setTimeout(flush, FRAME);
-    }
-    flush(true);
-    announced.value = `The answer is complete. ${answerText(turn)}`;
+    await received(now, asked, arriving, stop.signal);
+    arriving.show({}, true);
+    say(id, `The answer is complete. ${id === current.value ? answerText(arriving.turn) : ""}`);
   } catch (error) {
-    flush(true);
-    if (stop.signal.aborted) show({ finish: "stopped" }, true);
-    else show({ finish: "error", error: failed(error) }, true);
-    announced.value = stop.signal.aborted ? "The answer was stopped." : (turn.answer?.error ?? "");
+    const stopped = stop.signal.aborted;
+    arriving.show(stopped ? { finish: "stopped" } : { finish: "error", error: failed(error) }, true);
+    say(id, stopped ? "The answer was stopped." : (arriving.turn.answer.error ?? ""));
   } finally {
-    const { [id]: _, ...others } = running.value;
+    const others = new Map(running.value);
+    others.delete(id);
     running.value = others;
     void lookAtMemory();
   }
 }
 
-export function stop(id = current.value): void {
-  running.value[id]?.abort();
+export function stop(): void {
+  running.value.get(current.value)?.stop.abort();
 }
 
-/** Answer the last message of the current conversation again. */
-export function regenerate(): void {
-  const conversation = conversations.value[current.value];
-  const asked = conversation && path(conversation).findLast((turn) => turn.role === "user");
-  if (conversation && asked) void answer(conversation.id, asked);
+export async function connect(): Promise<void> {
+  try {
+    props.value = await getProps(key.value);
+    trouble.value = keyWanted.value = "";
+    await lookAtMemory();
+  } catch (error) {
+    trouble.value = failed(error);
+  }
+}
+
+let looking = false;
+
+/** Ask for the memory that the server holds; after an interruption, also for what it offers. */
+export async function lookAtMemory(): Promise<void> {
+  if (looking || keyWanted.value) return;
+  looking = true;
+  try {
+    memory.value = await getMemory(key.value);
+    if (trouble.value || props.value === null) {
+      props.value = await getProps(key.value);
+      trouble.value = "";
+    }
+  } catch (error) {
+    memory.value = null;
+    trouble.value = failed(error);
+  } finally {
+    looking = false;
+  }
+}
+
+/** A running answer: collects events, and shows them a few times a second. */
+class Arriving {
+  private waiting: Delta[] = [];
+  private timer = 0;
+  private kept = performance.now();
+
+  constructor(
+    private readonly id: string,
+    public turn: Turn & { answer: Answer },
+  ) {}
+
+  add(delta: Delta): void {
+    this.waiting.push(delta);
+    this.timer ||= setTimeout(() => this.show({}, performance.now() - this.kept > KEEP), FRAME);
+  }
+
+  /** Show what has arrived, with other changes. keeps: write it to the browser's storage too. */
+  show(change: Partial<Answer>, keeps: boolean): void {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    if (keeps) this.kept = performance.now();
+    this.turn = { ...this.turn, answer: { ...added(this.turn.answer, this.waiting.splice(0)), ...change } };
+    const now = conversations.value.get(this.id); // null: it was deleted meanwhile
+    if (now !== undefined) put({ ...now, turns: { ...now.turns, [this.turn.id]: this.turn } }, keeps);
+  }
+}
+
+async function received(now: Conversation, asked: Turn, arriving: Arriving, signal: AbortSignal): Promise<void> {
+  if (props.value === null) await connect();
+  const model = modelName();
+  try {
+    for await (const delta of chat(request(now, asked, model), key.value, signal)) arriving.add(delta);
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 404)) throw error;
+    await connect(); // the server was started again with another pack
+    if (modelName() === model) throw error;
+    arriving.show({ model: modelName() }, false);
+    for await (const delta of chat(request(now, asked, modelName()), key.value, signal)) arriving.add(delta);
+  }
 }
 
 /** The server's name of the chosen adapter and mode; a choice that this server does not have is left out. */
-export function modelName(): string {
+function modelName(): string {
   const { adapter, mode } = settings.value;
   const known = props.value;
   if (known === null) return "";
@@ -81,60 +133,42 @@ export function modelName(): string {
   return known.name + (known.adapters.includes(adapter) ? `:${adapter}` : "") + suffix;
 }
 
-export async function connect(): Promise<void> {
-  try {
-    props.value = await getProps(key.value);
-    trouble.value = "";
-    keyWanted.value = false;
-    await lookAtMemory();
-  } catch (error) {
-    trouble.value = failed(error);
-  }
+function request(now: Conversation, asked: Turn, model: string): object {
+  const given = NUMBER_NAMES.map((name) => [name, settings.value[name]]).filter(([, value]) => value !== null);
+  return { model, messages: messages(now, asked), stream: true, return_rounds: true, ...Object.fromEntries(given) };
 }
 
-export async function lookAtMemory(): Promise<void> {
-  try {
-    memory.value = await getMemory(key.value);
-  } catch {
-    memory.value = null; // the next answer reports what is wrong
-  }
-}
-
-function request(conversation: Conversation, asked: Turn, model: string): object {
-  const { temperature, top_p, top_k, min_p, max_tokens, seed } = settings.value;
-  const given = { temperature, top_p, top_k, min_p, max_tokens, seed };
-  return {
-    model,
-    messages: messages(conversation, asked),
-    stream: true,
-    return_rounds: true,
-    ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null)),
-  };
-}
-
-function begun(model: string): Answer {
-  return { model, spans: [], rounds: [], uncertainty: [], stats: null, notices: [], finish: null, error: null };
-}
-
-/** The answer with these events added; consecutive pieces of one source stay apart, as they were accepted apart. */
-export function added(answer: Answer, deltas: Delta[]): Answer {
+function added(answer: Answer, deltas: Delta[]): Answer {
   const spans = [...answer.spans];
   const rounds = [...answer.rounds];
   const uncertainty = [...answer.uncertainty];
   const notices = [...answer.notices];
   let { stats, finish } = answer;
   for (const { text, finish: reason, report } of deltas) {
-    if (text || report?.tokens) spans.push({ source: report?.source ?? "target", text, tokens: report?.tokens ?? 0 });
+    if (text || report?.tokens) addSpan(spans, report?.source ?? "target", text, report?.tokens ?? 0);
     if (report?.round) rounds.push(report.round);
     if (report?.uncertainty) uncertainty.push(...report.uncertainty);
     if (report?.notice) notices.push(report.notice);
     stats = report?.stats ?? stats;
     finish = reason ?? finish;
   }
-  return { ...answer, spans, rounds, uncertainty, notices, stats, finish };
+  return { ...answer, spans, rounds: rounds.slice(-SHOWN_ROUNDS), uncertainty: uncertainty.slice(-SHOWN_SIGNALS), notices, stats, finish };
+}
+
+function addSpan(spans: Span[], source: string, text: string, tokens: number): void {
+  const last = spans.at(-1);
+  if (last !== undefined && last[0] === source) spans[spans.length - 1] = [source, last[1] + text, last[2] + tokens];
+  else spans.push([source, text, tokens]);
+}
+
+/** Announce something of a conversation; of another than the shown one with its title. */
+function say(id: string, text: string): void {
+  const title = conversations.value.get(id)?.title;
+  announce(id === current.value || !title ? text : `${title}: ${text}`);
 }
 
 function failed(error: unknown): string {
-  if (error instanceof ApiError && error.status === 401) keyWanted.value = true;
-  return error instanceof Error ? error.message : String(error);
+  const message = error instanceof Error ? error.message : String(error);
+  if (error instanceof ApiError && error.status === 401) keyWanted.value = message;
+  return message;
 }

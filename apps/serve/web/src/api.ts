@@ -26,6 +26,8 @@ interface Chunk {
 }
 
 const GONE = "The server does not answer. Is `edgedecode serve` running?";
+const CUT = "The answer was cut off: the connection to the server was lost.";
+const KEY = /^[\x21-\x7e]*$/;
 
 export async function getProps(key: string): Promise<Props> {
   return (await asked("props", key)).json() as Promise<Props>;
@@ -42,13 +44,13 @@ export async function* chat(body: object, key: string, signal: AbortSignal): Asy
   if (reply.body === null) throw new ApiError(GONE, 0);
   for await (const data of events(reply.body)) {
     if (data === "[DONE]") return;
-    const chunk = JSON.parse(data) as Chunk;
+    const chunk = parsed(data);
     if (chunk.error !== undefined) throw new ApiError(chunk.error.message, 500);
     const choice = chunk.choices?.[0];
     if (choice === undefined) continue;
     yield { text: choice.delta?.content ?? "", finish: choice.finish_reason ?? null, report: chunk.edgedecode ?? null };
   }
-  throw new ApiError("The answer was cut off: the server closed the connection.", 0);
+  throw new ApiError(CUT, 0);
 }
 
 /** The data of server-sent events. */
@@ -57,7 +59,9 @@ export async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerato
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error: unknown) => {
+        throw isAbort(error) ? error : new ApiError(CUT, 0);
+      });
       if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop() ?? "";
@@ -69,22 +73,36 @@ export async function* events(stream: ReadableStream<Uint8Array>): AsyncGenerato
 }
 
 async function asked(path: string, key: string, init: RequestInit = {}): Promise<Response> {
+  if (!KEY.test(key)) throw new ApiError("The key has characters that no key has.", 401);
   const headers: Record<string, string> = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   let reply: Response;
   try {
     reply = await fetch(path, { ...init, headers });
   } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(GONE, 0);
+    throw isAbort(error) ? error : new ApiError(GONE, 0);
   }
   if (!reply.ok) throw new ApiError(await refusal(reply), reply.status);
   return reply;
 }
 
+function parsed(data: string): Chunk {
+  try {
+    return JSON.parse(data) as Chunk;
+  } catch {
+    throw new ApiError("The server sent something else than an answer.", 0);
+  }
+}
+
+function isAbort(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
 async function refusal(reply: Response): Promise<string> {
   try {
-    return ((await reply.json()) as { error: { message: string } }).error.message;
+    if (reply.status === 401) return "The server needs its key, and this is another one.";
+    const { message } = ((await reply.json()) as { error: { message: string } }).error;
+    return message.charAt(0).toUpperCase() + message.slice(1);
   } catch {
     return `The server answered with status ${reply.status}.`;
   }

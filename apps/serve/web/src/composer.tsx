@@ -1,11 +1,25 @@
 /** The field for the next message, with attached text files. */
 
+import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon, IconButton } from "./icons";
+import { sends } from "./keys";
+import { current } from "./store";
 import type { Attachment } from "./types";
+import { counted } from "./words";
 
 const LARGEST_FILE = 1_000_000; // bytes
+const DOUBLE_CLICK = 400; // milliseconds: the second click on Send is none on Stop, which takes its place
+
+interface Draft {
+  text: string;
+  files: Attachment[];
+}
+
+const EMPTY: Draft = { text: "", files: [] };
+/** What is being written, by conversation, while the page is open. */
+const drafts = signal<Record<string, Draft>>({});
 
 /** Move the focus to the message field. */
 export function focusComposer(): void {
@@ -19,31 +33,38 @@ interface ComposerProps {
 }
 
 export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
-  const [text, setText] = useState("");
-  const [files, setFiles] = useState<Attachment[]>([]);
   const [refused, setRefused] = useState("");
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
+  const sent = useRef(0);
+  const { text, files } = drafts.value[current.value] ?? EMPTY;
+  const change = (changed: Partial<Draft>): void => {
+    const now = drafts.value[current.value] ?? EMPTY;
+    drafts.value = { ...drafts.value, [current.value]: { ...now, ...changed } };
+  };
+  const attach = async (list: FileList | null): Promise<void> => {
+    const found = await Promise.all(Array.from(list ?? [], read));
+    const now = drafts.value[current.value] ?? EMPTY;
+    change({ files: [...now.files, ...found.filter((each) => typeof each !== "string")] });
+    setRefused(found.filter((each) => typeof each === "string").join(" "));
+    focusComposer();
+  };
   useEffect(focusComposer, []);
+  useFileDrops((list) => void attach(list));
   useEffect(() => {
-    const area = field.current;
-    if (area === null) return;
-    area.style.height = "auto";
-    area.style.height = `${area.scrollHeight}px`;
+    const fit = (): void => fitHeight(field.current);
+    fit();
+    addEventListener("resize", fit);
+    return () => removeEventListener("resize", fit);
   }, [text]);
   const empty = !text.trim() && !files.length;
   const submit = (): void => {
     if (empty || busy) return;
-    onSend(text.trim(), files);
-    setText("");
-    setFiles([]);
+    change(EMPTY);
     setRefused("");
-  };
-  const attach = async (list: FileList | null): Promise<void> => {
-    const found = await Promise.all(Array.from(list ?? [], read));
-    setFiles([...files, ...found.filter((each) => typeof each !== "string")]);
-    setRefused(found.filter((each) => typeof each === "string").join(" "));
+    sent.current = performance.now();
     focusComposer();
+    onSend(text.trim(), files);
   };
   return (
     <form
@@ -52,18 +73,13 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
         event.preventDefault();
         submit();
       }}
-      onDragOver={(event) => event.preventDefault()}
-      onDrop={(event) => {
-        event.preventDefault();
-        void attach(event.dataTransfer?.files ?? null);
-      }}
     >
       {(files.length > 0 || refused) && (
         <ul class="files" aria-label="Attached files">
           {files.map((file, index) => (
             <li key={`${index} ${file.name}`}>
-              {file.name} <small>{file.text.length} characters</small>
-              <IconButton icon="close" label={`Remove ${file.name}`} onClick={() => setFiles(files.filter((each) => each !== file))} />
+              {file.name} <small>{counted(file.text.length, "character")}</small>
+              <IconButton icon="close" label={`Remove ${file.name}`} onClick={() => change({ files: files.filter((each) => each !== file) })} />
             </li>
           ))}
           {refused && (
@@ -94,25 +110,63 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
           value={text}
           aria-label="Message"
           placeholder="Message"
-          onInput={(event) => setText(event.currentTarget.value)}
+          onInput={(event) => change({ text: event.currentTarget.value })}
           onKeyDown={(event) => {
-            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            if (!sends(event)) return;
             event.preventDefault();
             submit();
           }}
         />
         {busy ? (
-          <button type="button" class="round" aria-label="Stop" title="Stop (Escape)" onClick={onStop}>
+          <button
+            key="stop"
+            type="button"
+            class="round"
+            aria-label="Stop"
+            title="Stop (Escape)"
+            onClick={() => {
+              if (performance.now() < sent.current + DOUBLE_CLICK) return;
+              focusComposer();
+              onStop();
+            }}
+          >
             <Icon name="stop" />
           </button>
         ) : (
-          <button type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={empty}>
+          <button key="send" type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={empty}>
             <Icon name="send" />
           </button>
         )}
       </div>
     </form>
   );
+}
+
+/** Attach files that are dropped anywhere on the page: the browser would show them in its place. */
+function useFileDrops(attach: (list: FileList) => void): void {
+  useEffect(() => {
+    const over = (event: DragEvent): void => {
+      if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+    };
+    const drop = (event: DragEvent): void => {
+      if (!event.dataTransfer?.files.length) return;
+      event.preventDefault();
+      attach(event.dataTransfer.files);
+    };
+    document.addEventListener("dragover", over);
+    document.addEventListener("drop", drop);
+    return () => {
+      document.removeEventListener("dragover", over);
+      document.removeEventListener("drop", drop);
+    };
+  }, []);
+}
+
+/** Make a field as high as its text. */
+export function fitHeight(field: HTMLTextAreaElement | null): void {
+  if (field === null) return;
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
 }
 
 /** A file's text, or why it cannot be attached. */

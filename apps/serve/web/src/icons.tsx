@@ -14,13 +14,13 @@ const PATHS = {
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   again: "M20 11a8 8 0 1 0-2 6M20 5v6h-6",
   bin: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  down: "M12 5v14M6 13l6 6 6-6",
   left: "M15 5l-7 7 7 7",
   right: "M9 5l7 7-7 7",
   close: "M6 6l12 12M18 6L6 18",
-  help: "M9 9a3 3 0 1 1 4 3c-1 .5-1 1-1 2M12 18v.5",
 };
 
-export type IconName = keyof typeof PATHS;
+type IconName = keyof typeof PATHS;
 
 export function Icon({ name }: { name: IconName }): JSX.Element {
   return (
@@ -34,26 +34,26 @@ interface ButtonProps {
   icon: IconName;
   label: string;
   onClick: () => void;
+  /** It keeps the focus, and does nothing. */
   disabled?: boolean;
-  pressed?: boolean;
+  /** Whether what it opens is open; `controls` is the id of that. */
   expanded?: boolean;
   controls?: string;
   class?: string;
 }
 
 /** A button with an icon, a label for screen readers, and the same text as its tooltip. */
-export function IconButton({ icon, label, onClick, disabled, pressed, expanded, controls, class: name }: ButtonProps): JSX.Element {
+export function IconButton({ icon, label, onClick, disabled, expanded, controls, class: name }: ButtonProps): JSX.Element {
   return (
     <button
       type="button"
       class={`icon-button ${name ?? ""}`}
       aria-label={label}
       title={label}
-      onClick={onClick}
-      {...(disabled === undefined ? {} : { disabled })}
-      {...(pressed === undefined ? {} : { "aria-pressed": pressed })}
-      {...(expanded === undefined ? {} : { "aria-expanded": expanded })}
-      {...(controls === undefined ? {} : { "aria-controls": controls })}
+      onClick={disabled ? undefined : onClick}
+      aria-disabled={disabled}
+      aria-expanded={expanded}
+      aria-controls={expanded ? controls : undefined}
     >
       <Icon name={icon} />
     </button>

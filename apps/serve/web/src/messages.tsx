@@ -3,117 +3,131 @@
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { answer, send } from "./answering";
+import { fitHeight, focusComposer } from "./composer";
 import { IconButton } from "./icons";
-import { blocks, html } from "./markdown";
+import { sends } from "./keys";
+import { type Block, blocks, html } from "./markdown";
 import { KINDS, kindOf } from "./sources";
-import { announced, answering, conversation, put, settings, trouble } from "./store";
+import { announce, answering, conversation, current, put, running, settings } from "./store";
 import { answerText, choose, path, versions } from "./tree";
 import type { Answer, Turn } from "./types";
+import { counted } from "./words";
 
-const NEAR_END = 80; // pixels from the end within which the view follows a growing answer
+const END = 4; // pixels from the end that count as the end
 
 export function Messages(): JSX.Element {
   const view = useRef<HTMLDivElement>(null);
-  const follows = useRef(true);
+  const [follows, setFollows] = useState(true);
+  const place = useRef(0);
   const shown = path(conversation.value);
+  const toEnd = (): void => {
+    if (view.current) view.current.scrollTop = view.current.scrollHeight;
+  };
+  useEffect(() => setFollows(true), [current.value, shown.length]);
   useEffect(() => {
-    follows.current = true;
-  }, [conversation.value.id, shown.length]);
-  useEffect(() => {
-    if (follows.current && view.current) view.current.scrollTop = view.current.scrollHeight;
+    if (follows) toEnd();
   });
   return (
-    <div
-      class="messages"
-      ref={view}
-      tabIndex={0}
-      role="region"
-      aria-label="Messages"
-      aria-busy={answering.value}
-      onScroll={({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
-        follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
-      }}
-      onClick={copyCode}
-    >
-      {shown.map((turn) => (
-        <Message key={turn.id} turn={turn} />
-      ))}
+    <div class="view">
+      <div
+        class="messages"
+        ref={view}
+        tabIndex={0}
+        role="region"
+        aria-label="Messages"
+        aria-busy={answering.value}
+        onScroll={({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
+          if (scrollHeight - scrollTop - clientHeight < END) setFollows(true);
+          else if (scrollTop < place.current) setFollows(false); // the user went up
+          place.current = scrollTop;
+        }}
+        onClick={copyCode}
+      >
+        {conversation.value.system.trim() && (
+          <details class="attachment system">
+            <summary>System prompt</summary>
+            <pre tabIndex={0}>{conversation.value.system}</pre>
+          </details>
+        )}
+        {shown.map((turn) => (
+          <Message key={`${turn.parent} ${turn.role}`} turn={turn} last={turn === shown.at(-1)} />
+        ))}
+      </div>
+      {!follows && <IconButton icon="down" label="To the end" class="to-end" onClick={() => (setFollows(true), toEnd())} />}
     </div>
   );
 }
 
-function Message({ turn }: { turn: Turn }): JSX.Element {
+function Message({ turn, last }: { turn: Turn; last: boolean }): JSX.Element {
   const [editing, setEditing] = useState(false);
-  const label = turn.role === "user" ? "You" : "Answer";
+  const edit = useRef<HTMLDivElement>(null);
+  const arrives = running.value.get(current.value)?.turn === turn.id;
+  const cancel = (): void => {
+    setEditing(false);
+    setTimeout(() => edit.current?.querySelector<HTMLElement>("[aria-label=Edit]")?.focus());
+  };
+  // Rendering an answer is dear, and each event of another one comes by here.
+  const body = useMemo(
+    () => (turn.role === "user" ? turn.text && <div class="text">{turn.text}</div> : <AnswerText turn={turn} arrives={arrives} />),
+    [turn, arrives],
+  );
   return (
-    <article class={turn.role} aria-label={label}>
-      {turn.files.map((file) => (
-        <details key={file.name} class="attachment">
+    <article class={turn.role} aria-label={turn.role === "user" ? "You" : "Answer"} ref={edit}>
+      {turn.files.map((file, index) => (
+        <details key={index} class="attachment">
           <summary>
-            {file.name} <small>{file.text.length} characters</small>
+            {file.name} <small>{counted(file.text.length, "character")}</small>
           </summary>
           <pre tabIndex={0}>{file.text}</pre>
         </details>
       ))}
-      {editing ? (
-        <Editor turn={turn} onDone={() => setEditing(false)} />
-      ) : turn.role === "user" ? (
-        turn.text && <div class="text">{turn.text}</div>
-      ) : (
-        <AnswerText turn={turn} />
-      )}
-      {!editing && <Actions turn={turn} onEdit={() => setEditing(true)} />}
+      {editing ? <Editor turn={turn} onCancel={cancel} onSent={() => setEditing(false)} /> : body}
+      {!editing && <Actions turn={turn} last={last} arrives={arrives} onEdit={() => setEditing(true)} />}
     </article>
   );
 }
 
-function AnswerText({ turn }: { turn: Turn }): JSX.Element {
-  const answer = turn.answer;
-  const runs = answering.value && answer?.finish === null;
-  if (answer === null) return <Markdown text={turn.text} />;
+function AnswerText({ turn, arrives }: { turn: Turn; arrives: boolean }): JSX.Element {
+  const made = turn.answer;
+  if (made === null) return <Markdown text={turn.text} grows={false} />;
   return (
     <>
-      {answer.notices.map((notice) => (
-        <p key={notice} class="notice">
+      {made.notices.map((notice, index) => (
+        <p key={index} class="notice">
           {notice}
         </p>
       ))}
-      {settings.value.colours ? <Coloured answer={answer} /> : <Markdown text={answerText(turn)} />}
-      {runs && <span class="cursor" aria-hidden="true" />}
-      {answer.error !== null && (
-        <p class="trouble" role="alert">
-          {answer.error}
-        </p>
-      )}
+      {settings.value.colours ? <Coloured answer={made} /> : <Markdown text={answerText(turn)} grows={arrives} />}
+      {arrives && <span class="cursor" aria-hidden="true" />}
+      {made.error !== null && <p class="trouble">{made.error}</p>}
     </>
   );
 }
 
-function Markdown({ text }: { text: string }): JSX.Element {
+function Markdown({ text, grows }: { text: string; grows: boolean }): JSX.Element {
   const parts = useMemo(() => blocks(text), [text]);
   return (
     <div class="text markdown">
       {parts.map((part, index) => (
-        <Block key={index} text={part} />
+        <BlockHtml key={index} block={part} grows={grows && index === parts.length - 1} />
       ))}
     </div>
   );
 }
 
-function Block({ text }: { text: string }): JSX.Element {
-  const inner = useMemo(() => ({ __html: html(text) }), [text]);
-  return useMemo(() => <div dangerouslySetInnerHTML={inner} />, [inner]);
+function BlockHtml({ block, grows }: { block: Block; grows: boolean }): JSX.Element {
+  return useMemo(() => <div dangerouslySetInnerHTML={{ __html: html(block, grows) }} />, [block.key, grows]);
 }
 
 /** The text as it was written, coloured by the source of its tokens. */
-function Coloured({ answer }: { answer: Answer }): JSX.Element {
+function Coloured({ answer: made }: { answer: Answer }): JSX.Element {
   return (
     <div class="text coloured">
-      {answer.spans.map((span, index) => {
-        const kind = kindOf(span.source);
+      {made.spans.map(([source, text, tokens], index) => {
+        const kind = kindOf(source);
         return (
-          <span key={index} class={`source ${kind}`} title={`${KINDS[kind]}, ${span.tokens} tokens`}>
-            {span.text}
+          <span key={index} class={`source ${kind}`} title={`${KINDS[kind]}, ${counted(tokens, "token")}`}>
+            {text}
           </span>
         );
       })}
@@ -127,48 +141,73 @@ const WHY: Record<string, string> = {
   error: "ended with an error",
 };
 
-function Actions({ turn, onEdit }: { turn: Turn; onEdit: () => void }): JSX.Element {
-  const all = versions(conversation.value, turn);
+/** What is known of an answer, in a line. */
+function summary(made: Answer): string {
+  const tokens = made.spans.reduce((sum, [, , count]) => sum + count, 0);
+  const parts = [
+    tokens > 0 ? counted(tokens, "token") : "",
+    made.stats !== null && made.finish !== "stopped" ? `${made.stats.tokens_per_second.toFixed(0)} tokens/s` : "",
+    made.model,
+    made.finish === null ? "interrupted" : (WHY[made.finish] ?? ""),
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
+interface ActionsProps {
+  turn: Turn;
+  last: boolean;
+  arrives: boolean;
+  onEdit: () => void;
+}
+
+function Actions({ turn, last, arrives, onEdit }: ActionsProps): JSX.Element {
+  const now = conversation.value;
+  const all = versions(now, turn);
   const place = all.findIndex((each) => each.id === turn.id);
-  const { answer: made } = turn;
-  const parent = turn.parent === null ? undefined : conversation.value.turns[turn.parent];
   const busy = answering.value;
+  const asked = turn.role === "user" ? turn : now.turns[turn.parent ?? ""];
+  const again = (): void => {
+    if (asked !== undefined) void answer(now, asked);
+  };
   return (
     <div class="actions">
       {all.length > 1 && (
         <span class="versions">
-          <IconButton icon="left" label="Earlier version" disabled={place === 0 || busy} onClick={() => put(choose(conversation.value, turn, -1))} />
+          <IconButton icon="left" label="Earlier version" disabled={place === 0 || busy} onClick={() => put(choose(now, turn, -1))} />
           <span aria-label={`Version ${place + 1} of ${all.length}`} role="img">
             {place + 1}/{all.length}
           </span>
-          <IconButton icon="right" label="Later version" disabled={place === all.length - 1 || busy} onClick={() => put(choose(conversation.value, turn, 1))} />
+          <IconButton icon="right" label="Later version" disabled={place === all.length - 1 || busy} onClick={() => put(choose(now, turn, 1))} />
         </span>
       )}
-      <IconButton icon="copy" label="Copy" onClick={() => copy(turn.role === "user" ? turn.text : answerText(turn))} />
-      {turn.role === "user" ? (
-        <IconButton icon="edit" label="Edit" disabled={busy} onClick={onEdit} />
-      ) : (
-        <IconButton icon="again" label="Regenerate" disabled={busy} onClick={() => parent && void answer(conversation.value.id, parent)} />
-      )}
-      {made !== null && (made.finish !== null || !busy) && (
-        <small>
-          {made.stats && `${made.stats.verified_tokens + made.stats.unverified_tokens} tokens · ${made.stats.tokens_per_second.toFixed(0)} tokens/s`}
-          {` · ${made.model}`}
-          {made.finish === null ? ` · interrupted` : WHY[made.finish] && ` · ${WHY[made.finish]}`}
-        </small>
-      )}
+      <IconButton icon="copy" label="Copy" onClick={() => void copy(turn.role === "user" ? turn.text : answerText(turn))} />
+      {turn.role === "user" && <IconButton icon="edit" label="Edit" disabled={busy} onClick={onEdit} />}
+      {turn.role === "assistant" && <IconButton icon="again" label="Regenerate" disabled={busy} onClick={again} />}
+      {turn.role === "user" && last && <IconButton icon="again" label="Answer" disabled={busy} onClick={again} />}
+      {turn.answer !== null && !arrives && <small>{summary(turn.answer)}</small>}
     </div>
   );
 }
 
+interface EditorProps {
+  turn: Turn;
+  onCancel: () => void;
+  onSent: () => void;
+}
+
 /** Edit a message: it becomes another version, and is answered; the old one stays. */
-function Editor({ turn, onDone }: { turn: Turn; onDone: () => void }): JSX.Element {
+function Editor({ turn, onCancel, onSent }: EditorProps): JSX.Element {
   const field = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => field.current?.focus(), []);
+  useEffect(() => {
+    fitHeight(field.current);
+    field.current?.focus();
+  }, []);
   const save = (): void => {
     const text = field.current?.value.trim() ?? "";
-    onDone();
-    if (text || turn.files.length) void send(text, turn.files, turn.parent);
+    if (answering.value || (!text && !turn.files.length)) return;
+    focusComposer();
+    onSent();
+    void send(text, turn.files, turn.parent);
   };
   return (
     <form
@@ -181,38 +220,60 @@ function Editor({ turn, onDone }: { turn: Turn; onDone: () => void }): JSX.Eleme
       <textarea
         ref={field}
         aria-label="Edited message"
-        rows={Math.min(12, turn.text.split("\n").length + 1)}
         defaultValue={turn.text}
+        onInput={(event) => fitHeight(event.currentTarget)}
         onKeyDown={(event) => {
           if (event.key === "Escape") {
             event.stopPropagation();
-            onDone();
-          }
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+            onCancel();
+          } else if (sends(event)) {
             event.preventDefault();
             save();
           }
         }}
       />
-      <button type="submit">Send</button>
-      <button type="button" onClick={onDone}>
+      <button type="submit" disabled={answering.value}>
+        Send
+      </button>
+      <button type="button" onClick={onCancel}>
         Cancel
       </button>
     </form>
   );
 }
 
-function copyCode(event: MouseEvent): void {
+async function copyCode(event: MouseEvent): Promise<void> {
   const button = event.target;
   if (!(button instanceof HTMLButtonElement) || !button.classList.contains("copy-code")) return;
   const code = button.closest(".code")?.querySelector("code")?.textContent ?? "";
-  copy(code.replace(/\n$/, ""));
-  button.textContent = "Copied";
+  button.textContent = (await copy(code.replace(/\n$/, ""))) ? "Copied" : "Not copied";
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
-function copy(text: string): void {
-  // Browsers offer a clipboard only to pages of this machine, or over TLS.
-  if (navigator.clipboard) void navigator.clipboard.writeText(text).then(() => (announced.value = "Copied."));
-  else trouble.value = "This browser offers no clipboard to a page that another machine serves without TLS.";
+/** Copy a text, and say so. Return whether it worked. */
+async function copy(text: string): Promise<boolean> {
+  const copied = (await copiedByClipboard(text)) || copiedBySelection(text);
+  announce(copied ? "Copied." : "This browser does not let the page copy.");
+  return copied;
+}
+
+async function copiedByClipboard(text: string): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false; // a page that another machine serves without TLS has no clipboard
+  }
+}
+
+function copiedBySelection(text: string): boolean {
+  const before = document.activeElement;
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const copied = document.execCommand("copy");
+  field.remove();
+  if (before instanceof HTMLElement) before.focus();
+  return copied;
 }

@@ -1,15 +1,15 @@
 /** How the shown answer was made: speed, sources, rounds, time and memory. */
 
 import type { ComponentChildren, JSX } from "preact";
+import { SHOWN_ROUNDS, SHOWN_SIGNALS } from "./answering";
 import { IconButton } from "./icons";
 import { type Kind, KINDS, kindOf } from "./sources";
 import { conversation, memory, set, settings } from "./store";
 import { path } from "./tree";
 import type { Answer, Memory, Round, Span, Stats } from "./types";
+import { counted } from "./words";
 
-const SHOWN_ROUNDS = 64;
 const SHOWN_TOKENS = 400;
-const SHOWN_SIGNALS = 160;
 const TALLEST = 8; // tokens of a draft that fill a column of the rounds
 
 export function Panel({ onClose }: { onClose: () => void }): JSX.Element {
@@ -18,10 +18,10 @@ export function Panel({ onClose }: { onClose: () => void }): JSX.Element {
     <aside id="panel" class="panel" aria-label="How the answer was made" tabIndex={0}>
       <div class="side-head">
         <h2>How it was made</h2>
-        <IconButton icon="close" label="Close the panel" onClick={onClose} />
+        <IconButton icon="close" label="Close the panel" class="close" onClick={onClose} />
       </div>
       {answer === null ? <p class="faint">Speed, drafts and memory of an answer appear here.</p> : <AnswerFigures answer={answer} />}
-      {memory.value && <MemoryFigures memory={memory.value} />}
+      {memory.value ? <MemoryFigures memory={memory.value} /> : <p class="faint">The server does not tell its memory now.</p>}
     </aside>
   );
 }
@@ -58,19 +58,23 @@ function Figure({ name, value, children }: { name: string; value: string; childr
 }
 
 function Speed({ stats }: { stats: Stats }): JSX.Element {
-  const { tokens_per_second: speed, plain_tokens_per_second: plain } = stats;
+  const { tokens_per_second: speed } = stats;
+  const drafts = stats.proposed + stats.unverified_tokens > 0;
+  const plain = drafts ? stats.plain_tokens_per_second : null; // else this answer is the baseline itself
   const most = Math.max(speed, plain ?? 0, 1);
   return (
     <Section title="Speed">
       <Figure name="speed" value={speed.toFixed(0)}>
-        tokens/s{plain !== null && speed > 0 && `, ${(speed / plain).toFixed(2)} times plain decoding, ${stats.plain_is_measured ? "measured in this answer" : "estimated"}`}
+        tokens/s
+        {plain !== null && speed > 0 && `, ${(speed / plain).toFixed(2)} times plain decoding, ${stats.plain_is_measured ? "measured in this answer" : "estimated"}`}
+        {!drafts && speed > 0 && ", without drafts"}
       </Figure>
       <Meter label="this answer" share={speed / most} kind="model" />
       {plain !== null && <Meter label={`plain, about ${plain.toFixed(0)}`} share={plain / most} kind="target" />}
       <p class="faint">
         First token after <b data-figure="first-token">{(1000 * stats.time_to_first_token).toFixed(0)}</b> ms; prompt of{" "}
-        <b data-figure="prompt">{stats.prompt_tokens}</b> tokens, <b data-figure="cached">{stats.cached_tokens}</b> of them cached.
-        {stats.seed !== null && ` Seed ${stats.seed}.`}
+        <b data-figure="prompt">{stats.prompt_tokens}</b> {stats.prompt_tokens === 1 ? "token" : "tokens"}, <b data-figure="cached">{stats.cached_tokens}</b> of them cached.
+        {stats.seed !== null && Number.isSafeInteger(stats.seed) && ` Seed ${stats.seed}.`}
       </p>
     </Section>
   );
@@ -87,8 +91,10 @@ function Meter({ label, share, kind }: { label: string; share: number; kind: Kin
 
 function Sources({ spans }: { spans: Span[] }): JSX.Element {
   const counts = new Map<Kind, number>();
-  for (const { source, tokens } of spans) counts.set(kindOf(source), (counts.get(kindOf(source)) ?? 0) + tokens);
-  const cells = spans.flatMap(({ source, tokens }) => Array<Kind>(tokens).fill(kindOf(source))).slice(-SHOWN_TOKENS);
+  for (const [source, , tokens] of spans) {
+    if (tokens > 0) counts.set(kindOf(source), (counts.get(kindOf(source)) ?? 0) + tokens);
+  }
+  const cells = spans.flatMap(([source, , tokens]) => Array<Kind>(tokens).fill(kindOf(source))).slice(-SHOWN_TOKENS);
   return (
     <Section title="Where tokens came from">
       <div class="strip" aria-hidden="true">
@@ -116,7 +122,7 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
   const share = stats.proposed ? `${Math.round((100 * stats.accepted) / stats.proposed)}%` : "–";
   return (
     <Section title="Rounds: what the scheduler chose">
-      <svg class="rounds" viewBox={`0 0 ${SHOWN_ROUNDS * 4} 40`} preserveAspectRatio="none" role="img" aria-label={`The last ${shown.length} rounds`}>
+      <svg class="rounds" viewBox={`0 0 ${SHOWN_ROUNDS * 4} 40`} preserveAspectRatio="none" role="img" aria-label={inWords(shown)}>
         {shown.map((round, index) => {
           const { drafter, proposed, accepted } = round;
           const scale = 36 / TALLEST;
@@ -136,7 +142,7 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
         of <b data-figure="proposed">{stats.proposed}</b> drafted tokens accepted (<b data-figure="accepted">{stats.accepted}</b>)
       </Figure>
       <Figure name="acceptance-length" value={stats.acceptance_length.toFixed(2)}>
-        tokens per pass, in <b data-figure="rounds">{stats.rounds}</b> passes
+        tokens per pass, in <b data-figure="rounds">{stats.rounds}</b> {stats.rounds === 1 ? "pass" : "passes"}
       </Figure>
       <table>
         <thead>
@@ -158,7 +164,7 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
               </td>
             </tr>
           ))}
-          {Object.entries(stats.plain_rounds).map(([reason, count]) => (
+          {Object.entries(withPrompt(stats)).map(([reason, count]) => (
             <tr key={reason}>
               <td>
                 <i class="fill target" aria-hidden="true" /> none: {reason}
@@ -173,6 +179,24 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
   );
 }
 
+/** The shown rounds in words. */
+function inWords(rounds: Round[]): string {
+  const drafted = rounds.filter((round) => round.proposed > 0);
+  const [proposed, accepted] = [sum(drafted, (round) => round.proposed), sum(drafted, (round) => round.accepted)];
+  return `Of the last ${counted(rounds.length, "pass")}, ${drafted.length} had a draft; ${accepted} of ${counted(proposed, "drafted token")} accepted.`;
+}
+
+/** Rounds without a draft by reason; the prompt's own pass never has one. */
+function withPrompt(stats: Stats): Record<string, number> {
+  const counted = sum(Object.values(stats.drafters), (each) => each.rounds) + sum(Object.values(stats.plain_rounds), (each) => each);
+  const rest = stats.rounds - counted;
+  return { ...stats.plain_rounds, ...(rest > 0 ? { "the prompt": rest } : {}) };
+}
+
+function sum<Kind>(all: Kind[], value: (each: Kind) => number): number {
+  return all.reduce((total, each) => total + value(each), 0);
+}
+
 /** The draft model's uncertainty before each token, on a logarithmic scale, and where the target took over. */
 function Uncertainty({ values, limit, stats }: { values: number[]; limit: number; stats: Stats }): JSX.Element {
   const shown = values.slice(-SHOWN_SIGNALS);
@@ -180,7 +204,7 @@ function Uncertainty({ values, limit, stats }: { values: number[]; limit: number
   const line = 40 - height(limit);
   return (
     <Section title="Uncertainty of the draft model">
-      <svg class="rounds" viewBox={`0 0 ${SHOWN_SIGNALS} 40`} preserveAspectRatio="none" role="img" aria-label={`The last ${shown.length} tokens`}>
+      <svg class="rounds" viewBox={`0 0 ${SHOWN_SIGNALS} 40`} preserveAspectRatio="none" role="img" aria-label={`Of the last ${counted(shown.length, "token")}, the draft model was sure of ${shown.filter((value) => value < limit).length}.`}>
         {shown.map((value, index) => (
           <rect
             key={values.length - shown.length + index}
@@ -195,9 +219,9 @@ function Uncertainty({ values, limit, stats }: { values: number[]; limit: number
       </svg>
       <Figure name="unverified" value={String(stats.unverified_tokens)}>
         tokens by the draft model, not verified; <b data-figure="verified">{stats.verified_tokens}</b> by the target (
-        {Math.round(100 * stats.target_share)}%), {stats.switches} switches
+        {Math.round(100 * stats.target_share)}%), {counted(stats.switches, "switch")}
       </Figure>
-      <p class="faint">The target writes each token above the line, {limit.toPrecision(2)}.</p>
+      <p class="faint">Logarithmic, from 0.0001 to 1. The target writes each token above the line, {limit.toPrecision(2)}.</p>
     </Section>
   );
 }
@@ -206,12 +230,12 @@ const PARTS = { draft: "drafting", verify: "target's passes", sample: "sampling"
 
 function Time({ stats }: { stats: Stats }): JSX.Element {
   const parts = Object.entries(PARTS).map(([name, label]) => ({ name, label, seconds: stats.time_seconds[name as keyof typeof PARTS] }));
-  const total = parts.reduce((sum, part) => sum + part.seconds, 0);
+  const total = sum(parts, (part) => part.seconds);
   return (
     <Section title="Time after the first token">
       <Bar parts={parts.map(({ name, label, seconds }) => ({ name, label, share: total ? seconds / total : 0 }))} />
       <p class="faint">
-        <b data-figure="time">{(1000 * total).toFixed(0)}</b> ms
+        <b data-figure="time">{(1000 * total).toFixed(0)}</b> ms in all
       </p>
     </Section>
   );
@@ -221,6 +245,8 @@ interface Part {
   name: string;
   label: string;
   share: number;
+  /** What the legend says; without it the share. */
+  value?: string;
 }
 
 /** A bar of shares with its legend. */
@@ -235,7 +261,7 @@ function Bar({ parts }: { parts: Part[] }): JSX.Element {
       <ul class="legend">
         {parts.map((part, index) => (
           <li key={part.name}>
-            <i class={`part part-${index}`} aria-hidden="true" /> {part.label} <b>{Math.round(100 * part.share)}%</b>
+            <i class={`part part-${index}`} aria-hidden="true" /> {part.label} <b>{part.value ?? `${Math.round(100 * part.share)}%`}</b>
           </li>
         ))}
       </ul>
@@ -248,20 +274,17 @@ const SHOWN_HOLDERS = 5;
 function MemoryFigures({ memory: found }: { memory: Memory }): JSX.Element {
   const { leased_nbytes: leased, limit_nbytes: limit } = found;
   const shown = found.holders.slice(0, SHOWN_HOLDERS);
-  const others = leased - shown.reduce((sum, each) => sum + each.nbytes, 0);
-  const parts = [...shown.map(({ name, nbytes }) => ({ name, nbytes })), ...(others > 0 ? [{ name: "other", nbytes: others }] : [])];
+  const others = leased - sum(shown, (each) => each.nbytes);
+  const parts = [...shown, ...(others > 0 ? [{ name: "other", nbytes: others }] : [])];
+  const asked = found.limited_by === "--memory";
+  const whole = asked && limit !== null ? limit : leased; // a machine's memory would make all parts thin
   return (
     <Section title="Memory">
       <Figure name="leased" value={megabytes(leased)}>
-        planned{limit !== null && `, of ${megabytes(limit)} (${found.limited_by === "--memory" ? "budget" : found.limited_by})`}
+        planned{limit !== null && `, of ${megabytes(limit)} (${asked ? "budget" : found.limited_by})`}
       </Figure>
-      {limit !== null && (
-        <div class="meter">
-          <span class="fill lookup" style={{ width: `${(100 * leased) / limit}%` }} />
-          <span class="meter-label">{((100 * leased) / limit).toFixed(leased / limit < 0.1 ? 1 : 0)}% of the budget</span>
-        </div>
-      )}
-      <Bar parts={parts.map(({ name, nbytes }) => ({ name, label: holder(name), share: leased ? nbytes / leased : 0 }))} />
+      <Bar parts={parts.map(({ name, nbytes }) => ({ name, label: holder(name), share: whole ? nbytes / whole : 0, value: megabytes(nbytes) }))} />
+      {asked && limit !== null && <p class="faint">The rest of the bar, {megabytes(limit - leased)}, is free.</p>}
       {found.resident_nbytes !== null && (
         <p class="faint">
           The process holds <b data-figure="resident">{megabytes(found.resident_nbytes)}</b>

@@ -2,11 +2,14 @@
 
 import type { Signal } from "@preact/signals";
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { connect } from "./answering";
+import { focusComposer } from "./composer";
 import { IconButton } from "./icons";
+import { MODIFIER } from "./keys";
 import { conversation, key, keyWanted, props, set, setKey, setSystem, settings } from "./store";
-import type { Settings as Chosen } from "./types";
+import type { NumberName, Theme } from "./types";
+import { NUMBER_NAMES } from "./types";
 
 interface DialogProps {
   title: string;
@@ -22,7 +25,7 @@ function Dialog({ title, open, onClose, children }: DialogProps): JSX.Element {
     if (!open) dialog.current?.close();
   }, [open]);
   return (
-    <dialog ref={dialog} aria-label={title} onClose={onClose} onKeyDown={(event) => event.stopPropagation()}>
+    <dialog ref={dialog} aria-label={title} onClose={onClose} onKeyDown={(event) => event.key === "Escape" && event.stopPropagation()}>
       {open && (
         <>
           <div class="side-head">
@@ -36,14 +39,21 @@ function Dialog({ title, open, onClose, children }: DialogProps): JSX.Element {
   );
 }
 
-type NumberName = "temperature" | "top_p" | "top_k" | "min_p" | "max_tokens" | "seed";
+interface NumberRange {
+  name: NumberName;
+  label: string;
+  help: string;
+  min: number;
+  max: number;
+  step: number;
+}
 
-const NUMBERS: { name: NumberName; label: string; help: string; max: number; step: number; min: number }[] = [
+const NUMBERS: NumberRange[] = [
   { name: "temperature", label: "Temperature", help: "0: the likeliest token", min: 0, max: 2, step: 0.1 },
   { name: "top_p", label: "Top-p", help: "keep this share of the probability", min: 0.01, max: 1, step: 0.01 },
   { name: "top_k", label: "Top-k", help: "keep this number of tokens; 0: all", min: 0, max: 1048576, step: 1 },
   { name: "min_p", label: "Min-p", help: "least share of the likeliest", min: 0, max: 1, step: 0.01 },
-  { name: "max_tokens", label: "Most tokens", help: "of an answer", min: 1, max: 1048576, step: 1 },
+  { name: "max_tokens", label: "Most tokens", help: "of an answer", min: 1, max: 16777216, step: 1 },
   { name: "seed", label: "Seed", help: "repeats a sampled answer", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
 ];
 
@@ -52,15 +62,15 @@ export function Settings({ open, onHelp }: { open: Signal<boolean>; onHelp: () =
   return (
     <Dialog title="Settings" open={open.value} onClose={() => (open.value = false)}>
       <label class="wide">
-        System prompt
-        <textarea rows={3} value={conversation.value.system} onInput={(event) => setSystem(event.currentTarget.value)} />
+        System prompt of this chat and of new ones
+        <textarea rows={3} value={conversation.value.system} onChange={(event) => setSystem(event.currentTarget.value)} />
       </label>
       <fieldset>
         <legend>Sampling</legend>
         {NUMBERS.map((each) => (
           <NumberField key={each.name} {...each} />
         ))}
-        <button type="button" onClick={() => set({ temperature: null, top_p: null, top_k: null, min_p: null, max_tokens: null, seed: null })}>
+        <button type="button" onClick={() => set(Object.fromEntries(NUMBER_NAMES.map((name) => [name, null])))}>
           Use the pack's defaults
         </button>
       </fieldset>
@@ -68,7 +78,7 @@ export function Settings({ open, onHelp }: { open: Signal<boolean>; onHelp: () =
         <legend>Appearance</legend>
         <label>
           Theme
-          <select value={theme} onChange={(event) => set({ theme: event.currentTarget.value as Chosen["theme"] })}>
+          <select value={theme} onChange={(event) => set({ theme: event.currentTarget.value as Theme })}>
             <option value="system">As the system</option>
             <option value="light">Light</option>
             <option value="dark">Dark</option>
@@ -89,16 +99,7 @@ export function Settings({ open, onHelp }: { open: Signal<boolean>; onHelp: () =
   );
 }
 
-interface NumberFieldProps {
-  name: NumberName;
-  label: string;
-  help: string;
-  min: number;
-  max: number;
-  step: number;
-}
-
-function NumberField({ name, label, help, min, max, step }: NumberFieldProps): JSX.Element {
+function NumberField({ name, label, help, min, max, step }: NumberRange): JSX.Element {
   const byPack = name === "max_tokens" ? props.value?.max_tokens : props.value?.sampling[name];
   return (
     <label>
@@ -107,7 +108,7 @@ function NumberField({ name, label, help, min, max, step }: NumberFieldProps): J
         type="number"
         min={min}
         max={max}
-        step={name === "temperature" || step < 1 ? "any" : step}
+        step={step < 1 ? "any" : step}
         placeholder={byPack === undefined || byPack === null ? "" : String(byPack)}
         value={settings.value[name] ?? ""}
         onChange={(event) => {
@@ -125,12 +126,12 @@ const SHORTCUTS: [string, string][] = [
   ["Enter", "send the message"],
   ["Shift+Enter", "start a new line"],
   ["Escape", "stop the answer, or close a drawer"],
-  ["Alt+N", "new chat"],
-  ["Alt+L", "list of conversations"],
-  ["Alt+P", "panel: how the answer was made"],
-  ["Alt+C", "colour answers by source"],
-  ["Alt+S", "settings"],
-  ["Alt+/", "this list"],
+  [`${MODIFIER}+N`, "new chat"],
+  [`${MODIFIER}+L`, "list of conversations"],
+  [`${MODIFIER}+P`, "panel: how the answer was made"],
+  [`${MODIFIER}+C`, "colour answers by source"],
+  [`${MODIFIER}+S`, "settings"],
+  [`${MODIFIER}+/`, "this list"],
 ];
 
 export function Shortcuts({ open }: { open: Signal<boolean> }): JSX.Element {
@@ -152,19 +153,31 @@ export function Shortcuts({ open }: { open: Signal<boolean> }): JSX.Element {
 
 /** Asks for the key of a server that wants one. It is kept for this tab only. */
 export function KeyDialog(): JSX.Element {
+  const [tried, setTried] = useState(false);
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.focus(), []);
   return (
-    <Dialog title="This server needs a key" open onClose={() => (keyWanted.value = false)}>
+    <Dialog title="This server needs a key" open onClose={() => (keyWanted.value = "")}>
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          setKey(String(new FormData(event.currentTarget).get("key") ?? "").trim());
-          void connect();
+          setKey(field.current?.value.trim() ?? "");
+          void connect().then(() => {
+            setTried(true);
+            if (keyWanted.value) field.current?.select();
+            else focusComposer();
+          });
         }}
       >
         <label class="wide">
           Key, as in the file given with --api-key-file
-          <input name="key" type="password" autocomplete="off" defaultValue={key.value} required />
+          <input ref={field} type="password" autocomplete="off" defaultValue={key.value} required />
         </label>
+        {tried && keyWanted.value && (
+          <p class="trouble" role="alert">
+            {keyWanted.value}
+          </p>
+        )}
         <button type="submit">Use this key</button>
       </form>
     </Dialog>

@@ -1,12 +1,11 @@
 /** The list of conversations. */
 
-import { signal } from "@preact/signals";
 import type { JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon, IconButton } from "./icons";
+import { composing } from "./keys";
 import { current, listed, remove, rename, running } from "./store";
 import type { Conversation } from "./types";
-
-const renamed = signal("");
 
 interface SidebarProps {
   open: boolean;
@@ -15,52 +14,47 @@ interface SidebarProps {
 }
 
 export function Sidebar({ open, onClose, onNew }: SidebarProps): JSX.Element {
+  const first = useRef<HTMLButtonElement>(null);
   return (
     <nav id="sidebar" class={`sidebar ${open ? "open" : ""}`} aria-label="Conversations">
       <div class="side-head">
         <strong>edgedecode</strong>
         <IconButton icon="close" label="Close the conversations" class="close" onClick={onClose} />
       </div>
-      <button type="button" class="new-chat" title="New chat (Alt+N)" onClick={onNew}>
+      <button ref={first} type="button" class="new-chat" title="New chat" onClick={onNew}>
         <Icon name="plus" /> New chat
       </button>
       <ul>
         {listed.value.map((each) => (
-          <Entry key={each.id} conversation={each} onChoose={onClose} />
+          <Entry key={each.id} conversation={each} onChoose={onClose} onGone={() => first.current?.focus()} />
         ))}
       </ul>
     </nav>
   );
 }
 
-function Entry({ conversation, onChoose }: { conversation: Conversation; onChoose: () => void }): JSX.Element {
+interface EntryProps {
+  conversation: Conversation;
+  onChoose: () => void;
+  /** Called when the entry with the focus is deleted. */
+  onGone: () => void;
+}
+
+function Entry({ conversation, onChoose, onGone }: EntryProps): JSX.Element {
+  const [renaming, setRenaming] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
   const { id } = conversation;
   const title = conversation.title || "Empty chat";
-  if (renamed.value === id) {
-    const done = (text: string): void => {
-      rename(id, text);
-      renamed.value = "";
-    };
-    return (
-      <li>
-        <input
-          aria-label="Title"
-          autofocus
-          ref={(field) => field?.focus()}
-          defaultValue={title}
-          onBlur={(event) => done(event.currentTarget.value)}
-          onKeyDown={(event) => {
-            if (event.key === "Enter") done(event.currentTarget.value);
-            if (event.key === "Escape") renamed.value = "";
-            event.stopPropagation();
-          }}
-        />
-      </li>
-    );
-  }
+  const done = (text: string): void => {
+    setRenaming(false);
+    rename(id, text);
+    setTimeout(() => button.current?.focus());
+  };
+  if (renaming) return <TitleField title={title} onDone={done} />;
   return (
     <li class={current.value === id ? "current" : ""}>
       <button
+        ref={button}
         type="button"
         class="entry"
         aria-current={current.value === id ? "page" : undefined}
@@ -70,14 +64,39 @@ function Entry({ conversation, onChoose }: { conversation: Conversation; onChoos
         }}
       >
         {title}
-        {id in running.value && <span class="pulse" aria-label="is being answered" role="img" />}
+        {running.value.has(id) && <span class="pulse" aria-label="is being answered" role="img" />}
       </button>
-      <IconButton icon="edit" label={`Rename ${title}`} onClick={() => (renamed.value = id)} />
+      <IconButton icon="edit" label={`Rename ${title}`} onClick={() => setRenaming(true)} />
       <IconButton
         icon="bin"
         label={`Delete ${title}`}
         onClick={() => {
-          if (confirm(`Delete “${title}”? It is kept nowhere else.`)) remove(id);
+          if (!confirm(`Delete “${title}”? It is kept nowhere else.`)) return;
+          remove(id);
+          onGone();
+        }}
+      />
+    </li>
+  );
+}
+
+function TitleField({ title, onDone }: { title: string; onDone: (text: string) => void }): JSX.Element {
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.select(), []);
+  return (
+    <li>
+      <input
+        ref={field}
+        aria-label="Title"
+        defaultValue={title}
+        onBlur={(event) => onDone(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (composing(event)) return;
+          if (event.key === "Escape") event.currentTarget.value = title;
+          if (event.key === "Escape" || event.key === "Enter") {
+            event.stopPropagation();
+            event.currentTarget.blur();
+          }
         }}
       />
     </li>

@@ -1,6 +1,7 @@
 /** The page's state, and what of it is kept in the browser: conversations, settings and, for this tab, the key. */
 
 import { computed, effect, signal } from "@preact/signals";
+import { readConversation, readSettings } from "./stored";
 import { newConversation } from "./tree";
 import type { Conversation, Memory, Props, Settings } from "./types";
 
@@ -9,125 +10,149 @@ const SETTINGS = "edgedecode.settings";
 const SYSTEM = "edgedecode.system";
 const KEY = "edgedecode.key";
 
-const DEFAULTS: Settings = {
-  mode: "",
-  adapter: "",
-  temperature: null,
-  top_p: null,
-  top_k: null,
-  min_p: null,
-  max_tokens: null,
-  seed: null,
-  theme: "system",
-  colours: false,
-  panel: true,
-};
+/** An answer that arrives: its turn, and how to stop it. */
+export interface Running {
+  turn: string;
+  stop: AbortController;
+}
 
 export const props = signal<Props | null>(null);
 export const memory = signal<Memory | null>(null);
 /** Why the server cannot be used now; empty: it can. */
 export const trouble = signal("");
-export const keyWanted = signal(false);
-export const key = signal(sessionStorage.getItem(KEY) ?? "");
-export const settings = signal<Settings>({ ...DEFAULTS, ...parsed<Partial<Settings>>(localStorage.getItem(SETTINGS)) });
-export const conversations = signal<Record<string, Conversation>>(stored());
+/** Whether the browser's storage has no room for what was said last. */
+export const full = signal(false);
+/** Why a key is asked for; empty: none is. */
+export const keyWanted = signal("");
+export const key = signal(read(() => sessionStorage.getItem(KEY)) ?? "");
+export const settings = signal<Settings>(readSettings(stored(SETTINGS)));
+export const conversations = signal<Map<string, Conversation>>(storedConversations());
 /** The shown conversation; empty: a new one. */
 export const current = signal(addressed());
-/** The system prompt of the next new conversation. */
-const system = signal(localStorage.getItem(SYSTEM) ?? "");
-/** Conversations that are being answered, and how to stop each. */
-export const running = signal<Record<string, AbortController>>({});
+export const running = signal<Map<string, Running>>(new Map());
 /** What a screen reader announces. */
 export const announced = signal("");
+/** The system prompt of the next new conversation. */
+const system = signal(stored(SYSTEM) ?? "");
+/** Conversations that could not be kept. */
+const unkept = new Set<string>();
 
-export const conversation = computed<Conversation>(
-  () => conversations.value[current.value] ?? newConversation("", system.value, 0),
-);
-export const listed = computed(() => Object.values(conversations.value).sort((one, other) => other.changed - one.changed));
-export const answering = computed(() => current.value in running.value);
+export const conversation = computed(() => conversations.value.get(current.value) ?? newConversation("", system.value, 0));
+export const listed = computed(() => [...conversations.value.values()].sort((one, other) => other.changed - one.changed));
+export const answering = computed(() => running.value.has(current.value));
 
-/** Change settings; they are kept. */
+/** Change settings; they are kept. Another tab's changes stay. */
 export function set(change: Partial<Settings>): void {
-  settings.value = { ...settings.value, ...change };
+  settings.value = { ...readSettings(stored(SETTINGS)), ...change };
   keep(SETTINGS, JSON.stringify(settings.value));
 }
 
 export function setKey(text: string): void {
   key.value = text;
-  sessionStorage.setItem(KEY, text);
+  read(() => sessionStorage.setItem(KEY, text));
 }
 
-/** The system prompt of this conversation, and of the next new ones. */
+/** The system prompt of this conversation, and of new ones. */
 export function setSystem(text: string): void {
   system.value = text;
   keep(SYSTEM, text);
-  if (current.value in conversations.value) put({ ...conversation.value, system: text });
-}
-
-/** The current conversation, created if it is new. */
-export function ensured(): Conversation {
-  if (current.value in conversations.value) return conversation.value;
-  const fresh = newConversation(newId(), conversation.value.system, Date.now());
-  put(fresh);
-  current.value = fresh.id;
-  return fresh;
+  if (conversations.value.has(current.value)) put({ ...conversation.value, system: text });
 }
 
 /** Change a conversation. keeps: whether it is written to the browser's storage too, which takes a while. */
 export function put(changed: Conversation, keeps = true): void {
-  conversations.value = { ...conversations.value, [changed.id]: changed };
-  if (keeps) keep(CONVERSATION + changed.id, JSON.stringify(changed));
+  conversations.value = new Map(conversations.value).set(changed.id, changed);
+  if (keeps) keepConversation(changed);
+}
+
+export function keepConversation(changed: Conversation): void {
+  if (keep(CONVERSATION + changed.id, JSON.stringify(changed))) unkept.delete(changed.id);
+  else unkept.add(changed.id);
+  full.value = unkept.size > 0;
+}
+
+/** Write again what could not be kept. */
+export function keepAll(): void {
+  for (const id of [...unkept]) {
+    const found = conversations.value.get(id);
+    if (found === undefined) unkept.delete(id);
+    else keepConversation(found);
+  }
+  full.value = unkept.size > 0;
 }
 
 export function rename(id: string, title: string): void {
-  const found = conversations.value[id];
+  const found = conversations.value.get(id);
   if (found !== undefined && title.trim()) put({ ...found, title: title.trim() });
 }
 
 export function remove(id: string): void {
-  running.value[id]?.abort();
-  const { [id]: _, ...others } = conversations.value;
-  conversations.value = others;
-  localStorage.removeItem(CONVERSATION + id);
-  if (current.value === id) current.value = "";
+  forget(id);
+  read(() => localStorage.removeItem(CONVERSATION + id));
+  if (unkept.size) keepAll();
 }
 
 export function newId(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-function keep(name: string, text: string): void {
+/** Have a screen reader say a text, also if it is the same as before. */
+export function announce(text: string): void {
+  announced.value = "";
+  setTimeout(() => (announced.value = text), 50);
+}
+
+function forget(id: string): void {
+  running.value.get(id)?.stop.abort();
+  const others = new Map(conversations.value);
+  others.delete(id);
+  conversations.value = others;
+  if (current.value === id) current.value = "";
+}
+
+function keep(name: string, text: string): boolean {
   try {
     localStorage.setItem(name, text);
+    return true;
   } catch {
-    trouble.value = "The browser's storage is full: delete conversations to keep new ones.";
+    return false;
   }
 }
 
-function stored(): Record<string, Conversation> {
-  const found: Record<string, Conversation> = {};
-  for (const name of Object.keys(localStorage).filter((each) => each.startsWith(CONVERSATION))) {
-    const each = parsed<Conversation>(localStorage.getItem(name));
-    if (each?.turns !== undefined && each.chosen !== undefined) found[each.id] = each;
-  }
-  return found;
+function stored(name: string): string | null {
+  return read(() => localStorage.getItem(name));
 }
 
-function parsed<Kind>(text: string | null): Kind | null {
+/** The result, or null where the browser forbids storage. */
+function read<Kind>(what: () => Kind): Kind | null {
   try {
-    return text === null ? null : (JSON.parse(text) as Kind);
+    return what();
   } catch {
     return null;
   }
 }
 
-// Another tab changed a conversation.
+function storedConversations(): Map<string, Conversation> {
+  const names = read(() => Object.keys(localStorage)) ?? [];
+  const ids = names.filter((name) => name.startsWith(CONVERSATION)).map((name) => name.slice(CONVERSATION.length));
+  const found = ids.map((id) => readConversation(stored(CONVERSATION + id), id)).filter((each) => each !== null);
+  return new Map(found.map((each) => [each.id, each]));
+}
+
+function addressed(): string {
+  const id = location.hash.slice(1);
+  return conversations.value.has(id) ? id : "";
+}
+
+// Another tab changed something.
 addEventListener("storage", ({ key: name, newValue }) => {
+  if (name === SETTINGS) settings.value = readSettings(newValue);
+  if (name === SYSTEM) system.value = newValue ?? "";
   if (!name?.startsWith(CONVERSATION)) return;
   const id = name.slice(CONVERSATION.length);
-  const { [id]: _, ...others } = conversations.value;
-  const changed = parsed<Conversation>(newValue);
-  conversations.value = changed === null ? others : { ...others, [id]: changed };
+  const changed = readConversation(newValue, id);
+  if (newValue === null) forget(id);
+  else if (changed !== null && !running.value.has(id)) conversations.value = new Map(conversations.value).set(id, changed);
 });
 
 effect(() => {
@@ -138,13 +163,19 @@ effect(() => {
 
 // The address names the conversation, so that a reload and the back button find it.
 effect(() => {
-  const wanted = current.value ? `#${current.value}` : location.pathname;
-  if (location.hash.slice(1) !== current.value) history.pushState(null, "", wanted);
+  const [shown, named] = [current.value, location.hash.slice(1)];
+  if (shown === named) return;
+  const address = shown ? `#${shown}` : location.pathname;
+  const known = named === "" || conversations.peek().has(named);
+  if (known) history.pushState(null, "", address);
+  else history.replaceState(null, "", address);
 });
-
 addEventListener("popstate", () => (current.value = addressed()));
 
-function addressed(): string {
-  const id = location.hash.slice(1);
-  return id in conversations.value ? id : "";
-}
+// What has arrived of running answers is written before the page goes.
+addEventListener("pagehide", () => {
+  for (const id of running.value.keys()) {
+    const found = conversations.value.get(id);
+    if (found !== undefined) keepConversation(found);
+  }
+});

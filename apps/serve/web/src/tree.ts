@@ -16,12 +16,10 @@ export function newTurn(id: string, parent: string | null, role: Turn["role"], t
 /** The turns that are shown, from the first on. */
 export function path(conversation: Conversation): Turn[] {
   const found: Turn[] = [];
-  let next = conversation.chosen[ROOT];
-  while (next !== undefined) {
-    const turn = conversation.turns[next];
-    if (turn === undefined) break;
+  let turn = conversation.turns[conversation.chosen[ROOT] ?? ""];
+  while (turn !== undefined && !found.includes(turn)) {
     found.push(turn);
-    next = conversation.chosen[turn.id];
+    turn = conversation.turns[conversation.chosen[turn.id] ?? ""];
   }
   return found;
 }
@@ -73,7 +71,7 @@ export function content(turn: Turn): string {
 }
 
 export function answerText(turn: Turn): string {
-  return turn.answer === null ? turn.text : turn.answer.spans.map((span) => span.text).join("");
+  return turn.answer === null ? turn.text : turn.answer.spans.map(([, text]) => text).join("");
 }
 
 function titleOf(text: string): string {

@@ -1,14 +1,15 @@
 /** The server's JSON, and what the page keeps in the browser. */
 
-/** What GET /props describes. */
+/** What GET /props describes. `mode` and `adapter` are those that the server was started with. */
 export interface Props {
   name: string;
   version: string;
   engine: string;
   provider: string;
   adapters: string[];
+  adapter: string | null;
   modes: string[];
-  drafters: string[];
+  mode: string;
   context: number;
   max_tokens: number | null;
   sampling: Record<string, number>;
@@ -67,21 +68,19 @@ export interface Report {
   stats?: Stats;
 }
 
-/** A piece of an answer's text, from one source. */
-export interface Span {
-  source: string;
-  text: string;
-  tokens: number;
-}
+/** Text whose tokens come from one source. An array, because the browser's storage is small. */
+export type Span = [source: string, text: string, tokens: number];
 
 export interface Answer {
   model: string;
   spans: Span[];
+  /** The latest rounds, as many as are shown. */
   rounds: Round[];
+  /** The latest signals of entropy switching, as many as are shown. */
   uncertainty: number[];
   stats: Stats | null;
   notices: string[];
-  /** OpenAI's reason, "stopped" if the user stopped it, or null while it runs. */
+  /** OpenAI's reason, "stopped" by the user, "error", or null while it runs or if the page was closed. */
   finish: string | null;
   error: string | null;
 }
@@ -111,6 +110,8 @@ export interface Conversation {
   chosen: Record<string, string>;
 }
 
+export type Theme = "system" | "light" | "dark";
+
 /** What the user sets; null: the server's default. */
 export interface Settings {
   mode: string;
@@ -121,7 +122,11 @@ export interface Settings {
   min_p: number | null;
   max_tokens: number | null;
   seed: number | null;
-  theme: "system" | "light" | "dark";
+  theme: Theme;
   colours: boolean;
   panel: boolean;
 }
+
+/** The settings that are numbers of a request. */
+export type NumberName = "temperature" | "top_p" | "top_k" | "min_p" | "max_tokens" | "seed";
+export const NUMBER_NAMES: NumberName[] = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
