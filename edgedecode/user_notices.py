@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeAlias
 
 from edgedecode.text.printable import shown
 
-__all__ = ["NOTICES", "Bar", "NoticeLines", "ProgressLines", "notice", "show_work", "work"]
+__all__ = ["NOTICES", "Bar", "NoticeLines", "ProgressLines", "notice", "rarely_repeated", "show_work", "work"]
 
 NOTICES = "edgedecode.user_notices"
 """The logger's name."""
@@ -70,6 +70,37 @@ class ProgressLines:
         share = f" {min(1.0, self._done / self._total):.0%}" if self._total else ""
         sys.stderr.write(f"edgedecode: {self._what}{share}, {now - self._started:.0f} s\n")
         sys.stderr.flush()
+
+
+@contextmanager
+def rarely_repeated(seconds: float) -> Iterator[None]:
+    """While entered, drop a notice that was logged less than `seconds` ago: a server's sessions all report the same."""
+    logger, rare = logging.getLogger(NOTICES), _Rare(seconds)
+    logger.addFilter(rare)
+    try:
+        yield
+    finally:
+        logger.removeFilter(rare)
+
+
+class _Rare(logging.Filter):
+    MOST = 64
+    """Texts that are remembered."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._logged: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, now = record.getMessage(), time.monotonic()
+        if now < self._logged.get(text, -self._seconds) + self._seconds:
+            return False
+        self._logged.pop(text, None)  # the dictionary is in the order of the last notice
+        self._logged[text] = now
+        for oldest in list(self._logged)[: -self.MOST]:
+            self._logged.pop(oldest, None)
+        return True
 
 
 class NoticeLines(logging.Handler):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edgedecode import InputError, RuntimeUnavailable
 from edgedecode.commands import Command, count, positive_count
 from edgedecode.memory.process_memory import return_freed_memory
+from edgedecode.user_notices import rarely_repeated
 
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "run"]
 
 _PORT = 8000
+_NOTICE_SECONDS = 600.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -81,7 +83,7 @@ class ServeCommand:
 
         return_freed_memory()
         limits, listening = _limits(arguments), _free(arguments, opens=self._opens)
-        with listening, open_pair(arguments, swaps=True) as pair:
+        with listening, open_pair(arguments, swaps=True) as pair, rarely_repeated(_NOTICE_SECONDS):
             options = session_options(arguments, pair)
             service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
             _say(pair, listening, opens=arguments.open)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -31,16 +32,19 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `edgedecode serve` on a free port; yield the process and its address."""
     program = "import sys; from edgedecode.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--runtime", "onnx", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        line = next((line for line in lines if line.rstrip().endswith("/v1")), None)
-        assert line is not None, process.communicate()[1]
-        yield process, line.split()[-1].removesuffix("/v1")
-    finally:
-        process.kill()
-        process.communicate()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:  # a pipe that nobody reads would fill
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            line = next((line for line in lines if line.rstrip().endswith("/v1")), None)
+            if line is None:
+                errors.seek(0)
+                pytest.fail(errors.read())
+            yield process, line.split()[-1].removesuffix("/v1")
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def ask(address: str, seed: int) -> int:

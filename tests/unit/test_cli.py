@@ -88,7 +88,7 @@ def test_main_loads_only_the_verb_that_it_runs(verbs: Verbs) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nope"], ["verb", "--nope"], ["verb", "--number", "x"], ["verb", "--num", "1"]]
+    "arguments", [["--debug"], ["nope"], ["verb", "--nope"], ["verb", "--number", "x"], ["verb", "--num", "1"]]
 )
 def test_main_exits_with_2_for_wrong_usage(
     arguments: list[str], verbs: Verbs, capsys: pytest.CaptureFixture[str]
