@@ -13,11 +13,11 @@ from edgedecode.user_notices import notice, rarely_repeated
 def test_a_repeated_notice_is_shown_once_a_period(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(user_notices.time, "monotonic", lambda: now)
+    clock = iter([0.0, 5.0, 9.0, 11.0, 12.0, *[13.0] * 300])
+    monkeypatch.setattr(user_notices.time, "monotonic", lambda: next(clock))
     caplog.set_level(logging.INFO, logger=user_notices.NOTICES)
     with rarely_repeated(10):
-        for now in (0.0, 5.0, 9.0, 11.0, 12.0):
+        for _ in range(5):
             notice("the context is short")
         for number in range(200):
             notice(f"another {number}")
