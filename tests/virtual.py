@@ -194,8 +194,8 @@ class _Recorded:
     def __init__(self, policy: Policy, record: Simulation) -> None:
         self._policy, self._record = policy, record
 
-    def begin(self, adapter: str = "") -> int:
-        return self._policy.begin(adapter)
+    def begin(self, kind: str = "") -> int:
+        return self._policy.begin(kind)
 
     def plan(self, signals: Signals) -> Plan:
         plan = self._policy.plan(signals)
@@ -221,11 +221,12 @@ def simulate(
     prompt: int = 32,
     seed: int = 0,
     pace: float = 1.0,
+    kind: str = "",
 ) -> Simulation:
     """Simulate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
     free, model, trim: whether the drafter is right at a position; None: that drafter does not exist. `trim` is the
-    model's smaller head. seed: of the machine's noise. pace: a factor of all times.
+    model's smaller head. seed: of the machine's noise. pace: a factor of all times. kind: of the answer.
     """
     machine, result = machine or Machine(), Simulation()
     clock = Clock(machine, seed, pace)
@@ -238,7 +239,7 @@ def simulate(
         drafting = Drafting(drafters, recorded, noise=noise, offers=chooses, clock=clock, beside=VirtualBeside)
     text, end = list(range(prompt + 1)), prompt + tokens
     if drafting is not None:
-        drafting.begin(text)
+        drafting.begin(text, kind)
     while len(text) < end:
         started, place = clock(), len(text)
         asked = drafting if drafting is not None and drafting.asks() else None

@@ -104,12 +104,12 @@ class Drafting:
         """Return drafting by one drafter at one length. Raises InputError for a length out of range."""
         return cls([drafter], FixedLength(length), noise=noise, chains_only=chains_only)
 
-    def begin(self, tokens: Sequence[int], adapter: str = "") -> None:
-        """Start a generation after `tokens`, with the adapter of this name; empty: none."""
+    def begin(self, tokens: Sequence[int], kind: str = "") -> None:
+        """Start a generation of a kind (see `Policy.begin`) after `tokens`."""
         self._end_rest()
         self._offers.clear()
         self._head_scores.clear()
-        self._resting = self.policy.begin(adapter)
+        self._resting = self.policy.begin(kind)
         self.plan, self._tokens = _RESTING if self._resting else _PLAIN, tokens
         for drafter in self.drafters.values():
             drafter.begin(tokens)

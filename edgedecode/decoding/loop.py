@@ -18,6 +18,7 @@ from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
 from .padding import draft_room, padded_rows, prompt_rows, usable_context
+from .policy import kind_of
 from .stats import Stats
 from .switching import Switching
 from .verify import Outcome, Rule, TargetRows, Verdict, unverified, verify
@@ -106,7 +107,7 @@ def decode(
     if stats.rounds == 0:
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
-        drafting.begin(tokens, "" if setting.adapter is None else setting.adapter.name)
+        drafting.begin(tokens, kind_of(setting.adapter, structured=constraint is not None))
     if switching is None:
         _catch_up(target, state, tokens, setting)
     else:

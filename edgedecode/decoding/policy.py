@@ -8,9 +8,21 @@ from typing import Protocol
 
 from edgedecode.errors import InputError
 
+from .model import AdapterUse
 from .tree import MOST_NODES, RankRates, TreeShape, best_tree
 
-__all__ = ["MAX_DRAFT", "FixedLength", "FixedTree", "Offer", "Plan", "Policy", "RoundCost", "Score", "Signals"]
+__all__ = [
+    "MAX_DRAFT",
+    "FixedLength",
+    "FixedTree",
+    "Offer",
+    "Plan",
+    "Policy",
+    "RoundCost",
+    "Score",
+    "Signals",
+    "kind_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +130,11 @@ WHOLE = Plan(0)
 class Policy(Protocol):
     """Chooses each round's drafter and draft length. Deterministic given its inputs: no clock, no I/O."""
 
-    def begin(self, adapter: str = "") -> int:
+    def begin(self, kind: str = "") -> int:
         """Start an answer. Return how many of its first rounds are plain and ask no drafter.
 
-        adapter: the name of the target's adapter, on which acceptance rates depend; empty: none.
+        kind: what acceptance rates depend on, the name of the target's adapter and whether a grammar restricts the
+        answer; empty: neither (see `kind_of`).
         """
         ...
 
@@ -132,6 +145,11 @@ class Policy(Protocol):
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a finished round, and from proposals, used or not, whose outcome is known by now."""
         ...
+
+
+def kind_of(adapter: AdapterUse | None, *, structured: bool) -> str:
+    """Return the kind of answers (see `Policy.begin`) with an adapter, or restricted by a grammar."""
+    return ("" if adapter is None else adapter.name) + ("{}" if structured else "")  # no adapter's name has braces
 
 
 MAX_DRAFT = 64
@@ -149,7 +167,7 @@ class FixedLength:
         if not 0 <= self.draft_max <= MAX_DRAFT:
             raise InputError(f"draft length {self.draft_max} is out of range: 0 (no speculation) to {MAX_DRAFT}")
 
-    def begin(self, adapter: str = "") -> int:
+    def begin(self, kind: str = "") -> int:
         return 0
 
     def plan(self, signals: Signals) -> Plan:
@@ -176,7 +194,7 @@ class FixedTree:
         shape = self._shape.cut(max(0, signals.remaining_tokens - 1))
         return Plan(len(shape), reason="fixed", shape=shape)
 
-    def begin(self, adapter: str = "") -> int:
+    def begin(self, kind: str = "") -> int:
         return 0
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:

@@ -29,7 +29,7 @@ STREAK = 3
 """Consecutive drafts rejected at their first token after which an answer's accepted counts decay three times as fast:
 the text has changed."""
 CARRIED = 0.25
-"""Weight of an answer's counts in the session's next answer, and of the history in a new adapter's."""
+"""Weight of an answer's counts in the session's next answer, and of the history in a new kind of answers."""
 DEPTHS = 8
 """Depths with separate counts; deeper positions share the last one."""
 
@@ -90,28 +90,28 @@ class History:
         self,
         tables: dict[Key, Counts] | None = None,
         stops: dict[str, float] | None = None,
-        adapters: dict[str, History] | None = None,
+        kinds: dict[str, History] | None = None,
     ) -> None:
         self.tables = tables or {}
         self.stops = stops or {}
         """By drafter, the share of failed drafts that its model ended itself because of low confidence."""
         self.tokens = 0
         """Tokens of all answers."""
-        self.adapters = adapters or {}
-        """The histories of answers with an adapter, by its name; this one covers answers without."""
+        self.kinds = kinds or {}
+        """The histories of other kinds of answers (see `Policy.begin`); this one covers those of no kind."""
 
-    def under(self, adapter: str) -> History:
-        """Return the history of answers with an adapter; a new one starts with a share of the history without."""
-        if not adapter:
+    def under(self, kind: str) -> History:
+        """Return the history of a kind of answers; a new one starts with a share of the history of no kind."""
+        if not kind:
             return self
-        if adapter not in self.adapters:
+        if kind not in self.kinds:
             tables = {}
             for key, counts in self.tables.items():
                 counts.settle()
                 tables[key] = Counts(counts.accepted, counts.tried)
                 tables[key].fade(CARRIED)
-            self.adapters[adapter] = History(tables, dict(self.stops))
-        return self.adapters[adapter]
+            self.kinds[kind] = History(tables, dict(self.stops))
+        return self.kinds[kind]
 
     def of(self, key: Key) -> Counts:
         """Return the counts of one kind of draft, aged to now; they are created if they do not exist."""
@@ -128,12 +128,12 @@ class Acceptance:
     def __init__(self, history: History) -> None:
         self.history = self._plain = history
         self._tables: dict[Key, Counts] = {}
-        self._adapters = {"": self._tables}
+        self._kinds = {"": self._tables}
 
-    def begin(self, adapter: str = "") -> None:
-        """Start an answer, whose text may be of another kind. adapter: name of the adapter in use; empty: none."""
-        self.history = self._plain.under(adapter)
-        self._tables = self._adapters.setdefault(adapter, {})
+    def begin(self, kind: str = "") -> None:
+        """Start an answer of a kind (see `Policy.begin`)."""
+        self.history = self._plain.under(kind)
+        self._tables = self._kinds.setdefault(kind, {})
         for counts in self._tables.values():
             counts.fade(CARRIED)
 

@@ -43,9 +43,10 @@ class _Counts(msgspec.Struct):
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class _History(msgspec.Struct):
+class _Kind(msgspec.Struct):
     tables: dict[str, _Counts]
     stops: dict[str, _Share]
+    balances: dict[str, _Finite] = {}
 
 
 class _Kept(msgspec.Struct):
@@ -55,7 +56,7 @@ class _Kept(msgspec.Struct):
     history: dict[str, _Counts]
     stops: dict[str, _Share]
     balances: dict[str, _Finite]
-    adapters: dict[str, _History] = {}
+    kinds: dict[str, _Kind] = {}
     widths: list[Annotated[int, msgspec.Meta(ge=1, le=10**6)]] = []
 
 
@@ -73,15 +74,18 @@ class Experience:
 
     def as_dict(self) -> dict[str, object]:
         """Return the part that is saved, JSON-serialisable."""
-        tables, drafts, plain = self.costs.tables, self.costs.drafts, _kept_history(self.history)
+        tables, drafts, plain = self.costs.tables, self.costs.drafts, _kept_kind(self.history, self.ledger)
         kept = _Kept(
             tables={bucket: _kept_table(table) for bucket, table in sorted(tables.items())},
             drafts={name: _Draft(cost.step.value, cost.read.value) for name, cost in sorted(drafts.items())},
             host={name: each.value for name, each in sorted(self.costs.host.items()) if each.value is not None},
             history=plain.tables,
             stops=plain.stops,
-            balances=dict(sorted(self.ledger.balances.items())),
-            adapters={name: _kept_history(each) for name, each in sorted(self.history.adapters.items())},
+            balances=plain.balances,
+            kinds={
+                kind: _kept_kind(history, self.ledger.under(kind))
+                for kind, history in sorted(self.history.kinds.items())
+            },
             widths=list(self.costs.widths),
         )
         found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
@@ -96,9 +100,10 @@ class Experience:
         costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
         costs.host = {name: Recent(value, most=STEADY) for name, value in kept.host.items()}
         costs.pad_to(sorted(kept.widths))
-        history = _history(_History(kept.history, kept.stops))
-        history.adapters = {name: _history(each) for name, each in kept.adapters.items()}
-        return cls(costs, history, Ledger(kept.balances))
+        history = _history(_Kind(kept.history, kept.stops))
+        history.kinds = {kind: _history(each) for kind, each in kept.kinds.items()}
+        ledger = Ledger(kept.balances, {kind: Ledger(each.balances) for kind, each in kept.kinds.items()})
+        return cls(costs, history, ledger)
 
 
 def _kept_table(table: CostTable) -> _Table:
@@ -114,17 +119,17 @@ def _table(kept: _Table) -> CostTable:
     return table
 
 
-def _kept_history(history: History) -> _History:
+def _kept_kind(history: History, ledger: Ledger) -> _Kind:
     for counts in history.tables.values():
         counts.settle()
     tables = {
         f"{drafter}:{bucket}": _Counts(counts.accepted, counts.tried)
         for (drafter, bucket), counts in sorted(history.tables.items())
     }
-    return _History(tables, dict(sorted(history.stops.items())))
+    return _Kind(tables, dict(sorted(history.stops.items())), dict(sorted(ledger.balances.items())))
 
 
-def _history(kept: _History) -> History:
+def _history(kept: _Kind) -> History:
     return History(dict(_counts(key, counts) for key, counts in kept.tables.items()), kept.stops)
 
 

@@ -23,10 +23,15 @@ draft that failed."""
 
 
 class Ledger:
-    """Balances by account."""
+    """Balances by account, and the ledgers of other kinds of answers (see `Policy.begin`), in which drafts may pay
+    although they do not in this one."""
 
-    def __init__(self, balances: Mapping[str, float] | None = None) -> None:
-        self.balances = dict(balances or {})
+    def __init__(self, balances: Mapping[str, float] | None = None, kinds: Mapping[str, Ledger] | None = None) -> None:
+        self.balances, self.kinds = dict(balances or {}), dict(kinds or {})
+
+    def under(self, kind: str) -> Ledger:
+        """Return the ledger of a kind of answers, which is created if it does not exist."""
+        return self.kinds.setdefault(kind, Ledger()) if kind else self
 
     def funds(self, account: str) -> float:
         """Return the balance of an account; that of a new one is GRANT."""

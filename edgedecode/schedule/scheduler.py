@@ -107,12 +107,13 @@ class Scheduler:
         """Rounds since the last baseline pass."""
         self._slowdown = Slowdown()
 
-    def begin(self, adapter: str = "") -> int:
+    def begin(self, kind: str = "") -> int:
         """Start an answer. Return how many rounds to rest first.
 
         It rests if drafts were not profitable recently, because asking drafters costs most at the start.
         """
-        self.acceptance.begin(adapter)
+        self.acceptance.begin(kind)
+        self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
         return min(MOST_REST, self.experience.empty_rounds // 2)
 

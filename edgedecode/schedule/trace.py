@@ -23,7 +23,7 @@ from .scheduler import Scheduler, SchedulerOptions
 
 __all__ = ["Recorder", "Replayed", "replay"]
 
-FORMAT = 3
+FORMAT = 4
 
 
 class _Head(msgspec.Struct):
@@ -37,10 +37,10 @@ class _Head(msgspec.Struct):
 
 
 class _Call(msgspec.Struct, omit_defaults=True):
-    """One call: `begin(adapter)` returned `rest`, or `plan(signals)` returned `plan`, or `observe(cost, scores)`."""
+    """One call: `begin(kind)` returned `rest`, or `plan(signals)` returned `plan`, or `observe(cost, scores)`."""
 
     rest: int | None = None
-    adapter: str = ""
+    kind: str = ""
     signals: Signals | None = None
     plan: Plan | None = None
     cost: RoundCost | None = None
@@ -74,9 +74,9 @@ class Recorder:
             self.close()
             raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
 
-    def begin(self, adapter: str = "") -> int:
-        rest = self._scheduler.begin(adapter)
-        self._record(_Call(rest=rest, adapter=adapter))
+    def begin(self, kind: str = "") -> int:
+        rest = self._scheduler.begin(kind)
+        self._record(_Call(rest=rest, kind=kind))
         return rest
 
     def plan(self, signals: Signals) -> Plan:
@@ -140,7 +140,7 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
         elif call.cost is not None:
             scheduler.observe(call.cost, call.scores)
         elif call.rest is not None:
-            scheduler.begin(call.adapter)
+            scheduler.begin(call.kind)
         else:
             raise InputError(f"line {number} of the trace {path} is not a call: it has no plan, cost or rest")
 

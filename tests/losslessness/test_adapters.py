@@ -76,11 +76,11 @@ def test_adapter_with_drafts_changes_no_token(pair: Pair, adapter: str, sampling
 def test_acceptance_is_learned_per_adapter(pair: Pair) -> None:
     with pair.session(options("ordinary", drafter=None)) as session:
         session.generate(PROMPTS[0], max_tokens=24)
-        known = {*pair.experience.history.adapters}
+        known = {*pair.experience.history.kinds}
         session.use_adapter("another")
         session.generate(PROMPTS[1], max_tokens=24)
     assert "ordinary" in known
-    assert "another" in pair.experience.history.adapters
+    assert "another" in pair.experience.history.kinds
 
 
 def test_adapter_changes_the_answer(pair: Pair) -> None:

@@ -112,4 +112,4 @@ def test_acceptance_of_an_adapter_is_learned_separately_and_starts_from_the_gene
     assert next(acceptance.curve("a", 1)) > 0.8
     acceptance.begin("formal")
     assert next(acceptance.curve("a", 1)) < 0.35
-    assert set(history.adapters) == {"formal"}
+    assert set(history.kinds) == {"formal"}

@@ -28,7 +28,7 @@ class Scripted:
         self.costs: list[RoundCost] = []
         self.scores: list[tuple[Score, ...]] = []
 
-    def begin(self, adapter: str = "") -> int:
+    def begin(self, kind: str = "") -> int:
         return self.rest
 
     def plan(self, signals: Signals) -> Plan:

@@ -147,7 +147,7 @@ def test_load_experience_with_any_wrong_value_leaves_decoding_running(place: Pat
     [
         (("tables", "0", "step"), 0),
         (("history", "free:3", "tried", 0), 0),
-        (("adapters", "formal", "tables", "free:3", "tried", 0), 0),
+        (("kinds", "formal", "tables", "free:3", "tried", 0), 0),
         (("balances", "model"), 10**400),
         (("host", "none"), 10**400),
         (("tables", "0", "seen", "2"), 10**400),

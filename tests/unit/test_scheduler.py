@@ -115,6 +115,20 @@ def test_ledger_account_is_grant_income_gains_and_losses() -> None:
     assert GRANT < ledger.funds("suffix") < 1000, "gains beyond a limit do not cover losses for ever"
 
 
+def test_failing_drafts_of_one_kind_of_answers_do_not_stop_those_of_another() -> None:
+    """Under a grammar drafts are short and often wrong; text without one is drafted as before."""
+    known = Experience()
+    simulate(scheduler(known), tokens=512, model=always)
+    before = simulate(scheduler(known), tokens=128, model=always)
+    for _ in range(20):
+        simulate(scheduler(known), tokens=128, model=never, kind="{}")
+    stopped = simulate(scheduler(known), tokens=128, model=never, kind="{}")
+    assert sum(drafted > 0 for _, _, drafted, _ in stopped.rounds) < 4
+    after = simulate(scheduler(Experience.from_dict(known.as_dict())), tokens=128, model=always)
+    assert after.cost <= 1.02 * before.cost < 0.6 * plain_cost(128, Machine())
+    assert known.ledger.under("{}").balances["model"] != known.ledger.balances["model"]
+
+
 def test_acceptance_of_interleaved_answers_is_separate_but_shares_the_history() -> None:
     known = Experience()
     first, second = scheduler(known), scheduler(known)

@@ -13,7 +13,7 @@ from edgedecode import SessionOptions
 from edgedecode.errors import InputError
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.experience import Experience
-from edgedecode.schedule.trace import Recorder, replay
+from edgedecode.schedule.trace import FORMAT, Recorder, replay
 from edgedecode.testing import toy_pair
 from edgedecode.user_notices import NOTICES
 
@@ -71,7 +71,7 @@ def test_replay_refuses_an_invalid_trace_with_its_line_number(
     trace: Path, line: int, content: str | int, message: str
 ) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
-    lines[line] = content if isinstance(content, str) else lines[line].replace(":3,", f":{content},", 1)
+    lines[line] = content if isinstance(content, str) else lines[line].replace(f":{FORMAT},", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         list(replay(trace))
