@@ -146,7 +146,10 @@ function added(answer: Answer, deltas: Delta[]): Answer {
   let { stats, finish } = answer;
   for (const { text, finish: reason, report } of deltas) {
     if (text || report?.tokens) addSpan(spans, report?.source ?? "target", text, report?.tokens ?? 0);
-    if (report?.round) rounds.push(report.round);
+    if (report?.round) {
+      const { drafter, proposed, accepted, reason } = report.round;
+      rounds.push([drafter, proposed, accepted, reason]);
+    }
     if (report?.uncertainty) uncertainty.push(...report.uncertainty);
     if (report?.notice) notices.push(report.notice);
     stats = report?.stats ?? stats;

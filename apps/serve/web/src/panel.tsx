@@ -123,13 +123,12 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
   return (
     <Section title="Rounds: what the scheduler chose">
       <svg class="rounds" viewBox={`0 0 ${SHOWN_ROUNDS * 4} 40`} preserveAspectRatio="none" role="img" aria-label={inWords(shown)}>
-        {shown.map((round, index) => {
-          const { drafter, proposed, accepted } = round;
+        {shown.map(([drafter, proposed, accepted, reason], index) => {
           const scale = 36 / TALLEST;
           const [full, filled] = [Math.min(proposed, TALLEST) * scale, Math.min(accepted, TALLEST) * scale];
           return (
             <g key={rounds.length - shown.length + index} class={kindOf(drafter)}>
-              <title>{round.proposed ? `${drafter}: ${accepted} of ${proposed} accepted` : `no draft${round.reason && `: ${round.reason}`}`}</title>
+              <title>{proposed ? `${drafter}: ${accepted} of ${proposed} accepted` : `no draft${reason && `: ${reason}`}`}</title>
               {proposed > 0 && <rect class="proposed" x={index * 4} y={38 - full} width="3" height={full} />}
               {accepted > 0 && <rect class="accepted" x={index * 4} y={38 - filled} width="3" height={filled} />}
               <rect class="pass" x={index * 4} y="38" width="3" height="2" />
@@ -181,8 +180,8 @@ function Rounds({ rounds, stats }: { rounds: Round[]; stats: Stats }): JSX.Eleme
 
 /** The shown rounds in words. */
 function inWords(rounds: Round[]): string {
-  const drafted = rounds.filter((round) => round.proposed > 0);
-  const [proposed, accepted] = [sum(drafted, (round) => round.proposed), sum(drafted, (round) => round.accepted)];
+  const drafted = rounds.filter(([, proposed]) => proposed > 0);
+  const [proposed, accepted] = [sum(drafted, (each) => each[1]), sum(drafted, (each) => each[2])];
   return `Of the last ${counted(rounds.length, "pass")}, ${drafted.length} had a draft; ${accepted} of ${counted(proposed, "drafted token")} accepted.`;
 }
 

@@ -76,8 +76,8 @@ function isAttachment(value: unknown): value is Attachment {
 }
 
 function isRound(value: unknown): value is Round {
-  const round = fields(value);
-  return typeof round?.drafter === "string" && typeof round.proposed === "number" && typeof round.accepted === "number";
+  const [drafter, proposed, accepted, reason] = array(value);
+  return typeof drafter === "string" && typeof proposed === "number" && typeof accepted === "number" && typeof reason === "string";
 }
 
 function isStats(value: unknown): value is Stats {

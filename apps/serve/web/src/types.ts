@@ -25,13 +25,16 @@ export interface Memory {
   peak_nbytes: number | null;
 }
 
-/** One pass of the target: what was drafted for it, and how much of that was accepted. */
-export interface Round {
+/** One pass of the target, as the server reports it: what was drafted for it, and how much of that was accepted. */
+export interface ReportedRound {
   drafter: string;
   proposed: number;
   accepted: number;
   reason: string;
 }
+
+/** The same as it is kept: an array, because the browser's storage is small. */
+export type Round = [drafter: string, proposed: number, accepted: number, reason: string];
 
 /** Statistics of an answer so far; times in seconds. */
 export interface Stats {
@@ -62,13 +65,13 @@ export interface Report {
   source: string;
   tokens: number;
   verified: boolean;
-  round?: Round;
+  round?: ReportedRound;
   uncertainty?: number[];
   notice?: string;
   stats?: Stats;
 }
 
-/** Text whose tokens come from one source. An array, because the browser's storage is small. */
+/** Text whose tokens come from one source. */
 export type Span = [source: string, text: string, tokens: number];
 
 export interface Answer {
