@@ -197,8 +197,9 @@ class Pair:
 
     def _compile(self, grammar: Grammar) -> None:
         """Compile a grammar without the lock: it takes up to half a second, and other rounds go on meanwhile."""
-        tokens = self.turn.run(lambda: self._still_open().shared.tokens_of_grammars())  # noqa: PLW0108 (under the lock)
-        tokens.compile(grammar)
+        with suppress(BudgetExceeded):  # the session is opened in another way, as far as there is one
+            tokens = self.turn.run(lambda: self._still_open().shared.tokens_of_grammars())  # noqa: PLW0108 (the lock)
+            tokens.compile(grammar)
 
     def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
         shared = self._still_open().shared

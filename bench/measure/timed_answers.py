@@ -80,6 +80,8 @@ class Requests:
         pair = self.timed.pair
         known, pair.experience = pair.experience, Experience.from_dict(self._known)
         pair.experience.costs, pair.experience.ledger = known.costs, known.ledger
+        for ledger in (known.ledger, *known.ledger.kinds.values()):
+            ledger.empty_rounds = 0
 
     def _forget_answers(self) -> None:
         for name in drafter_names():

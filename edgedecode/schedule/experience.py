@@ -69,8 +69,6 @@ class Experience:
         self.costs = costs or CostModel()
         self.history = history or History()
         self.ledger = ledger or Ledger()
-        self.empty_rounds = 0
-        """Consecutive rounds in which drafters were asked and no draft was planned; not saved."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the part that is saved, JSON-serialisable."""

@@ -28,6 +28,8 @@ class Ledger:
 
     def __init__(self, balances: Mapping[str, float] | None = None, kinds: Mapping[str, Ledger] | None = None) -> None:
         self.balances, self.kinds = dict(balances or {}), dict(kinds or {})
+        self.empty_rounds = 0
+        """Consecutive rounds in which drafters were asked and no draft was planned; not saved."""
 
     def under(self, kind: str) -> Ledger:
         """Return the ledger of a kind of answers, which is created if it does not exist."""

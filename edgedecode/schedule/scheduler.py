@@ -115,7 +115,7 @@ class Scheduler:
         self.acceptance.begin(kind)
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
-        return min(MOST_REST, self.experience.empty_rounds // 2)
+        return min(MOST_REST, self.ledger.empty_rounds // 2)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from scores of offers and of other heads' drafts."""
@@ -154,7 +154,7 @@ class Scheduler:
         plan = self._best(arms) or self._explore(arms, prices)
         if plan is None:
             return self._plain(prices)
-        self.experience.empty_rounds = 0
+        self.ledger.empty_rounds = 0
         plan = self._with_untimed_head(plan)
         if plan.drafter != self._current:
             self._current, self._gained = plan.drafter or "", 0.0
@@ -287,11 +287,11 @@ class Scheduler:
     def _plain(self, prices: Prices) -> Plan:
         """Decode plainly. Rests get longer with each empty round, until asking costs half of the income."""
         self._current = ""
-        self.experience.empty_rounds += 1
+        self.ledger.empty_rounds += 1
         if NO_DRAFTER not in self.costs.host:  # without a resting round the cost of asking is unknown
             return Plan(0, rest=1, reason=NO_SPEED_UP)
         asking = prices.host(ASKED) - prices.host(NO_DRAFTER)
-        rest = min(MOST_REST, self.experience.empty_rounds, max(0, int(2 * asking / INCOME)))
+        rest = min(MOST_REST, self.ledger.empty_rounds, max(0, int(2 * asking / INCOME)))
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
 

@@ -16,6 +16,7 @@ import edgedecode
 from edgedecode import InputError, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
@@ -226,6 +227,17 @@ def test_the_tokens_of_grammars_are_leased_once_and_released() -> None:
                 held = [lease.nbytes for lease in pair.budget.leases if lease.name == "grammar"]
                 assert len(held) == 1
     assert "grammar" not in [lease.name for lease in pair.budget.leases]
+
+
+def test_the_draft_model_makes_room_for_a_grammar() -> None:
+    pytest.importorskip("onnxruntime")
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        with pair.session(SessionOptions(context=1024, drafter="model", draft_max=2)) as session:
+            session.generate("Hi", max_tokens=3)
+        pair.budget.limit = Limit(pair.budget.used_nbytes + 13_000_000)
+        with pair.session(SessionOptions(grammar=GRAMMARS["choice"], context=256)) as session:
+            assert "model" not in session.drafter_name
+            assert follows("choice", session.generate("Well?", max_tokens=20).text)
 
 
 def test_generate_answers_by_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
