@@ -9,9 +9,18 @@ from enum import StrEnum
 from edgedecode.errors import InputError
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["Grammar", "GrammarKind"]
+__all__ = ["Grammar", "GrammarKind", "is_text"]
 
 _MOST_CHARACTERS = 1 << 18
+
+
+def is_text(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, which UTF-8 cannot write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class GrammarKind(StrEnum):
@@ -40,6 +49,8 @@ class Grammar:
             raise InputError(f"the {self.kind} is empty")
         if len(self.text) > _MOST_CHARACTERS:
             raise InputError(f"the {self.kind} has {len(self.text)} characters, the limit is {_MOST_CHARACTERS}")
+        if not is_text(self.text):
+            raise InputError(f"the {self.kind} has half of a surrogate pair, which is no character")
 
     @classmethod
     def of_schema(cls, schema: JsonValue, *, or_text: bool = False, lines: int = 1) -> Grammar:

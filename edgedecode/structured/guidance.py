@@ -77,10 +77,12 @@ class GrammarTokens:
         return kept
 
     def _compiled(self, grammar: Grammar) -> Untyped:
-        source = self._source(grammar)
         try:
+            source = self._source(grammar)
             limits = self._engine.LLParserLimits(**_LIMITS)
             matcher = self._engine.LLMatcher(self._tokens, source, log_level=0, limits=limits)
+        except InputError:
+            raise
         except Exception as error:  # as above
             raise _refused(grammar, str(error)) from None
         if matcher.is_error():

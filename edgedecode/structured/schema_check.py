@@ -15,7 +15,9 @@ from math import lcm
 from edgedecode.errors import InputError
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["checked_schema"]
+from .grammar import is_text
+
+__all__ = ["DRAFTS", "checked_schema", "subschemas"]
 
 _Schema = dict[str, JsonValue]
 
@@ -34,7 +36,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 """Keywords whose value has schemas by name."""
 _VALUES = ("const", "enum", "required")
 """Keywords whose value has no schemas. A $ref may name one in any other."""
-_DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[4-7]/schema|draft/20(19-09|20-12)/schema)#?")
+DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[4-7]/schema|draft/20(19-09|20-12)/schema)#?")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON writes as \\uXXXX, an escape that is turned off: a key written with it could repeat another."""
 
@@ -43,20 +45,26 @@ def checked_schema(text: str) -> _Schema:
     """Parse a JSON Schema and return it as llguidance has to read it. Raises InputError with the reason."""
     try:
         schema = json.loads(text, parse_constant=_no_number)
+        whole_text = is_text(json.dumps(schema, ensure_ascii=False))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise _refusal(reason) from None
+    if not whole_text:
+        raise _refusal("it has half of a surrogate pair, which is no character")
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise _refusal("it is not an object")
     # Keywords that an older draft does not know would be ignored: every schema is read as one of 2020-12.
-    if isinstance(draft := schema.get("$schema"), str) and _DRAFTS.fullmatch(draft):
+    if isinstance(draft := schema.get("$schema"), str) and DRAFTS.fullmatch(draft):
         del schema["$schema"]
     if "x-guidance" in schema:
         raise _refusal("x-guidance loosens what a schema says: leave it out")
+    for each, _ in subschemas(schema):
+        if each.get("uniqueItems") is False:  # which is the default, and says nothing
+            del each["uniqueItems"]
     _check(schema)
-    if any("$id" in each for each, _ in _subschemas(schema)):  # references are relative to it
+    if any("$id" in each for each, _ in subschemas(schema)):  # references are relative to it
         return schema
     whole = _Options(schema).followed(schema)
     assert isinstance(whole, dict)
@@ -68,7 +76,7 @@ def _check(root: _Schema) -> None:
     """Raise InputError for what llguidance follows loosely, and for what is too large."""
     count = patterns = 0
     multiples: list[Decimal] = []
-    for schema, depth in _subschemas(root):
+    for schema, depth in subschemas(root):
         count += 1 + len(_mapping(schema.get("properties")))
         patterns += len(_mapping(schema.get("patternProperties")))
         if depth > _DEPTH:
@@ -163,7 +171,7 @@ def _named(reference: str, root: _Schema) -> _Schema | None:
     return found if isinstance(found, dict) else None
 
 
-def _subschemas(root: _Schema) -> Iterator[tuple[_Schema, int]]:
+def subschemas(root: _Schema) -> Iterator[tuple[_Schema, int]]:
     """Yield a schema and those inside of it, with their depth. Unknown keywords may hold schemas that a $ref names."""
     todo: list[tuple[JsonValue, int]] = [(root, 0)]
     while todo:
