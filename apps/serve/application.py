@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -139,10 +138,9 @@ class _Endpoints:
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
-            name = str(json.loads(data)["model"])
-            if not is_offered(name, self._service.pair):
-                return _unknown_model(name, self._service.pair)
-            reply = form(asked, name)
+            if not is_offered(asked.name, self._service.pair):
+                return _unknown_model(asked.name, self._service.pair)
+            reply = form(asked, asked.name)
             return await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
         except EdgeDecodeError as error:
             return _refused(error)
@@ -154,7 +152,7 @@ class _Endpoints:
             text, reason = "", None
             entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
             async with self._service.answering(reply.asked, number=number) as running:
-                async for piece in running.pieces():
+                async for piece in _pieces(running):
                     text += piece.chunk.text
                     logprobs += entries.of(piece.chunk.logprobs)
                     reason = piece.chunk.finish_reason or reason
@@ -229,9 +227,27 @@ class _Endpoints:
                 for event in reply.ends(number, text, reason, calls, unsent) if ended else ():
                     yield reply.encoded(event)
         except EdgeDecodeError as error:
-            yield reply.encoded(_failure(error))
+            for event in reply.fails(" ".join(str(error).split())):
+                yield reply.encoded(event)
         every.append(running.stats)
         self._metrics.count_answer(running.stats)
+
+
+class _AnswerFailed(EdgeDecodeError):
+    """An answer failed after it had begun, which is no fault of the request."""
+
+
+async def _pieces(running: Running) -> AsyncIterator[Piece]:
+    """Yield the pieces of an answer. Raises _AnswerFailed for what fails after the first, but for a lack of memory."""
+    begun = False
+    try:
+        async for piece in running.pieces():
+            begun = True
+            yield piece
+    except (BudgetExceeded, Busy):
+        raise
+    except EdgeDecodeError as error:
+        raise _AnswerFailed(str(error)) if begun else error from None
 
 
 async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
@@ -313,6 +329,8 @@ def _refused(error: EdgeDecodeError) -> Response:
     message = " ".join(str(error).split())
     if isinstance(error, Busy):
         return error_response(503, message, kind="server_error", code="busy")
+    if isinstance(error, _AnswerFailed):
+        return error_response(500, message, kind="server_error")
     if isinstance(error, ContextExceeded):
         return error_response(400, message, code="context_length_exceeded")
     if isinstance(error, BudgetExceeded):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from math import isfinite
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions, WhenFull
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
@@ -22,13 +23,18 @@ from .tools import Call, ChoiceBody, ToolBody, Tools, call_text, read_tools
 
 __all__ = [
     "MOST_ANSWERS",
+    "NO_EFFECT",
     "PLAIN",
     "SWITCH",
+    "TRUNCATION",
     "UNSUPPORTED",
     "Asked",
     "ChatBody",
     "CompletionBody",
     "ModelName",
+    "Seed",
+    "Stop",
+    "check_fields",
     "read_chat",
     "read_completion",
     "read_object",
@@ -38,8 +44,8 @@ __all__ = [
 PLAIN, SWITCH = MODES = ("plain", "switch")
 """Modes of a model's name: decoding without drafts, entropy switching."""
 MOST_ANSWERS = 8
-_Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 def _one_of(*values: str) -> Meta:
@@ -48,17 +54,37 @@ def _one_of(*values: str) -> Meta:
 
 
 _Kind = TypeVar("_Kind")
-UNSUPPORTED: Mapping[str, object] = {
-    "functions": [],
-    "logit_bias": {},
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "audio": {},
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
+_MOST_LEVELS = 200
+"""Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""
+NO_EFFECT = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "cache_prompt",  # llama.cpp's: every prompt is cached
+)
+"""Fields that are accepted: no answer depends on them."""
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "audio": ({},),
+    "modalities": (["text"],),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "reasoning_effort": ("none",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    **dict.fromkeys(("web_search_options", "prediction", "verbosity"), ()),
+    # of llama.cpp's and vLLM's clients
+    "grammar": ("",),
+    "min_tokens": (0,),
+    **dict.fromkeys(("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "timings_per_token"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
 }
-"""Fields that this server does not offer yet, with the values that mean nothing."""
+"""Fields that this server does not offer, with the values that mean nothing, besides null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +101,11 @@ class ModelName:
     @classmethod
     def parse(cls, text: str) -> ModelName:
         """Split a name; whether there is such a model is the caller's to check."""
-        name, _, mode = text.partition("@")
-        pack, _, adapter = name.partition(":")
-        if mode not in {"", *MODES}:
+        name, at, mode = text.partition("@")
+        pack, colon, adapter = name.partition(":")
+        if colon and not adapter:
+            raise InputError(f"model {text[:80]!r} has a colon and no adapter after it")
+        if at and mode not in MODES:
             raise InputError(f"model {text[:80]!r}: the mode is {mode[:40]!r}, not {' or '.join(MODES)}")
         return cls(pack, adapter or None, mode)
 
@@ -105,6 +133,12 @@ class Asked:
     tools: Tools | None = None
     role: str = "user"
     """Whose the text is: the user's or a tool's."""
+    name: str = ""
+    """`model` as it was given."""
+    truncates: bool = False
+    """Whether the oldest turns are dropped if the conversation outgrows the context."""
+    echoed: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Fields that the reply repeats."""
 
     @property
     def message(self) -> Message:
@@ -117,10 +151,16 @@ class Asked:
         seed = None if first is None else (first + number) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
-        options = replace(options, grammar=grammar)
+        options = replace(options, grammar=grammar, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
         if self.model.mode == PLAIN:
             return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None)
         return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
+
+
+TRUNCATION = Meta(
+    extra_json_schema={"enum": ["auto", "disabled"]},
+    description="auto: drop the oldest turns of a conversation that outgrows the context; default: refuse it.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +185,7 @@ class _Message:
     role: Annotated[str, _one_of(*ROLES, "developer")]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
+    function_call: Annotated[None, Meta(description="The older form of tool_calls is not offered.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +210,11 @@ class _Body:
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
-    seed: _Seed | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -190,6 +231,7 @@ class ChatBody(_Body):
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Annotated[str, _one_of("none", "auto", "required")] | ChoiceBody | None = None
+    truncation: Annotated[str, TRUNCATION] | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
         None
     )
@@ -216,6 +258,9 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError("top_logprobs needs logprobs: set it to true")
     last, before = messages[-1], tuple(messages[:-1])
     asked = _asked(value, body, defaults, text=last.content, messages=before, chat=True)
+    if body.truncation not in (None, "auto", "disabled"):
+        raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
+    asked = replace(asked, truncates=body.truncation == "auto")
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     tools = read_tools(value.get("tools"), value.get("tool_choice"), several=bool(body.parallel_tool_calls))
     if tools is None:
@@ -244,22 +289,28 @@ def _asked(
     messages: tuple[Message, ...],
     chat: bool,
 ) -> Asked:
-    for name, nothing in UNSUPPORTED.items():
-        if value.get(name) not in (None, nothing):
-            raise InputError(f"{name} is not supported by this server: leave it out")
     if not chat and value.get("tools") not in (None, []):
         raise InputError("tools belong to chat completions: leave them out")
+    check_fields(value, {each.name for each in fields(body)} | {"tools"})
+    if body.stream_options is not None and not body.stream:
+        raise InputError("stream_options needs stream: set it to true")
+    most = body.max_completion_tokens or body.max_tokens
+    if most != (body.max_tokens or most):
+        raise InputError("max_tokens and max_completion_tokens differ: give one of them")
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")
+    if given["top_p"] == 0:  # the smallest set of tokens is the likeliest one
+        given |= {"top_p": None, "top_k": 1}
     return Asked(
         model=ModelName.parse(body.model),
+        name=body.model,
         text=text,
         messages=messages,
         chat=chat,
         sampling=replace(defaults, **{name: each for name, each in given.items() if each is not None}),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=most,
         stop=stop,
         seed=body.seed,
         answers=body.n or 1,
@@ -268,6 +319,23 @@ def _asked(
         grammar=_grammar(body.response_format),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
+
+
+def check_fields(
+    value: Mapping[str, JsonValue],
+    known: Collection[str],
+    unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
+) -> None:
+    """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
+    for name, each in value.items():
+        if name in known or name in NO_EFFECT or (name in unsupported and each is None):
+            continue
+        if name not in unsupported:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else "leave it out"
+            raise InputError(f"{name[:80]!r} is no field that this server knows: {hint}")
+        if each not in unsupported[name]:
+            raise InputError(f"{name} is not supported by this server: leave it out")
 
 
 def _grammar(form: _Format | None) -> Grammar | None:
@@ -303,6 +371,12 @@ def read_object(data: bytes) -> dict[str, JsonValue]:
         raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         raise InputError("the body is not a JSON object")
+    level: list[Any] = [value]
+    for _ in range(_MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    if level:
+        raise InputError(f"the body is nested more than {_MOST_LEVELS} levels deep")
     return value
 
 

@@ -9,8 +9,8 @@ from msgspec.json import schema_components
 
 import edgedecode
 
-from .asked import ChatBody, CompletionBody
-from .responses import ResponseBody
+from .asked import NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+from .responses import UNSUPPORTED_RESPONSES, ResponseBody
 
 __all__ = ["description"]
 
@@ -201,14 +201,20 @@ def description(models: list[str]) -> _Object:
     _, components = schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = _renamed(components)
     for body in _BODIES:
-        schemas[body.__name__]["properties"]["model"]["examples"] = models
+        schema = schemas[body.__name__]
+        schema["properties"]["model"]["examples"] = models
+        unsupported = UNSUPPORTED_RESPONSES if body is ResponseBody else UNSUPPORTED
+        for name, nothing in unsupported.items():
+            schema["properties"][name] = {"enum": [None, *nothing], "description": "Not offered."}
+        for name in NO_EFFECT:
+            schema["properties"][name] = {"description": "No effect on the answer."}
+        schema["additionalProperties"] = False
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "edgedecode",
             "version": edgedecode.__version__,
-            "description": "OpenAI's API for one pack. Fields that this server does not know are ignored; those that "
-            "it knows and does not support are refused.",
+            "description": "OpenAI's API for one pack. Fields that it does not know or does not support are refused.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {

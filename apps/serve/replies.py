@@ -75,6 +75,10 @@ class Reply(Protocol):
         """
         ...
 
+    def fails(self, message: str) -> Sequence[Event]:
+        """Return the events of an answer that fails in the middle. The status has been sent."""
+        ...
+
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         """Return the events after all answers."""
         ...
@@ -145,6 +149,9 @@ class CompletionsReply:
         end = "tool_calls" if calls else finish_name(reason)
         return [*(self._part(number, delta, None) for delta in deltas), self._part(number, {}, end, logprobs=logprobs)]
 
+    def fails(self, message: str) -> Sequence[Event]:
+        return [{"error": {"message": message, "type": "server_error", "param": None, "code": None}}]
+
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         if not self.asked.include_usage or not stats:
             return []
@@ -195,9 +202,10 @@ def usage(answers: Sequence[Stats]) -> dict[str, object]:
 
 
 def timings(answers: Sequence[Stats]) -> dict[str, object]:
-    """Return llama.cpp's figures of the first answer."""
+    """Return llama.cpp's figures of the first answer, and how many turns were dropped to make room for it."""
     stats = answers[0]
     seconds = stats.time.total
+    dropped = {"dropped_turns": stats.dropped_turns} if stats.dropped_turns else {}
     return {
         "prompt_n": stats.prompt_tokens - stats.cached_tokens,
         "cache_n": stats.cached_tokens,
@@ -207,4 +215,5 @@ def timings(answers: Sequence[Stats]) -> dict[str, object]:
         "predicted_per_second": round(stats.tokens_per_second, 3),
         "draft_n": stats.proposed,
         "draft_n_accepted": stats.accepted,
+        **dropped,
     }

@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from time import time
 from typing import Annotated, Any
 
@@ -17,31 +17,66 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.typed_json import JsonValue
 
-from .asked import Asked, read_chat, read_object, typed_body
+from .asked import TRUNCATION, UNSUPPORTED, Asked, Seed, Stop, check_fields, read_chat, read_object, typed_body
 from .logprobs import Entry, response_form
 from .replies import Event, calls_of, timings
 from .tools import Call
 
-__all__ = ["ResponseBody", "ResponsesReply", "read_response"]
+__all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "ResponsesReply", "read_response"]
 
 _SAME = (
-    *("model", "temperature", "top_p", "stream", "seed", "stop", "tool_choice", "parallel_tool_calls"),
-    "top_logprobs",
+    *("model", "temperature", "top_p", "top_k", "min_p", "stream", "seed", "stop", "tool_choice"),
+    *("parallel_tool_calls", "top_logprobs", "truncation"),
 )
 """Fields that mean the same for chat completions."""
+_FORMATS = ("text", "json_object", "json_schema")
 _LOGPROBS = "message.output_text.logprobs"
 _MESSAGES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
-_UNSUPPORTED = (
-    "previous_response_id",
-    "conversation",
-    "prompt",
-    "reasoning",
-    "background",
-    "logprobs",
-    "max_tool_calls",
-    "return_rounds",
+UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
+    "previous_response_id": (),
+    "conversation": (),
+    "prompt": ({},),
+    "reasoning": ({},),
+    "background": (False,),
+    "logprobs": (False,),
+    "max_tool_calls": (),
+    "return_rounds": (False,),
+    "n": (1,),
+    "max_tokens": (),
+    "response_format": (),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    **{name: UNSUPPORTED[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty")},
+    **{name: UNSUPPORTED[name] for name in ("store", "service_tier")},
+}
+"""Fields that would change the answer, or need a store, with the values that mean nothing."""
+_ECHOED = (
+    "instructions",
+    "metadata",
+    "parallel_tool_calls",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "truncation",
 )
-"""Fields that would change the answer, or need a store."""
+_CHAT_NAMES = (
+    (re.compile(r"\bresponse_format\b"), "text.format"),
+    (re.compile(r"\bmax_tokens\b"), "max_output_tokens"),
+    (re.compile(r"(?<=tools\[\d\])\.function\b|(?<=tools\[\d\d\])\.function\b"), ""),
+)
+"""Names of the chat's fields in its errors, and what they are in this body."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextFormat:
+    type: Annotated[str, Meta(extra_json_schema={"enum": [*_FORMATS]})] = "text"
+    schema: dict[str, Any] | bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    format: _TextFormat | None = None
+    verbosity: Annotated[None, Meta(description="Not offered.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +88,14 @@ class ResponseBody:
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    seed: Seed | None = None
     stream: bool | None = None
-    text: dict[str, Any] | None = None
+    text: _Text | None = None
+    truncation: Annotated[str, TRUNCATION] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -66,10 +106,8 @@ class ResponseBody:
 def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
     value = read_object(data)
-    typed_body(value, ResponseBody)
-    for name in _UNSUPPORTED:
-        if value.get(name) not in (None, [], {}, False):
-            raise InputError(f"{name} is not supported by this server: leave it out")
+    body = typed_body(value, ResponseBody)
+    check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
     chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
     chat["logprobs"] = _includes_logprobs(value.get("include"))
     if value.get("top_logprobs") and not chat["logprobs"]:
@@ -79,15 +117,29 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     chat["messages"], numbers = _messages(value.get("instructions"), value.get("input"))
     chat["max_tokens"] = value.get("max_output_tokens")
     chat["tools"] = [_nested(tool) for tool in _list(value.get("tools"), "tools")]
-    form = value.get("text")
-    if isinstance(form, dict) and isinstance(inner := form.get("format"), dict):
-        chat["response_format"] = {**inner, "json_schema": {"schema": inner.get("schema")}}
-        if inner.get("type") != "json_schema":
-            chat["response_format"] = {"type": inner.get("type", "text")}
+    chat["response_format"] = _response_format(body.text)
     try:
-        return read_chat(json.dumps(chat).encode(), defaults)
+        asked = read_chat(json.dumps(chat).encode(), defaults)
     except InputError as error:
-        raise InputError(_MESSAGES.sub(lambda found: _named(found, numbers), str(error))) from None
+        message = _MESSAGES.sub(lambda found: _named(found, numbers), str(error))
+        for name, other in _CHAT_NAMES:
+            message = name.sub(other, message)
+        raise InputError(message) from None
+    return replace(asked, echoed={name: value[name] for name in _ECHOED if value.get(name) is not None})
+
+
+def _response_format(text: _Text | None) -> JsonValue:
+    """Return the form of an answer as chat completions describe it. Raises InputError."""
+    if text is None or text.format is None:
+        return None
+    kind, schema = text.format.type, text.format.schema
+    if kind not in _FORMATS:
+        raise InputError(f"text.format.type must be one of {', '.join(_FORMATS)}, not {kind[:40]!r}")
+    if kind != "json_schema":
+        return {"type": kind}
+    if schema is None:
+        raise InputError("text.format.schema is missing")
+    return {"type": kind, "json_schema": {"schema": schema}}
 
 
 def _named(found: re.Match[str], numbers: Sequence[int]) -> str:
@@ -171,6 +223,8 @@ class ResponsesReply:
     _entries: list[Entry] = field(default_factory=list)
     """The log probabilities so far, if they are asked for."""
     _ended: FinishReason | None = None
+    _failed: str | None = None
+    """Why the answer failed, if it did."""
 
     done = b""
 
@@ -226,6 +280,10 @@ class ResponsesReply:
             self._event("output_item.done", output_index=0, item=item),
         ]
 
+    def fails(self, message: str) -> Sequence[Event]:
+        self._failed = message  # the last event says so
+        return []
+
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         found = self._response(self._ended, stats)
         return [self._event(str(found["status"]), response=found)]
@@ -234,6 +292,7 @@ class ResponsesReply:
         """Return the event as it is sent; an error has the form of these events."""
         if isinstance(error := event.get("error"), Mapping) and "type" not in event:
             event = {**error, "type": "error", "sequence_number": self._number}
+            self._number += 1
         return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
     @property
@@ -266,17 +325,19 @@ class ResponsesReply:
 
     def _response(self, reason: FinishReason | None, stats: Sequence[Stats]) -> dict[str, object]:
         cut = reason is FinishReason.LENGTH
-        status = _status(reason) if stats else "in_progress"
+        failed = self._failed is not None
+        status = "failed" if failed else _status(reason) if stats else "in_progress"
         found = {
             "id": f"resp_{self.id}",
             "object": "response",
             "created_at": self.created,
             "status": status,
-            "error": None,
+            "error": {"code": "server_error", "message": self._failed} if failed else None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": self.model,
             "output": [*self._output],
-            "parallel_tool_calls": self.asked.tools is not None and self.asked.tools.several,
+            "instructions": None,
+            "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],
             "temperature": self.asked.sampling.temperature,
@@ -285,7 +346,9 @@ class ResponsesReply:
             "previous_response_id": None,
             "store": False,
             "metadata": {},
+            "truncation": "disabled",
             "usage": None,
+            **self.asked.echoed,
         }
         return found | ({"usage": _usage(stats[0]), "timings": timings(stats)} if stats else {})
 

@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from msgspec import Meta
 
 from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.schema_check import DRAFTS, subschemas
 from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "read_tools"]
@@ -24,6 +26,9 @@ __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
 _FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
+_JOINING = {"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "patternProperties"}
+_OPTIONS = {"anyOf", "oneOf", "$ref"}
+"""Keywords with which an object is described in several places, and those that do so beside `properties`."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -157,6 +162,10 @@ def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) ->
 
     several: an answer may make several calls.
     """
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise InputError("tool_choice of the type allowed_tools is not supported: send only these functions as tools")
+    if isinstance(choice, dict) and "name" in choice and "function" not in choice:
+        raise InputError('tool_choice names a function as {"type": "function", "function": {"name": ...}}')
     try:
         tools = typed(given, list[ToolBody], "tools") if given is not None else []
         asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
@@ -188,7 +197,27 @@ def _function(tool: ToolBody, number: int) -> Function:
     if not _NAME.fullmatch(found.name):
         raise InputError(f"tools[{number}] has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
     parameters = found.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-    return Function(found.name, found.description or "", parameters)
+    return Function(found.name, found.description or "", _closed(parameters))
+
+
+def _closed(parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return a function's schema without what names it, and with no properties but those that it lists.
+
+    A small model would add others until its answer is cut off. Objects that say what further properties may be are
+    left alone, and whole schemas that put objects together of several: each would exclude the others' properties.
+    """
+    schema = deepcopy(parameters)
+    if isinstance(draft := schema.get("$schema"), str) and DRAFTS.fullmatch(draft):
+        del schema["$schema"]  # the schema becomes a part of another, where these two are not allowed
+    schema.pop("$id", None)
+    every = [each for each, _ in subschemas(schema)]
+    if any(each.keys() & _JOINING or ("properties" in each and each.keys() & _OPTIONS) for each in every):
+        return schema
+    for each in every:
+        listed, required = each.get("properties"), each.get("required") or []
+        if isinstance(listed, dict) and isinstance(required, list) and all(name in listed for name in required):
+            each.setdefault("additionalProperties", False)
+    return schema
 
 
 def _moved(schema: JsonValue, number: int) -> JsonValue:

@@ -143,7 +143,7 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
         ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning is not supported"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "is no function"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "json_schema.schema"),
+        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema is missing"),
     ],
 )
 def test_a_bad_request_is_refused(body: dict[str, object], said: str, server: Running) -> None:

@@ -135,7 +135,14 @@ function modelName(): string {
 
 function request(now: Conversation, asked: Turn, model: string): object {
   const given = NUMBER_NAMES.map((name) => [name, settings.value[name]]).filter(([, value]) => value !== null);
-  return { model, messages: messages(now, asked), stream: true, return_rounds: true, ...Object.fromEntries(given) };
+  return {
+    model,
+    messages: messages(now, asked),
+    stream: true,
+    return_rounds: true,
+    truncation: "auto",
+    ...Object.fromEntries(given),
+  };
 }
 
 function added(answer: Answer, deltas: Delta[]): Answer {
