@@ -15,7 +15,7 @@ from edgedecode import InputError, Message, SamplingOptions, SessionOptions, Swi
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.grammar import Grammar, is_text
 from edgedecode.text.messages import ROLES
 from edgedecode.typed_json import JsonValue, typed
 
@@ -377,6 +377,8 @@ def read_object(data: bytes) -> dict[str, JsonValue]:
         level = [each for values in inner for each in values if isinstance(each, dict | list)]
     if level:
         raise InputError(f"the body is nested more than {_MOST_LEVELS} levels deep")
+    if not is_text(json.dumps(value, ensure_ascii=False)):  # no answer or error could repeat it
+        raise InputError("the body has half of a surrogate pair, which is no character")
     return value
 
 

@@ -74,9 +74,12 @@ def test_a_deeply_nested_body_is_refused(field: str, levels: int, server: Runnin
 
 @pytest.mark.parametrize("schema", [{"enum": ["\ud800"]}, {"properties": {"\udfff": {}}}])
 def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Running) -> None:
-    for fields in ({"response_format": form(schema)}, {"tools": [tool(schema)]}):
+    for fields in ({"response_format": form(schema)}, {"tools": [tool(schema)]}, {"metadata": schema}):
         status, reply = server.post(asked(**fields))
         assert (status, "surrogate" in reply["error"]["message"]) == (400, True), reply
+    assert server.post(BASE[RESPONSES] | {"metadata": schema}, RESPONSES)[0] == 400, "the reply would repeat it"
+    with pytest.raises(InputError, match="surrogate"):
+        checked_schema(json.dumps(schema))
     for kind in (GrammarKind.REGEX, GrammarKind.LARK):
         with pytest.raises(InputError, match="surrogate"):
             Grammar(kind, "a\ud800")
