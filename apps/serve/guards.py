@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Collection, MutableMapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -60,7 +61,7 @@ class Guards:
         most_nbytes: int,
         seconds: float,
     ) -> None:
-        self._app, self._hosts, self._key = app, frozenset(host.casefold() for host in hosts), key.encode()
+        self._app, self._hosts, self._key = app, frozenset(_name(host) for host in hosts), key.encode()
         self._most_nbytes, self._seconds = most_nbytes, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +92,7 @@ class Guards:
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         host = headers.get(b"host", b"").decode("latin-1").casefold()
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = _name(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
         if self._hosts and name not in self._hosts:
             return error_response(421, f"the Host header names {name[:80]!r}, which this server is not", code="host")
         if headers.get(b"origin") is not None and not self._same_origin(headers, host):
@@ -131,3 +132,11 @@ class Guards:
             late = f"the body did not arrive within {self._seconds:g} s"
             return _Body(refusal=error_response(408, late, code="timeout"))
         return _Body(refusal=too_large)
+
+
+def _name(host: str) -> str:
+    """Return a host as it is compared: an IPv6 address without brackets in its usual form, a name in lower case."""
+    try:
+        return str(ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host))
+    except ValueError:
+        return host.casefold()
