@@ -25,7 +25,7 @@ from edgedecode.options import sampling_defaults
 from .asked import UNSUPPORTED, Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .guards import Guards, error_response
 from .logprobs import Entries, Entry
-from .metrics import Metrics
+from .metrics import Counting, Metrics
 from .offered import is_offered, memory, model_names, props
 from .openapi import description
 from .page import page_routes
@@ -61,7 +61,8 @@ class Limits:
 
 def create_app(service: Service, limits: Limits) -> Starlette:
     """Return the ASGI application over a service, which it closes at shutdown."""
-    endpoints = _Endpoints(service, seconds=limits.seconds)
+    metrics = Metrics()
+    endpoints = _Endpoints(service, metrics, seconds=limits.seconds)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -85,12 +86,13 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         *page_routes(),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
-    return Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
+    counting = Middleware(Counting, metrics=metrics, paths=[each.path for each in routes if isinstance(each, Route)])
+    return Starlette(routes=routes, middleware=[counting, guards], lifespan=lifespan, exception_handlers=handlers)
 
 
 class _Endpoints:
-    def __init__(self, service: Service, *, seconds: float) -> None:
-        self._service, self._metrics, self._seconds = service, Metrics(), seconds
+    def __init__(self, service: Service, metrics: Metrics, *, seconds: float) -> None:
+        self._service, self._metrics, self._seconds = service, metrics, seconds
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
@@ -121,20 +123,15 @@ class _Endpoints:
         return JSONResponse(_model(name))
 
     async def chat(self, request: Request) -> Response:
-        return await self._counted(request, read_chat)
+        return await self._answered(request, read_chat)
 
     async def completion(self, request: Request) -> Response:
-        return await self._counted(request, read_completion)
+        return await self._answered(request, read_completion)
 
     async def response(self, request: Request) -> Response:
-        return await self._counted(request, read_response, ResponsesReply)
+        return await self._answered(request, read_response, ResponsesReply)
 
-    async def _counted(self, request: Request, read: _Read, form: _Form = CompletionsReply) -> Response:
-        reply = await self._answered(request, read, form)
-        self._metrics.count_request(request.url.path, reply.status_code)
-        return reply
-
-    async def _answered(self, request: Request, read: _Read, form: _Form) -> Response:
+    async def _answered(self, request: Request, read: _Read, form: _Form = CompletionsReply) -> Response:
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
@@ -171,7 +168,7 @@ class _Endpoints:
         stack = AsyncExitStack()
         try:
             running = await stack.enter_async_context(self._service.answering(reply.asked))
-            first = await anext(running.pieces(), None)
+            first = await anext(running.pieces(), None)  # None: it ended at once, and further pieces end too
         except BaseException:
             await stack.aclose()
             raise
@@ -294,6 +291,10 @@ async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
         task.cancel()
         await asyncio.wait({task})
         return error_response(499, "the client went away")
+    except asyncio.CancelledError:  # uvicorn gives up waiting; the work would go on, since `wait` does not cancel it
+        task.cancel()
+        await asyncio.wait({task})
+        raise
     except BaseExceptionGroup as group:
         refusals = [error for error in group.exceptions if isinstance(error, EdgeDecodeError)]
         if refusals:

@@ -72,13 +72,13 @@ class ServeCommand:
 
     def run(self, arguments: Namespace) -> int:
         try:
-            import uvicorn
+            import uvicorn  # noqa: F401
         except ImportError:
             raise RuntimeUnavailable(
                 "the server's packages are not installed: pip install 'edgedecode[serve]'"
             ) from None
         from .application import create_app
-        from .connections import server_config
+        from .connections import ClosingServer, server_config
         from .running import Service
 
         return_freed_memory()
@@ -88,8 +88,9 @@ class ServeCommand:
             service = Service(pair, options, parallel=arguments.parallel, waiting=arguments.queue, patience=120.0)
             _say(pair, listening, opens=arguments.open)
             config = server_config(create_app(service, limits), seconds=limits.seconds)
-            uvicorn.Server(config).run(sockets=[listening])
-        return 0
+            server = ClosingServer(config, service)
+            server.run(sockets=[listening])
+        return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
 
 
 def _limits(arguments: Namespace) -> Limits:

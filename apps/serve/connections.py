@@ -1,4 +1,4 @@
-"""HTTP connections: how many there may be, and how long a request's head may take. uvicorn does the rest.
+"""HTTP connections: how many there may be, how long a request's head may take, and how they end. uvicorn does the rest.
 
 uvicorn alone waits forever for the first request of a connection, so that idle connections would use up the process's
 files.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from types import FrameType
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["server_config"]
+from .running import Service
+
+__all__ = ["ClosingServer", "server_config"]
 
 _MOST_CONNECTIONS = 512
 """Requests that run and wait are fewer. Systems allow a process 1,024 files or more."""
+_LAST_SECONDS = 5.0
+"""For clients to read the end of their replies once all answers have ended."""
 
 
 def server_config(app: ASGIApp, *, seconds: float, log_level: str = "warning") -> uvicorn.Config:
@@ -27,6 +33,40 @@ def server_config(app: ASGIApp, *, seconds: float, log_level: str = "warning") -
         head_seconds = seconds
 
     return uvicorn.Config(app, http=Connection, ws="none", log_level=log_level, timeout_graceful_shutdown=30)
+
+
+class ClosingServer(uvicorn.Server):
+    """Lets answers end before it closes their connections. A second signal stops them at once.
+
+    signal: the one that ended the server. uvicorn would raise it again, which ends a process before it has saved what
+    it learnt.
+    """
+
+    grace_seconds = 20.0
+    """For answers to end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.signal: int | None = None
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signal = sig
+        self.force_exit, self.should_exit = self.should_exit, True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.close(grace=self.grace_seconds, hurry=lambda: self.force_exit)
+        self.force_exit = False  # the replies still end, and the application
+        late = asyncio.get_running_loop().call_later(_LAST_SECONDS, self._abort)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    def _abort(self) -> None:
+        """Close all connections, as if the clients had left: uvicorn's way, to cancel requests, prints tracebacks."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class _Connection(H11Protocol):

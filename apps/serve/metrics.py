@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgedecode.decoding.stats import Stats
 
 from .running import Service
 
-__all__ = ["Metrics"]
+__all__ = ["Counting", "Metrics"]
 
 
 class Metrics:
@@ -46,3 +49,34 @@ class Metrics:
         for name, value in gauges.items():
             lines += [f"# TYPE edgedecode_{name} gauge", f"edgedecode_{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+class Counting:
+    """ASGI middleware that counts every reply, with those of the guards.
+
+    paths: known ones. All others are counted as one: strangers could fill the memory with names.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Collection[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._metrics.count_request(path, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not begun:  # Starlette's outermost layer replies
+                self._metrics.count_request(path, 500)
+            raise

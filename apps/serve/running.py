@@ -22,6 +22,10 @@ _IDLE = 8
 """Sessions that are kept for their KV cache; the budget may hold fewer."""
 _MOMENT = 0.5
 """Seconds after which a request tries again to open its session."""
+_LAST_SECONDS = 5.0
+"""For answers to end that were stopped because the server closes."""
+_TICK = 0.05
+_CLOSING = "the server is closing"
 
 
 class Busy(EdgeDecodeError):
@@ -43,6 +47,9 @@ class Running:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Piece | Failed | None] = asyncio.Queue()
         self._stopping = threading.Event()
+        self._refusal: Busy | None = None
+        self._answer: Answer | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
         self._done = asyncio.Event()
         self._thread.start()
@@ -54,26 +61,42 @@ class Running:
         return stats
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the chunks, with reports if they are asked for. Raises what the answer raised."""
-        while (found := await self._queue.get()) is not None:
-            if isinstance(found, Failed):
+        """Yield the chunks that were not yielded yet, with reports if asked for. Raises what the answer raised."""
+        while not self._ended:
+            found = await self._queue.get()
+            if found is None:
+                self._ended = True
+            elif isinstance(found, Failed):
                 raise found.error
-            yield found
+            else:
+                yield found
+
+    def halt(self, refusal: Busy | None = None) -> None:
+        """Make the answer end after the current round or prefill chunk. refusal: what it then raises."""
+        self._refusal = refusal
+        self._stopping.set()
+        if self._answer is not None:
+            self._answer.stop()
 
     async def stop(self) -> None:
         """Stop the answer if it runs, and wait for its thread: one pass of the model."""
-        self._stopping.set()
+        self.halt(self._refusal)
         await self._done.wait()
 
     def _work(self) -> None:
         try:
-            answer = self._start(self._session)
+            answer = self._answer = self._start(self._session)
+            if self._stopping.is_set():  # `halt` came before there was an answer
+                answer.stop()
             log = RoundLog(answer.stats) if self._rounds else None
+            complete = False
             for chunk in answer:
+                complete = chunk.finish_reason is not None
                 self._put(Piece(chunk, None if log is None else log.report(chunk)))
-                if self._stopping.is_set():
-                    answer.close()
-                    break
+            if self._stopping.is_set():
+                answer.close()
+            if self._refusal is not None and not complete:
+                self._put(Failed(self._refusal))
         except Exception as error:
             self._put(Failed(error))
         finally:
@@ -97,57 +120,89 @@ class Service:
         self._slots = asyncio.Semaphore(parallel)
         self._freed = asyncio.Condition()
         self._idle: list[tuple[SessionOptions, Session]] = []
-        self.queued = self.running = 0
+        self._answers: set[Running] = set()
+        self.queued = 0
         self._opening = 0
         """Sessions that are being opened now."""
         self.closing = False
 
+    @property
+    def running(self) -> int:
+        """Answers that run."""
+        return len(self._answers)
+
     @asynccontextmanager
     async def answering(self, asked: Asked, *, number: int = 0) -> AsyncIterator[Running]:
         """Run one answer of a request. Raises Busy, and the errors of a session."""
-        if self.closing or self.queued >= self._waiting:
-            raise Busy("the server is closing" if self.closing else "too many requests are waiting: try again later")
-        self.queued += 1
+        await self._take_place()
         try:
-            try:
-                async with asyncio.timeout(self._patience):
-                    await self._slots.acquire()
-            except TimeoutError:
-                raise Busy(f"no answer could begin within {self._patience:g} s: try again later") from None
-            try:
-                session = await self._session(asked.session_options(self.options, number=number), asked)
-            except BaseException:
-                self._slots.release()
-                raise
-        finally:
-            self.queued -= 1
-        self.running += 1
+            session = await self._session(asked.session_options(self.options, number=number), asked)
+        except BaseException:
+            self._slots.release()
+            raise
         running = Running(session, lambda session: _start(session, asked), rounds=asked.rounds)
+        self._answers.add(running)
+        if self.closing:
+            running.halt(Busy(_CLOSING))
         try:
             yield running
         finally:
             await asyncio.shield(self._finish(running, session, asked, number))
 
-    async def close(self) -> None:
-        """Refuse new answers, and wait until the running ones have ended."""
+    async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.
+
+        Returns at the latest some seconds after that: an answer hangs if its client does not read.
+        """
         self.closing = True
-        async with self._freed:
-            await self._freed.wait_for(lambda: not self.running)
-        for _, session in self._idle:
-            await asyncio.to_thread(session.close)
-        self._idle.clear()
+        for _ in range(self.queued):  # those that wait for a place find the server closing
+            self._slots.release()
+        await self._end(grace, hurry)
+        for running in self._answers:
+            running.halt(Busy(_CLOSING))
+        await self._end(_LAST_SECONDS, lambda: False)
+        while self._idle:
+            await asyncio.to_thread(self._idle.pop()[1].close)
+
+    async def _end(self, seconds: float, hurry: Callable[[], bool]) -> None:
+        """Wait until no answer runs or begins, for so many seconds unless in a hurry."""
+        deadline = monotonic() + seconds
+        while (self._answers or self._opening) and monotonic() < deadline and not hurry():
+            await asyncio.sleep(_TICK)
+
+    async def _take_place(self) -> None:
+        """Wait for a place among the answers that run. Raises Busy."""
+        waits = self._slots.locked()
+        if waits and self.queued >= self._waiting:
+            raise Busy("too many requests are waiting: try again later")
+        self.queued += waits
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Busy(f"no answer could begin within {self._patience:g} s: try again later") from None
+        finally:
+            self.queued -= waits
+        if self.closing:
+            self._slots.release()
+            raise Busy(_CLOSING)
 
     async def _finish(self, running: Running, session: Session, asked: Asked, number: int) -> None:
-        await running.stop()
+        """Stop an answer, keep its session or close it, and free its place."""
         options = asked.session_options(self.options, number=number)
-        if asked.chat and options.seed is None and len(self._idle) < _IDLE:
-            self._idle.append((options, session))
-        else:
-            await asyncio.to_thread(session.close)
-        self.running -= 1
-        self._slots.release()
-        async with self._freed:
-            self._freed.notify_all()
+        try:
+            await running.stop()
+            unwanted: Session | None = session
+            if asked.chat and options.seed is None:
+                self._idle.append((options, session))
+                unwanted = self._idle.pop(0)[1] if len(self._idle) > _IDLE else None
+            if unwanted is not None:
+                await asyncio.to_thread(unwanted.close)
+        finally:
+            self._answers.discard(running)
+            self._slots.release()
+            async with self._freed:
+                self._freed.notify_all()
 
     async def _session(self, options: SessionOptions, asked: Asked) -> Session:
         """Return a session that continues the request's messages: an idle one with the longest prefix, or a new one.
@@ -158,13 +213,12 @@ class Service:
         if (kept := self._kept(options, asked)) is not None:
             return await self._ready(lambda: _reset(kept, asked))
         while True:
-            self._opening += 1
             try:
                 return await self._ready(lambda: self.pair.session(options, messages=asked.messages))
             except BudgetExceeded as error:
                 refusal = error
-            finally:
-                self._opening -= 1
+            if self.closing:
+                raise Busy(_CLOSING)
             if self._idle:
                 await asyncio.to_thread(self._idle.pop(0)[1].close)
             elif not self.running and not self._opening:
@@ -177,33 +231,51 @@ class Service:
     async def _ready(self, make: Callable[[], Session]) -> Session:
         """Return what `make` returns, from a thread. If the client leaves meanwhile, the session is closed again."""
         making = asyncio.ensure_future(asyncio.to_thread(make))
+        self._opening += 1
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             with suppress(Exception):
                 await asyncio.to_thread((await making).close)
             raise
+        finally:
+            self._opening -= 1
 
     async def _wait_for_room(self) -> None:
         """Wait until an answer ends, or a moment: a session that was being opened may have failed."""
-        async with self._freed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), _MOMENT)
+        self.queued += 1
+        try:
+            async with self._freed:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), _MOMENT)
+        finally:
+            self.queued -= 1
 
     def _kept(self, options: SessionOptions, asked: Asked) -> Session | None:
-        """Take the idle session of these options that shares the most messages, at least one."""
+        """Take the idle session of these options that the request continues, or whose last turn it changes.
+
+        If there is none and all places for idle sessions are taken, it gets the oldest, which would be closed next, for
+        the messages they share (the system message).
+        """
         if not asked.chat or options.seed is not None:
             return None
         same = [each for each in self._idle if replace(each[0], seed=None) == options]
-        best = max(same, key=lambda each: _shared(each[1], asked), default=None)
-        if best is None or not _shared(best[1], asked):
+        found = [each for each in same if _continues(each[1], asked)]
+        if not found and len(self._idle) >= _IDLE:
+            found = [each for each in same[:1] if each is self._idle[0] and _shared(each[1], asked)]
+        if not found:
             return None
+        best = max(found, key=lambda each: _shared(each[1], asked))
         self._idle.remove(best)
         return best[1]
 
 
 def _reset(session: Session, asked: Asked) -> Session:
-    session.reset(asked.messages)
+    try:
+        session.reset(asked.messages)
+    except BaseException:
+        session.close()  # nobody else knows it any more
+        raise
     return session
 
 
@@ -222,3 +294,13 @@ def _shared(session: Session, asked: Asked) -> int:
     return next(
         (number for number, (one, other) in enumerate(pairs) if one != other), min(len(session.messages), len(wanted))
     )
+
+
+def _continues(session: Session, asked: Asked) -> bool:
+    """Return whether a request begins with all of a session's messages but the last two, and one besides the system's.
+
+    More than that would take a chat's session for another chat with the same system message.
+    """
+    shared = _shared(session, asked)
+    users = any(message.role != "system" for message in session.messages[:shared])
+    return users and shared >= len(session.messages) - 2

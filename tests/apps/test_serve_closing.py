@@ -1,0 +1,271 @@
+"""How `serve` ends, which chats keep their KV cache, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, cast
+
+import pytest
+
+import edgedecode
+from edgedecode import Pair, SessionOptions
+from edgedecode.decoding.stats import Stats
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.sessions.answer import Answer
+from edgedecode.sessions.chunks import Chunk
+from edgedecode.turns import FairLock
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+import openai
+
+from edgedecode.apps.serve import running as running_module
+from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.guards import Guards
+from edgedecode.apps.serve.running import Service
+from tests.apps.test_serve import Running, asked, wait_for
+from tests.apps.test_serve_hostile import LONG
+from tests.apps.test_serve_memory import serving
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+CHILD = """
+from time import sleep
+from edgedecode.apps.serve.connections import ClosingServer
+from edgedecode.apps.serve.running import Running
+ClosingServer.grace_seconds, put = {}, Running._put
+Running._put = lambda self, item: (sleep(0.05), put(self, item))
+"""
+"""Code of the process: the grace time, and chunks that are slow enough not to end within the test."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        yield pair
+
+
+@pytest.fixture
+def server(pair: Pair) -> Iterator[Running]:
+    running = Running(pair, Limits(), parallel=2)
+    yield running
+    running.close()
+
+
+def opened(address: str, **fields: object) -> Any:
+    body = json.dumps(asked(max_tokens=4000, response_format=LONG, **fields)).encode()
+    request = urllib.request.Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request, timeout=120)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_a_stream_ends_in_words_when_the_server_closes(signals: list[signal.Signals], tmp_path: Path) -> None:
+    """After the grace time, or at once at the second signal; requests that wait are refused meanwhile."""
+    messages, grace = tmp_path / "messages", 1.5 if len(signals) == 1 else 60.0
+    with serving("--parallel", "1", errors=messages, before=CHILD.format(grace)) as (process, address):
+        stream = opened(address, stream=True)
+        assert stream.readline().startswith(b"data: ")
+        waiting: list[int] = []
+
+        def wait() -> None:
+            try:
+                opened(address)
+            except urllib.error.HTTPError as error:
+                waiting.append(error.code)
+
+        waits = threading.Thread(target=wait)
+        waits.start()
+        sleep(0.5)
+        started = monotonic()
+        for number, each in enumerate(signals):
+            sleep(0.5 * number)
+            process.send_signal(each)
+        if len(signals) == 1:
+            sleep(0.5)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{address}/health", timeout=20)
+            assert json.loads(refused.value.read()) == {"status": "closing"}
+        *_, error, done = [line for line in stream.read().split(b"\n\n") if line]
+        assert json.loads(error.removeprefix(b"data: "))["error"]["message"] == "the server is closing"
+        assert done == b"data: [DONE]"
+        assert process.wait(timeout=40) == 128 + signals[-1]
+        assert monotonic() - started < 20
+        waits.join()
+        assert waiting == [503]
+    assert messages.read_text(encoding="utf-8") == ""
+
+
+def test_openais_client_is_told_that_the_server_closes(tmp_path: Path) -> None:
+    messages = tmp_path / "messages"
+    with serving(errors=messages, before=CHILD.format(0.2)) as (process, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(**asked(max_tokens=4000, response_format=LONG, stream=True))
+        next(stream)
+        found: list[int] = []
+
+        def whole() -> None:
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.chat.completions.create(**asked(max_tokens=4000, response_format=LONG))
+            found.append(refused.value.status_code)
+
+        other = threading.Thread(target=whole)
+        other.start()
+        sleep(1)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="the server is closing"):
+            list(stream)
+        other.join()
+        assert found == [503]
+        assert process.wait(timeout=40) == 128 + signal.SIGTERM
+    assert messages.read_text(encoding="utf-8") == ""
+
+
+def test_a_reply_that_is_cancelled_stops_its_answer(server: Running) -> None:
+    """uvicorn cancels what has not ended in time."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps(asked(max_tokens=4000, response_format=LONG)).encode()
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    wait_for(lambda: server.service.running)
+    loop = next(iter(server.service._answers))._loop
+    loop.call_soon_threadsafe(lambda: [task.cancel() for task in server._server.server_state.tasks])
+    started = monotonic()
+    wait_for(lambda: not server.service.running)
+    assert monotonic() - started < 1.0
+    connection.close()
+
+
+@pytest.mark.parametrize("begins", [0.0, 0.3])
+def test_an_answer_is_stopped_in_its_prefill(begins: float) -> None:
+    """Its first chunk takes forever. begins: seconds until there is an answer that could be stopped."""
+
+    def prefill(pause: Callable[[], None]) -> Generator[Chunk]:
+        while True:
+            sleep(0.01)
+            pause()
+        yield Chunk("never", (), "target")
+
+    def start(_: Any) -> Answer:
+        sleep(begins)
+        return Answer(prefill, stats=Stats(), turn=FairLock(), own=FairLock())
+
+    async def stops() -> None:
+        running = running_module.Running(cast("Any", None), start)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            await running.stop()
+            assert [piece async for piece in running.pieces()] == []
+
+    asyncio.run(stops())
+
+
+class Chat:
+    """A conversation; `say` returns how many of its tokens were cached."""
+
+    def __init__(self, server: Running, system: str) -> None:
+        self._server = server
+        self._messages = [{"role": "system", "content": system}]
+
+    def say(self, text: str) -> int:
+        self._messages.append({"role": "user", "content": text})
+        status, value = self._server.post(asked(messages=self._messages, max_tokens=8))
+        assert status == 200
+        self._messages.append({"role": "assistant", "content": value["choices"][0]["message"]["content"]})
+        return int(value["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_chats_with_the_same_system_message_keep_their_caches(server: Running) -> None:
+    one, other = (Chat(server, "You are a kind assistant.") for _ in range(2))
+    cached = [(one.say(f"Tell me about duck {turn}."), other.say(f"And lake {turn}?")) for turn in range(4)]
+    for before, after in pairwise(cached[1:]):
+        assert 0 < before[0] < after[0]
+        assert 0 < before[1] < after[1]
+
+
+def test_the_newest_chats_are_kept(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_module, "_IDLE", 2)
+    chats = [Chat(server, f"You are number {number}.") for number in range(4)]
+    for chat in chats:
+        chat.say("Who are you?")
+    assert len(server.service._idle) == 2
+    assert chats[-1].say("And then?") > 10
+    assert len(server.service._idle) == 2
+
+
+def test_more_answers_than_the_queue_holds_are_given_if_there_are_places(pair: Pair) -> None:
+    running = Running(pair, Limits(), parallel=4, waiting=1)
+    try:
+        assert running.post(asked(n=4, max_tokens=2))[0] == 200
+    finally:
+        running.close()
+
+
+def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgedecode import Session
+
+    close = Session.close
+
+    def fails(self: Session) -> None:
+        close(self)
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "close", fails)
+        assert [server.post(asked(max_tokens=2, seed=1))[0] for _ in range(3)] == [500] * 3
+    assert server.service.running == 0
+    assert server.post(asked(max_tokens=2, seed=1))[0] == 200
+    metrics = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics").read().decode()
+    assert 'edgedecode_requests_total{path="/v1/chat/completions",status="500"} 3' in metrics
+
+
+def test_refusals_of_the_guards_are_counted(server: Running) -> None:
+    assert server.post(asked(), Host="evil.example")[0] == 421
+    assert server.post(asked(), path="/no/such/path")[0] == 404
+    metrics = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics").read().decode()
+    assert 'edgedecode_requests_total{path="/v1/chat/completions",status="421"} 1' in metrics
+    assert 'edgedecode_requests_total{path="other",status="404"} 1' in metrics
+
+
+@pytest.mark.parametrize("given", ["fd00:0:0::5", "FD00::5", "[fd00::5]"])
+@pytest.mark.parametrize("sent", ["[fd00::5]:8000", "[fd00::5]", "[FD00:0::5]:80"])
+def test_an_ipv6_address_is_its_own_host(given: str, sent: str) -> None:
+    async def app(*_: object) -> None: ...
+
+    guards = Guards(app, hosts=[given], key="", most_nbytes=1, seconds=1.0)
+    assert guards._refusal("/", {b"host": sent.encode()}) is None
+    assert guards._refusal("/", {b"host": b"[fd00::6]:8000"}) is not None
+
+
+def test_an_answer_without_a_chunk_ends_twice(pair: Pair) -> None:
+    """The stream asks again for pieces after the first was missing."""
+
+    async def ends() -> None:
+        service = Service(pair, SessionOptions(), parallel=1, waiting=1, patience=5.0)
+        with pair.session(SessionOptions()) as session:
+
+            def start(_: Any) -> Any:
+                answer = session.stream("hello")
+                answer.close()
+                return answer
+
+            running = running_module.Running(session, start)
+            async with asyncio.timeout(10):
+                assert [piece async for piece in running.pieces()] == []
+                assert [piece async for piece in running.pieces()] == []
+        await service.close()
+
+    asyncio.run(ends())
