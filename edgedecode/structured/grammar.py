@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -65,7 +66,7 @@ class Grammar:
     @classmethod
     def of_choices(cls, choices: list[str]) -> Grammar:
         """Return the grammar of an answer that is one of these texts."""
-        return cls.of_schema({"enum": list[JsonValue](choices)})
+        return cls(GrammarKind.REGEX, "|".join(re.escape(each) for each in choices))
 
     @classmethod
     def json_object(cls) -> Grammar:
