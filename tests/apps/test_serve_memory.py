@@ -82,9 +82,13 @@ def test_the_process_stays_within_the_budget_under_load() -> None:
         assert 0 < most <= limit
 
 
-def test_a_signal_ends_the_server_cleanly(tmp_path: Path) -> None:
+def test_a_signal_ends_the_server_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's experience is stored, as after Ctrl-C."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     with serving(errors=tmp_path / "messages") as (process, address):
         assert ask(address, 1) == 200
+        assert not list((tmp_path / "cache" / "costs").glob("*"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=40) == 128 + signal.SIGTERM
+    assert list((tmp_path / "cache" / "costs").glob("*.json"))
     assert "Traceback" not in (tmp_path / "messages").read_text(encoding="utf-8")
