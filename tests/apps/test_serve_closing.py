@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SessionOptions
+from edgedecode import Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
@@ -37,7 +37,7 @@ from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.guards import Guards
 from edgedecode.apps.serve.running import Service
-from tests.apps.test_serve import Running, asked, wait_for
+from tests.apps.test_serve import Running, asked, held, wait_for
 from tests.apps.test_serve_hostile import LONG
 from tests.apps.test_serve_memory import serving
 
@@ -215,8 +215,6 @@ def test_more_answers_than_the_queue_holds_are_given_if_there_are_places(pair: P
 
 
 def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgedecode import Session
-
     close = Session.close
 
     def fails(self: Session) -> None:
@@ -230,6 +228,21 @@ def test_a_session_that_does_not_close_keeps_no_place(server: Running, monkeypat
     assert server.post(asked(max_tokens=2, seed=1))[0] == 200
     metrics = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics").read().decode()
     assert 'edgedecode_requests_total{path="/v1/chat/completions",status="500"} 3' in metrics
+
+
+def test_a_session_that_cannot_be_reset_is_closed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no")
+
+    assert server.post(asked(max_tokens=2, seed=1))[0] == 200
+    before = held(server.pair)
+    chat = Chat(server, "You are a kind assistant.")
+    chat.say("Who are you?")
+    assert held(server.pair) != before
+    monkeypatch.setattr(Session, "reset", fails)
+    with pytest.raises(AssertionError):
+        chat.say("And then?")
+    wait_for(lambda: held(server.pair) == before)
 
 
 def test_refusals_of_the_guards_are_counted(server: Running) -> None:
