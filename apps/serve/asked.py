@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from edgedecode import InputError, Message, SamplingOptions, SessionOptions, SwitchOptions, WhenFull
+from edgedecode import InputError, Message, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
@@ -153,7 +153,7 @@ class Asked:
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         options = replace(options, grammar=grammar, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
         if self.model.mode == PLAIN:
-            return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None)
+            return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None, rule=Rule.MATCH)
         return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SamplingOptions, SessionOptions
+from edgedecode import Pair, Rule, SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
@@ -346,6 +346,15 @@ def test_many_clients_get_their_lone_answers_and_leave_nothing_behind(pair: Pair
     finally:
         running.close()
     assert held(pair) == before
+
+
+def test_plain_decoding_is_offered_whatever_the_rule(pair: Pair) -> None:
+    running = Running(pair, Limits(), options=SessionOptions(rule=Rule.RATIO))
+    try:
+        status, value = running.post(asked(model="demo@plain", max_tokens=5, temperature=0.8, seed=1))
+        assert (status, value["timings"]["draft_n"]) == (200, 0)
+    finally:
+        running.close()
 
 
 def test_options_of_the_command_hold_where_a_request_gives_none(pair: Pair) -> None:
