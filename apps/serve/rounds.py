@@ -21,7 +21,7 @@ _PERIOD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of an answer. report: how it was made, JSON-serialisable; None: nobody asked."""
+    """A chunk of an answer. report: how it was made, JSON-serialisable; None: none was asked for."""
 
     chunk: Chunk
     report: Mapping[str, object] | None = None

@@ -103,7 +103,7 @@ def accepts(pair: Pair, grammar: Grammar, text: str) -> bool:
 
 
 def outcome(pair: Pair, schema: Any, *, seed: int = 0, temperature: float = 0.8, most: int = 150) -> str:
-    """Return what became of a request with this schema."""
+    """Return the outcome of a request with this schema."""
     try:
         options = SessionOptions(
             sampling=SamplingOptions(temperature=temperature), seed=seed, grammar=Grammar.of_schema(schema)
