@@ -165,7 +165,7 @@ class Service:
             await asyncio.to_thread(self._idle.pop()[1].close)
 
     async def _end(self, seconds: float, hurry: Callable[[], bool]) -> None:
-        """Wait until no answer runs or begins, for at most this number of seconds unless in a hurry."""
+        """Wait until no answer runs or begins, at most `seconds`, and no longer than until `hurry` returns True."""
         deadline = monotonic() + seconds
         while (self._answers or self._opening) and monotonic() < deadline and not hurry():
             await asyncio.sleep(_TICK)
