@@ -100,9 +100,11 @@ def test_a_stream_ends_in_words_when_the_server_closes(signals: list[signal.Sign
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{address}/health", timeout=20)
             assert json.loads(refused.value.read()) == {"status": "closing"}
+            refused.value.close()
         *_, error, done = [line for line in stream.read().split(b"\n\n") if line]
         assert json.loads(error.removeprefix(b"data: "))["error"]["message"] == "the server is closing"
         assert done == b"data: [DONE]"
+        stream.close()
         assert process.wait(timeout=40) == 128 + signals[-1]
         assert monotonic() - started < 20
         waits.join()
@@ -130,6 +132,7 @@ def test_openais_client_is_told_that_the_server_closes(tmp_path: Path) -> None:
         with pytest.raises(openai.APIError, match="the server is closing"):
             list(stream)
         other.join()
+        client.close()
         assert found == [503]
         assert process.wait(timeout=40) == 128 + signal.SIGTERM
     assert messages.read_text(encoding="utf-8") == ""
