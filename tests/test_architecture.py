@@ -53,7 +53,6 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
 MAX_LINES = 400
 MAX_MODULES = 16
 """Per folder, so that its contents can be taken in at a glance."""
-REPEATED_NAMES = {"__init__", "command"}
 
 CORE_PACKAGES = {"numpy", "tokenizers", "jinja2", "msgspec"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
@@ -330,15 +329,6 @@ def _with_parents(module: str) -> list[str]:
 def test_files_are_short() -> None:
     long = [f"{source.path}: {source.lines} lines" for source in sources() if source.lines > MAX_LINES]
     assert not long, "\n".join(long)
-
-
-def test_module_names_are_unique() -> None:
-    """An editor's "go to file" and a traceback show only the last part of a module's name."""
-    places: dict[str, list[str]] = {}
-    for source in sources():
-        places.setdefault(source.path.stem, []).append(str(source.path))
-    wrong = [" and ".join(paths) for name, paths in places.items() if len(paths) > 1 and name not in REPEATED_NAMES]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_print_is_used_only_by_programs() -> None:

@@ -22,7 +22,6 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishR
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 
-from .asked import UNSUPPORTED, Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .guards import Guards, error_response
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
@@ -30,10 +29,12 @@ from .offered import is_offered, memory, model_names, props
 from .openapi import description
 from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, calls_of
+from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
+from .requests.fields import UNSUPPORTED
+from .requests.tools import Call
 from .responses import ResponseBody, ResponsesReply, read_response
 from .rounds import Piece
 from .running import Busy, Running, Service
-from .tools import Call
 
 __all__ = ["Limits", "create_app"]
 

@@ -10,7 +10,7 @@ from edgedecode.memory.process_memory import memory_now, peak_nbytes
 from edgedecode.options import DEFAULT_CONTEXT
 from edgedecode.pack.entries import DRAFT_ADAPTER
 
-from .asked import PLAIN, SWITCH, ModelName
+from .requests.asked import PLAIN, SWITCH, ModelName
 from .running import Service
 
 __all__ = ["adapter_names", "is_offered", "memory", "model_names", "props"]

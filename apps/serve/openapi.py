@@ -9,7 +9,8 @@ from msgspec.json import schema_components
 
 import edgedecode
 
-from .asked import NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+from .requests.asked import ChatBody, CompletionBody
+from .requests.fields import NO_EFFECT, UNSUPPORTED
 from .responses import UNSUPPORTED_RESPONSES, ResponseBody
 
 __all__ = ["description"]

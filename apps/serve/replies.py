@@ -12,9 +12,9 @@ from typing import Protocol, TypeAlias
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from .asked import Asked
 from .logprobs import Entry, chat_form, completion_form
-from .tools import Call
+from .requests.asked import Asked
+from .requests.tools import Call
 
 __all__ = ["CompletionsReply", "Event", "Reply", "calls_of", "finish_name", "timings", "usage"]
 

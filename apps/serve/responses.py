@@ -17,10 +17,11 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.typed_json import JsonValue
 
-from .asked import TRUNCATION, UNSUPPORTED, Asked, Seed, Stop, check_fields, read_chat, read_object, typed_body
 from .logprobs import Entry, response_form
 from .replies import Event, calls_of, timings
-from .tools import Call
+from .requests.asked import TRUNCATION, Asked, Seed, Stop, read_chat
+from .requests.fields import UNSUPPORTED, check_fields, read_object, typed_body
+from .requests.tools import Call
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "ResponsesReply", "read_response"]
 

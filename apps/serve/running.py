@@ -13,7 +13,7 @@ from edgedecode import BudgetExceeded, EdgeDecodeError, Pair, Session, SessionOp
 from edgedecode.decoding.stats import Stats
 from edgedecode.sessions.answer import Answer
 
-from .asked import Asked
+from .requests.asked import Asked
 from .rounds import Piece, RoundLog
 
 __all__ = ["Busy", "Running", "Service"]

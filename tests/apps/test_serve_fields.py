@@ -22,9 +22,9 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.asked import read_chat
+from edgedecode.apps.serve.requests.asked import read_chat
+from edgedecode.apps.serve.requests.tools import read_tools
 from edgedecode.apps.serve.rounds import Piece
-from edgedecode.apps.serve.tools import read_tools
 from tests.apps.test_serve import STORY, Running, asked
 
 pytestmark = pytest.mark.skipif(

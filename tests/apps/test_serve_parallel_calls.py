@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
 from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.tools import Call, call_text, read_tools
+from edgedecode.apps.serve.requests.tools import Call, call_text, read_tools
 from tests.apps.test_serve import Running
 from tests.apps.test_serve_tools import QUESTION, TOOLS, check_call
 

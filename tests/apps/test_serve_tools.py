@@ -21,7 +21,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 import jsonschema
 
 from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.tools import Call, Tools, call_text, read_tools
+from edgedecode.apps.serve.requests.tools import Call, Tools, call_text, read_tools
 from tests.apps.test_serve import Running
 
 pytestmark = pytest.mark.skipif(

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from math import isfinite
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from edgedecode import InputError, Message, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull
 from edgedecode.decoding.policy import NO_DRAFTER
-from edgedecode.duplicate_names import unique_keys
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.structured.grammar import Grammar, is_text
-from edgedecode.text.messages import ROLES
-from edgedecode.typed_json import JsonValue, typed
+from edgedecode.structured.grammar import Grammar
+from edgedecode.typed_json import JsonValue
 
-from .tools import Call, ChoiceBody, ToolBody, Tools, call_text, read_tools
+from .chat_messages import MessageBody, read_message
+from .fields import check_fields, one_of, read_object, typed_body
+from .tools import ChoiceBody, ToolBody, Tools, read_tools
 
 __all__ = [
     "MOST_ANSWERS",
-    "NO_EFFECT",
     "PLAIN",
     "SWITCH",
     "TRUNCATION",
-    "UNSUPPORTED",
     "Asked",
     "ChatBody",
     "CompletionBody",
     "ModelName",
     "Seed",
     "Stop",
-    "check_fields",
     "read_chat",
     "read_completion",
-    "read_object",
-    "typed_body",
 ]
 
 PLAIN, SWITCH = MODES = ("plain", "switch")
@@ -46,45 +38,6 @@ PLAIN, SWITCH = MODES = ("plain", "switch")
 MOST_ANSWERS = 8
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
-
-
-def _one_of(*values: str) -> Meta:
-    """Describe the allowed values; where they are read, an error names them."""
-    return Meta(extra_json_schema={"enum": list(values)})
-
-
-_Kind = TypeVar("_Kind")
-_MOST_LEVELS = 200
-"""Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""
-NO_EFFECT = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    "cache_prompt",  # llama.cpp's: every prompt is cached
-)
-"""Fields that are accepted: no answer depends on them."""
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "audio": ({},),
-    "modalities": (["text"],),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "reasoning_effort": ("none",),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    **dict.fromkeys(("web_search_options", "prediction", "verbosity"), ()),
-    # of llama.cpp's and vLLM's clients
-    "grammar": ("",),
-    "min_tokens": (0,),
-    **dict.fromkeys(("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("ignore_eos", "use_beam_search", "timings_per_token"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
-}
-"""Fields that this server does not offer, with the values that mean nothing, besides null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,31 +117,6 @@ TRUNCATION = Meta(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    type: Annotated[str, _one_of("text")]
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Called:
-    name: str
-    arguments: Annotated[str, Meta(description="JSON.")]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    function: _Called
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    role: Annotated[str, _one_of(*ROLES, "developer")]
-    content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
-    function_call: Annotated[None, Meta(description="The older form of tool_calls is not offered.")] = None
-
-
-@dataclass(frozen=True, slots=True)
 class _StreamOptions:
     include_usage: bool = False
 
@@ -200,7 +128,7 @@ class _Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    type: Annotated[str, _one_of("text", "json_object", "json_schema")] = "text"
+    type: Annotated[str, one_of("text", "json_object", "json_schema")] = "text"
     json_schema: _Schema | None = None
 
 
@@ -226,11 +154,11 @@ class _Body:
 class ChatBody(_Body):
     """The body of /v1/chat/completions. messages: the last is the user's or a tool's."""
 
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=10_000)]
+    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Annotated[str, _one_of("none", "auto", "required")] | ChoiceBody | None = None
+    tool_choice: Annotated[str, one_of("none", "auto", "required")] | ChoiceBody | None = None
     truncation: Annotated[str, TRUNCATION] | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
         None
@@ -249,7 +177,7 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, ChatBody)
-    messages = [_message(message, number) for number, message in enumerate(body.messages)]
+    messages = [read_message(message, number) for number, message in enumerate(body.messages)]
     if messages[-1].role not in ("user", "tool"):
         raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
     if not messages[-1].content.strip():
@@ -321,23 +249,6 @@ def _asked(
     )
 
 
-def check_fields(
-    value: Mapping[str, JsonValue],
-    known: Collection[str],
-    unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
-) -> None:
-    """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
-    for name, each in value.items():
-        if name in known or name in NO_EFFECT or (name in unsupported and each is None):
-            continue
-        if name not in unsupported:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "leave it out"
-            raise InputError(f"{name[:80]!r} is no field that this server knows: {hint}")
-        if each not in unsupported[name]:
-            raise InputError(f"{name} is not supported by this server: leave it out")
-
-
 def _grammar(form: _Format | None) -> Grammar | None:
     """Return what the answer has to follow. Raises InputError."""
     if form is None or form.type == "text":
@@ -347,54 +258,3 @@ def _grammar(form: _Format | None) -> Grammar | None:
     if form.type == "json_schema" and form.json_schema is not None:
         return Grammar.of_schema(form.json_schema.schema)
     raise InputError(f"response_format must be text, json_object or json_schema with a schema, not {form.type[:40]!r}")
-
-
-def _message(message: _Message, number: int) -> Message:
-    content = message.content
-    if isinstance(content, list):
-        if wrong := [part.type for part in content if part.type != "text"]:
-            raise InputError(f"messages[{number}] has a part of type {wrong[0][:40]!r}: this server reads text only")
-        content = "".join(part.text for part in content)
-    role = "system" if message.role == "developer" else message.role
-    try:
-        calls = [call_text(Call(each.function.name, each.function.arguments)) for each in message.tool_calls or []]
-        return Message(role, "\n".join([*([content] if content else []), *calls]))
-    except InputError as error:
-        raise InputError(f"messages[{number}]: {error}") from None
-
-
-def read_object(data: bytes) -> dict[str, JsonValue]:
-    """Parse a body. Raises InputError for anything but a JSON object."""
-    try:
-        value: Any = json.loads(data, object_pairs_hook=unique_keys, parse_constant=_number, parse_float=_number)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(value, dict):
-        raise InputError("the body is not a JSON object")
-    level: list[Any] = [value]
-    for _ in range(_MOST_LEVELS):
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for values in inner for each in values if isinstance(each, dict | list)]
-    if level:
-        raise InputError(f"the body is nested more than {_MOST_LEVELS} levels deep")
-    if not is_text(json.dumps(value, ensure_ascii=False)):  # no answer or error could repeat it
-        raise InputError("the body has half of a surrogate pair, which is no character")
-    return value
-
-
-def _number(text: str) -> float:
-    """Return a number with a fraction or an exponent; 8.0 is an integer, as in JSON Schema. Raises ValueError."""
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError(f"{text[:40]} is not a finite number")
-    return int(value) if value.is_integer() and abs(value) <= 1 << 53 else value
-
-
-def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
-    """Convert a body to its dataclass. Raises InputError that begins with the field's name."""
-    try:
-        return typed(value, kind, "body")
-    except ValueError as error:
-        message = str(error).removeprefix("body.").removeprefix("body: ")
-        missing = message.removeprefix("object missing required field ")
-        raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None

@@ -1,0 +1,1 @@
+"""The bodies of OpenAI's endpoints: fields, messages and functions, read into one checked request."""

@@ -1,0 +1,110 @@
+"""Reads a body's JSON, and checks which fields it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, TypeVar
+
+from msgspec import Meta
+
+from edgedecode import InputError
+from edgedecode.duplicate_names import unique_keys
+from edgedecode.structured.grammar import is_text
+from edgedecode.typed_json import JsonValue, typed
+
+__all__ = ["NO_EFFECT", "UNSUPPORTED", "check_fields", "one_of", "read_object", "typed_body"]
+
+_Kind = TypeVar("_Kind")
+_MOST_LEVELS = 200
+"""Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""
+NO_EFFECT = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "cache_prompt",  # llama.cpp's: every prompt is cached
+)
+"""Fields that are accepted: no answer depends on them."""
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "audio": ({},),
+    "modalities": (["text"],),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "reasoning_effort": ("none",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    **dict.fromkeys(("web_search_options", "prediction", "verbosity"), ()),
+    # of llama.cpp's and vLLM's clients
+    "grammar": ("",),
+    "min_tokens": (0,),
+    **dict.fromkeys(("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "timings_per_token"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
+}
+"""Fields that this server does not offer, with the values that mean nothing, besides null."""
+
+
+def one_of(*values: str) -> Meta:
+    """Describe the allowed values; where they are read, an error names them."""
+    return Meta(extra_json_schema={"enum": list(values)})
+
+
+def check_fields(
+    value: Mapping[str, JsonValue],
+    known: Collection[str],
+    unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
+) -> None:
+    """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
+    for name, each in value.items():
+        if name in known or name in NO_EFFECT or (name in unsupported and each is None):
+            continue
+        if name not in unsupported:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else "leave it out"
+            raise InputError(f"{name[:80]!r} is no field that this server knows: {hint}")
+        if each not in unsupported[name]:
+            raise InputError(f"{name} is not supported by this server: leave it out")
+
+
+def read_object(data: bytes) -> dict[str, JsonValue]:
+    """Parse a body. Raises InputError for anything but a JSON object."""
+    try:
+        value: Any = json.loads(data, object_pairs_hook=unique_keys, parse_constant=_number, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict):
+        raise InputError("the body is not a JSON object")
+    level: list[Any] = [value]
+    for _ in range(_MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    if level:
+        raise InputError(f"the body is nested more than {_MOST_LEVELS} levels deep")
+    if not is_text(json.dumps(value, ensure_ascii=False)):  # no answer or error could repeat it
+        raise InputError("the body has half of a surrogate pair, which is no character")
+    return value
+
+
+def _number(text: str) -> float:
+    """Return a number with a fraction or an exponent; 8.0 is an integer, as in JSON Schema. Raises ValueError."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return int(value) if value.is_integer() and abs(value) <= 1 << 53 else value
+
+
+def typed_body(value: dict[str, JsonValue], kind: type[_Kind]) -> _Kind:
+    """Convert a body to its dataclass. Raises InputError that begins with the field's name."""
+    try:
+        return typed(value, kind, "body")
+    except ValueError as error:
+        message = str(error).removeprefix("body.").removeprefix("body: ")
+        missing = message.removeprefix("object missing required field ")
+        raise InputError(f"{missing} is missing" if missing != message else message[:300]) from None
