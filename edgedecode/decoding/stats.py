@@ -198,47 +198,29 @@ class Stats:
         return prefilled / self.prefill_seconds if self.prefill_seconds else 0.0
 
     def as_dict(self) -> dict[str, object]:
-        """Return every figure, JSON-serialisable, times in seconds."""
-        return {
-            "mode": self.mode,
-            "seed": self.seed,
-            "rounds": self.rounds,
-            "proposed": self.proposed,
-            "accepted": self.accepted,
-            "corrections": self.corrections,
-            "bonuses": self.bonuses,
-            "ended": self.ended,
-            "verified_tokens": self.verified_tokens,
-            "unverified_tokens": self.unverified_tokens,
-            "target_share": round(self.target_share, 6),
-            "switches": self.switches,
-            "handed_over_at": self.handed_over_at,
-            "taken_back": self.taken_back,
-            "model_loads": self.model_loads,
-            "load_seconds": round(self.load_seconds, 6),
-            "acceptance_length": round(self.acceptance_length, 4),
-            "survival": list(self.survival),
-            "reached": list(self.reached),
-            "drafters": {name: asdict(count) for name, count in self.drafters.items()},
-            "plain_rounds": dict(self.plain_rounds),
-            "speed_up_estimate": None if self.speed_up is None else round(self.speed_up, 3),
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "time_to_first_token": round(self.time_to_first_token, 6),
-            "prefill_tokens_per_second": round(self.prefill_tokens_per_second, 2),
-            "tokens_per_second": round(self.tokens_per_second, 2),
-            "time_seconds": {
-                "draft": round(self.time.draft, 6),
-                "verify": round(self.time.verify, 6),
-                "sample": round(self.time.sample, 6),
-                "host": round(self.time.host, 6),
-            },
-            "planned_nbytes": self.planned_nbytes,
-            "peak_nbytes": self.peak_nbytes,
+        """Return every field and rate, JSON-serialisable, times in seconds."""
+        fields = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        fields["time_seconds"] = fields.pop("time")
+        rates = {
+            "target_share": self.target_share,
+            "acceptance_length": self.acceptance_length,
+            "speed_up_estimate": self.speed_up,
+            "prefill_tokens_per_second": self.prefill_tokens_per_second,
+            "tokens_per_second": self.tokens_per_second,
         }
+        return {name: _rounded(value) for name, value in (fields | rates).items()}
 
     def to_json(self) -> str:
         return json.dumps(self.as_dict())
+
+
+def _rounded(value: object) -> object:
+    """Round the floats of a JSON value to six digits after the point."""
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _cut_short(verdict: Verdict) -> bool:

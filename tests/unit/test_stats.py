@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -15,12 +16,7 @@ from edgedecode.sampling.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 
-# the keys that tools read from the JSON line
-SHOWN = [
-    *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens"),
-    *("acceptance_length", "prompt_tokens", "cached_tokens", "time_to_first_token", "prefill_tokens_per_second"),
-    *("tokens_per_second", "time_seconds", "planned_nbytes", "peak_nbytes"),
-]
+RATES = {"target_share", "acceptance_length", "speed_up_estimate", "prefill_tokens_per_second", "tokens_per_second"}
 
 
 def verdict(draft: Draft, *, path: tuple[int, ...], added: int, outcome: Outcome) -> Verdict:
@@ -64,8 +60,15 @@ def test_stats_speeds() -> None:
     assert stats.prefill_tokens_per_second == pytest.approx(40)
 
 
-def test_stats_to_json_has_every_figure() -> None:
-    shown = json.loads(counted().to_json())
-    assert set(SHOWN) <= set(shown)
-    assert set(shown["time_seconds"]) == {"draft", "verify", "sample", "host"}
+def test_stats_to_json_has_every_field_and_rate() -> None:
+    stats = counted()
+    stats.dropped_turns, stats.reread_tokens, stats.shifted_tokens, stats.context_full = 2, 30, 4, True
+    stats.signals = [1 / 3]
+    shown = json.loads(stats.to_json())
+    public = {each.name for each in fields(Stats) if not each.name.startswith("_")}
+    assert set(shown) == public - {"time"} | {"time_seconds"} | RATES
+    assert set(shown["time_seconds"]) == {each.name for each in fields(TimeSplit)}
+    assert (shown["dropped_turns"], shown["reread_tokens"], shown["shifted_tokens"]) == (2, 30, 4)
+    assert shown["context_full"] is True
+    assert shown["signals"] == [0.333333]
     assert shown["corrections"] + shown["bonuses"] + shown["ended"] == shown["rounds"]
