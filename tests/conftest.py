@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.demo_pair import write_demo_pair
+from tests.hub import Hub
 from tests.made_once import made_once, run_folder
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -45,3 +47,13 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained float pair: a folder with `target` and `draft`. Tests that change it must copy it first."""
     pytest.importorskip("safetensors", reason="the export extras are not installed")
     return made_once(run_folder(tmp_path_factory) / "demo-pair", write_demo_pair)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """A stand-in for the hub, and a cache for its downloads."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    made = Hub()
+    client = SimpleNamespace(snapshot_download=made.snapshot_download, HfApi=lambda: made)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    return made

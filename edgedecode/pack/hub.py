@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from edgedecode.cache import area, aside, cache_folder
@@ -31,17 +32,6 @@ _TIMEOUT = 20.0
 _HUB_METADATA = Path(".cache", "huggingface")
 """Metadata that huggingface_hub stores next to the files."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_PACK_FILES = [
-    "edgedecode.json",
-    "*.json",
-    "*.jinja",
-    "*.onnx",
-    "*.ids",
-    "*.gguf",
-    "weights.bin",
-    "*/weights.bin",
-    "licenses/*",
-]
 
 
 def find_pack(name: str | Path | None) -> Path:
@@ -156,11 +146,13 @@ def _download(name: str, commit: str, folder: Path) -> None:
 
 
 def _complete(part: Path, name: str, commit: str) -> None:
-    """Download the files missing from `part`. Raises ManifestError unless the result is a valid pack."""
+    """Download the manifest, then the files it lists. Raises ManifestError unless the result is a valid pack."""
     from huggingface_hub import snapshot_download
 
-    snapshot_download(name, revision=commit, allow_patterns=_PACK_FILES, local_dir=part)
-    _keep_only({*Manifest.load(part).files, MANIFEST_NAME}, part)
+    snapshot_download(name, revision=commit, allow_patterns=[MANIFEST_NAME], local_dir=part)
+    listed = [*Manifest.load(part).files]
+    snapshot_download(name, revision=commit, allow_patterns=[escape(each) for each in listed], local_dir=part)
+    _keep_only({*listed, MANIFEST_NAME}, part)
     check_pack(part, full=True)
 
 

@@ -15,6 +15,7 @@ from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.hub import Hub, check_download
 from tests.peft_folders import write_peft
 
 
@@ -46,6 +47,11 @@ def test_adapter_add_list_remove(pack: Path, tmp_path: Path, capsys: pytest.Capt
     after = contents(pack)
     assert json.loads(after.pop(MANIFEST_NAME)) == {**json.loads(before.pop(MANIFEST_NAME)), "adapters": {}}
     assert after == before
+
+
+def test_a_pack_with_an_adapter_comes_from_the_hub(pack: Path, hub: Hub, tmp_path: Path) -> None:
+    assert main(["adapter", "add", str(pack), f"odd={write_peft(tmp_path / 'odd', seed=1)}"]) == 0
+    check_download(hub, pack)
 
 
 def rewrite(**changed: object) -> Callable[[Path], None]:

@@ -21,6 +21,7 @@ from edgedecode.pack.context_check import check_context
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.hub import Hub, check_download
 
 pytest.importorskip("onnx_ir")
 from edgedecode.export.cli import compile_command
@@ -200,6 +201,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @on_the_emulator
+def test_a_compiled_pack_comes_from_the_hub(compiled: Path, hub: Hub) -> None:
+    check_download(hub, compiled)
+
+
+@on_the_emulator
 def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(compiled: Path) -> None:
     graphs = check_pack(compiled).models["target"].graphs
     assert list(graphs) == ["base", "lora", "static-1", "static-8", "static-lora-1", "static-lora-8"]
@@ -217,7 +223,7 @@ def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(
 
 
 def test_graphs_for_openvino_are_made_without_a_compiler(
-    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pack: Path, hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_request, "find_spec", lambda name: None)
     assert run("compile", pack, "--device", "openvino", "--widths", "8,1", "--context", "64", "--json") == 0
@@ -227,6 +233,7 @@ def test_graphs_for_openvino_are_made_without_a_compiler(
     assert [(graphs[name].width, graphs[name].compiled) for name in ("static-1", "static-8")] == [(1, ()), (8, ())]
     words = ("compile", pack, "--device", "openvino", "--soc", "57")
     assert "--soc 57: --device openvino compiles for no chip: leave --soc out" in refused(capsys, *words)
+    check_download(hub, pack)
 
 
 OPENVINO = ("--device", "openvino", "--context", "64")

@@ -25,6 +25,7 @@ from tests.export.conftest import recipe
 from tests.export.gguf.test_stock import EXACT
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model
+from tests.hub import Hub, check_download
 from tests.shared_paths import SHARED
 
 pytestmark = pytest.mark.export
@@ -180,6 +181,13 @@ def test_exported_adapter_changes_the_answer(tmp_path: Path) -> None:
                 with pair.session(options) as session:
                     answers.append(session.generate("the fox", max_tokens=24).tokens)
         assert answers[0] != answers[1]
+
+
+def test_an_exported_pack_comes_from_the_hub(hub: Hub, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    (model / "NOTICE").write_text("Copyright")
+    export_floats(model, tmp_path / "pack", random_adapter(tmp_path / "peft", model))
+    check_download(hub, tmp_path / "pack")
 
 
 def test_an_exported_draft_model_drafts_with_its_own(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.imports.onnx_import import import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
+from tests.hub import Hub, check_download
 from tests.small_tokenizers import byte_fallback
 from tests.toys import why_refused
 
@@ -78,9 +79,10 @@ def test_import_leaves_the_weights_in_place(built: Path, tmp_path: Path) -> None
         assert entry.parity[f"{way}_error"] < 1e-3, way
 
 
-def test_import_with_copy_makes_a_movable_pack(built: Path, tmp_path: Path) -> None:
+def test_import_with_copy_makes_a_movable_pack(built: Path, hub: Hub, tmp_path: Path) -> None:
     manifest = imported(built, tmp_path / "pack", copy=True)
     assert not manifest.outside
+    check_download(hub, tmp_path / "pack")
     (tmp_path / "pack").rename(tmp_path / "moved")
     with edgedecode.load(tmp_path / "moved") as pair:
         assert pair.session().generate("hello", max_tokens=8).tokens

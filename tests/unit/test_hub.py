@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,56 +18,15 @@ from edgedecode.pack import gate as pack_gate
 from edgedecode.pack import hub
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
-from edgedecode.pack.integrity import check_files, file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, OutsideFile
+from edgedecode.pack.integrity import check_files, file_entry
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 from edgedecode.pack.pack_lock import opening
 from tests.export.trim.toy_pack import write_toy_pack
-
-
-@dataclass
-class Hub:
-    """A stand-in for huggingface_hub that writes files in place and never deletes one that a commit lacks.
-
-    A file whose metadata names the wanted commit is not written again, whatever its content.
-    """
-
-    commits: dict[str, Path] = field(default_factory=dict)
-    """Folders by commit id, the newest last."""
-    calls: list[str] = field(default_factory=list)
-    offline: bool = False
-    ends_after: int | None = None
-    """The number of files after which the connection breaks."""
-
-    def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
-        self.calls.append(name)
-        if name == "no/such" or self.offline:
-            raise RuntimeError("404 Client Error.\n\nRepository Not Found for url: https://…")
-        return SimpleNamespace(sha=list(self.commits)[-1])
-
-    def snapshot_download(self, name: str, *, revision: str = "", allow_patterns: list[str], local_dir: Path) -> str:
-        revision = revision or list(self.commits)[-1]
-        source = self.commits[revision]
-        names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
-        wanted = [name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns)]
-        for number, each in enumerate(wanted):
-            if number == self.ends_after:
-                raise ConnectionError("the connection broke")
-            notes = local_dir / ".cache" / "huggingface" / "download" / f"{each}.metadata"
-            if (local_dir / each).is_file() and notes.is_file() and notes.read_text().startswith(revision):
-                continue
-            notes.parent.mkdir(parents=True, exist_ok=True)
-            (local_dir / each).parent.mkdir(parents=True, exist_ok=True)
-            (local_dir / each).write_bytes((source / each).read_bytes())
-            notes.write_text(f"{revision}\netag\n0\n")
-        return str(local_dir)
+from tests.hub import Hub, content
 
 
 @pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    hub = Hub()
-    client = SimpleNamespace(snapshot_download=hub.snapshot_download, HfApi=lambda: hub)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+def downloads(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are placeholders
     return hub
 
@@ -76,25 +34,20 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
 def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes = b"w" * 1000) -> dict[str, bytes]:
     """Add a commit of a pack whose draft graph has this name; return its files."""
     root = write_toy_pack(source)
-    for name, content in ((f"draft/{heads}.onnx", commit.encode()), ("draft/weights.bin", weights)):
-        (root / name).write_bytes(content)
+    for name, data in ((f"draft/{heads}.onnx", commit.encode()), ("draft/weights.bin", weights)):
+        (root / name).write_bytes(data)
     manifest = Manifest.load(root)
     names = [*manifest.files, f"draft/{heads}.onnx"]
-    files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
+    files = {name: file_entry(root / name) for name in names}
     draft, graph = (
         manifest.models["draft"],
         Graph(f"draft/{heads}.onnx", inputs=("x",), outputs=("y",), capabilities=()),
     )
     models = {**manifest.models, "draft": replace(draft, graphs={**draft.graphs, "heads": graph})}
     (root / MANIFEST_NAME).write_text(replace(manifest, files=files, models=models).to_json(), encoding="utf-8")
-    (root / "config.json").write_text("{}")  # matches a downloaded pattern but is in no manifest
+    (root / "config.json").write_text("{}")  # in no manifest
     hub.commits[commit] = root
     return {name: (root / name).read_bytes() for name in (*names, MANIFEST_NAME)}
-
-
-def content(root: Path) -> dict[str, bytes]:
-    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    return {name: data for name, data in found.items() if not name.startswith(".cache/")}
 
 
 def test_find_pack_returns_an_existing_folder(tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +116,7 @@ def test_find_pack_keeps_the_old_pack_when_a_download_is_interrupted(
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     root = find_pack("owner/name")
     second = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2", weights=b"x" * 1000)
-    for files in range(len(second) + 1):
+    for files in range(len(second)):
         downloads.ends_after = files
         with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
             assert content(find_pack("owner/name")) == first
@@ -186,7 +139,7 @@ def test_find_pack_keeps_the_old_pack_when_the_newer_commit_is_damaged(tmp_path:
 @pytest.mark.parametrize("name", [MANIFEST_NAME, "draft/weights.bin"])
 def test_find_pack_downloads_a_damaged_file_again(name: str, tmp_path: Path, downloads: Hub) -> None:
     files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
-    downloads.ends_after = len(files)
+    downloads.ends_after = len(files) - 1
     with pytest.raises(ManifestError, match="the connection broke"):
         find_pack("owner/name")
     downloads.ends_after = None
@@ -286,9 +239,37 @@ def test_find_pack_without_a_name_returns_the_bundled_pack(tmp_path: Path, monke
         find_pack(None)
 
 
-def test_pack_files_cover_everything_that_a_pack_may_list() -> None:
-    """A listed file that was not downloaded would be refused as missing."""
-    names = ["draft/heads.onnx", "draft/trim.ids", "draft/trim.gguf", "target/target.gguf", "target/gguf.json"]
-    names += ["tokenizer.json", "chat_template.jinja", "target/weights.bin", "licenses/target/LICENSE"]
-    for name in names:
-        assert any(fnmatch(name, pattern) for pattern in hub._PACK_FILES), name
+LISTED = [
+    *("adapters/formal/adapter_config.json", "adapters/formal/adapter_model.safetensors", "adapters/formal.gguf"),
+    *("npu/57_v75/target-static-8_ctx.onnx", "npu/57_v75/target-static-8_ctx_qnn.bin", "licenses/target/NOTICE"),
+    *("licenses/draft/LICENSE.pdf", "notes/[a] *?.any", "notes/aa", "weights", "model.onnx.data"),
+]
+UNLISTED = ["notes/a b.any", "notes/ab", "draft/pytorch_model.bin", "draft/other.onnx", "target.gguf"]
+
+
+def test_find_pack_downloads_exactly_the_listed_files(tmp_path: Path, downloads: Hub) -> None:
+    """Whatever their names, and nothing else."""
+    root = write_toy_pack(tmp_path / "v1")
+    for name in (*LISTED, *UNLISTED):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    manifest = Manifest.load(root)
+    files = {**manifest.files, **{name: file_entry(root / name) for name in LISTED}}
+    (root / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    downloads.commits["a" * 40] = root
+    assert set(content(find_pack("owner/name"))) == {*files, MANIFEST_NAME}
+    assert {*downloads.fetched} == {*files, MANIFEST_NAME}
+
+
+@pytest.mark.parametrize("name", ["../beside", "/etc/passwd", "draft/../../beside", "C:/beside", "draft\\beside"])
+def test_find_pack_downloads_nothing_for_a_manifest_that_names_files_outside_the_pack(
+    name: str, tmp_path: Path, downloads: Hub
+) -> None:
+    root = write_toy_pack(tmp_path / "v1")
+    manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+    manifest["files"][name] = {"nbytes": 1, "sha256": ""}
+    (root / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    downloads.commits["a" * 40] = root
+    with pytest.raises(ManifestError, match="not a plain path inside the pack"):
+        find_pack("owner/name")
+    assert {*downloads.fetched} == {MANIFEST_NAME}

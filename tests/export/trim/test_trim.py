@@ -19,10 +19,12 @@ from edgedecode.export.trim import head_files as heads
 from edgedecode.export.trim import sweep as prediction
 from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim.timing import HeadTimes, PassTimes
+from edgedecode.pack import gate
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.token_map import read_token_ids
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, open_toy, toy_runtime, write_toy_pack
+from tests.hub import Hub, check_download
 
 FEW = ("--prompts", "48", "--max-tokens", "40", "--per-category", "2")
 
@@ -59,6 +61,14 @@ def test_trim_writes_the_best_size(toy: Path, cheap_heads: None, capsys: pytest.
     assert report["files"] == {name: manifest.files[name].nbytes for name in ("draft/heads.onnx", "draft/trim.ids")}
     assert "320 of 1300 ids: a draft step takes 75.4% less" in printed
     assert "; recommended" in printed
+
+
+def test_a_trimmed_pack_comes_from_the_hub(
+    toy: Path, cheap_heads: None, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_trim(toy) == 0
+    monkeypatch.setattr(gate, "_check_models", lambda *_: None)  # its graphs are placeholders
+    check_download(hub, toy)
 
 
 def test_trim_warns_of_text_outside_the_vocabulary(
