@@ -136,7 +136,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--remember",
         action="store_true",
-        help="keep answers on disk, in the user's cache, for later runs to draft from; see `edgedecode cache`",
+        help="draft from earlier answers too, also of other conversations and runs: they are kept in the user's cache",
     )
     group.add_argument(
         "--rule",

@@ -87,9 +87,9 @@ class SessionOptions:
     random seed for each answer. reproducible: the same seed gives the same text, independent of drafts. Passes are
     padded to widths whose rounding is identical on this device, which is measured once, and drafts are chains of a
     fixed length under the match rule. trace: a file for the scheduler's signals and plans (counts and times, no text).
-    remember: keep outputs on disk in the user's cache, to draft from in later runs; they have no other use. tree:
-    drafts may branch if a tree is expected to be faster than the best chain; with a fixed draft_max each draft is a
-    tree of that many nodes.
+    remember: draft from the outputs of other sessions with this option, now and in later runs; they are kept on disk in
+    the user's cache, and have no other use. tree: drafts may branch if a tree is expected to be faster than the best
+    chain; with a fixed draft_max each draft is a tree of that many nodes.
     """
 
     sampling: SamplingOptions | None = None

@@ -35,8 +35,6 @@ QUESTIONS, SEEDS, MOST = 24, 4, 80
 """Prompts, seeds of each, and tokens of an answer: the lone answers take a minute."""
 LEAVING, GARBAGE = 1 / 3, 1 / 10
 """Shares of the clients' requests that are left in the middle of their answer, and that are no requests."""
-GROWING = ("past outputs",)
-"""Leases that grow with what was answered, up to a limit of their own."""
 BROKEN = (
     b"{",
     b"\xff\xfe",
@@ -204,9 +202,9 @@ class Ended:
 
     @property
     def changes(self) -> dict[str, int]:
-        """The bytes that each holder has leased more than before, without those that grow with every answer."""
+        """The bytes that each holder has leased more than before."""
         before, after = self.before["holders"], self.after["holders"]
-        names = sorted({*before, *after} - {*GROWING})
+        names = sorted({*before, *after})
         return {name: after[name] - before[name] for name in names if after[name] != before[name]}
 
     def claims(self) -> dict[str, bool]:

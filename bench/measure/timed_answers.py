@@ -1,8 +1,8 @@
 """Answers prompts under equal conditions and measures tokens, seconds and the host overhead between passes.
 
 A user's pair has learnt from earlier prompts. So the scheduler first answers some warm-up prompts, and each measured
-request starts from the acceptance statistics learnt there; costs of passes are learnt throughout. The stores that
-drafters share are emptied before each request, so that no repetition drafts from an earlier one.
+request starts from the acceptance statistics learnt there; costs of passes are learnt throughout. Each request has a
+session of its own, so that no repetition drafts from an earlier one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Session, SessionOptions, Stats
-from edgedecode.engines.registry import drafter_names
 from edgedecode.schedule.experience import Experience
 from edgedecode.text.prompts import Prompt
 
@@ -60,14 +59,12 @@ class Requests:
     def warm_up(self, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None) -> None:
         """Let the scheduler learn from these prompts, which should not be among the measured ones."""
         for prompt in prompts:
-            self._forget_answers()
             answer(self.timed, prompt, arm=SCHEDULED, settings=self.settings)
             advance()
         self._known = self.timed.pair.experience.as_dict()
 
     def answer(self, prompt: Prompt, arm: Arm) -> Run:
         """Answer a prompt as if for the first time."""
-        self._forget_answers()
         if arm.scheduled:
             self.restore()
         return answer(self.timed, prompt, arm=arm, settings=self.settings)
@@ -82,10 +79,6 @@ class Requests:
         pair.experience.costs, pair.experience.ledger = known.costs, known.ledger
         for ledger in (known.ledger, *known.ledger.kinds.values()):
             ledger.empty_rounds = 0
-
-    def _forget_answers(self) -> None:
-        for name in drafter_names():
-            self.timed.pair.drafter_source(name).close()
 
 
 def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:

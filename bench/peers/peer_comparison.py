@@ -29,7 +29,6 @@ REHEARSED = 2
 SETTLE_SECONDS = 0.02
 """Wait between engines: threads spin for some milliseconds after their last pass, and the next engine needs the
 cores."""
-_SHARED_SOURCES = ("suffix", "recycle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,6 @@ def compare(
 
 def _our_answer(pair: Pair, question: _Question, *, mode: str, settings: Settings) -> Answer:
     """Answer in a new session, whose creation is timed too; nothing is drafted from an earlier answer."""
-    for name in _SHARED_SOURCES:
-        pair.drafter_source(name).close()
     options = SessionOptions(
         sampling=SamplingOptions(),
         drafter="none" if mode == PLAIN_MODE else None,

@@ -145,8 +145,8 @@ def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str
     if arguments.overhead or arguments.draws or arguments.calibrate:
         return "not compared in this run"
     return (
-        f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt there; "
-        "stores of past outputs and recycled logits are emptied before each request"
+        f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt there, "
+        "in a session of its own, which drafts from no other answer"
     )
 
 

@@ -1,4 +1,4 @@
-"""A store of past outputs that sessions share: generated text often repeats earlier text (SuffixDecoding, 2411.04975).
+"""Past outputs that sessions with `remember` share: text often repeats earlier text (SuffixDecoding, 2411.04975).
 
 It has two automata of equal size. When the newer one is full, the older one is dropped and a new one started (first in,
 first out, by halves).
@@ -47,19 +47,19 @@ class PastOutputs:
         """The most recent first."""
 
     def remember(self, file: OutputFile, *, vocabulary_size: int) -> None:
-        """Load a file's outputs, and append later ones that may be stored on disk. Calls after the first do nothing."""
+        """Load a file's outputs, and append later ones. Calls after the first do nothing."""
         if self._file is None:
             self._file = file
             for output in file.load(2 * self._half, vocabulary_size=vocabulary_size):
                 self._store(output)
 
-    def add(self, tokens: Sequence[int], *, remember: bool = False) -> None:
-        """Store an output, or its last part if it exceeds half the store. remember: append it to the file too."""
+    def add(self, tokens: Sequence[int]) -> None:
+        """Store an output, or its last part if it exceeds half the store, and append it to the file if there is one."""
         if len(tokens) < _SHORTEST or self._closed:
             return
         output = array("i", tokens[-(self._half - 1) :])
         self._store(output)
-        if remember and self._file is not None:
+        if self._file is not None:
             self._file.append(output)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ A table with a row per id learns from rows that the target computes anyway, incl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -47,29 +48,22 @@ def _table_holder(vocabulary_size: int) -> Holder:
 
 
 class RecycleSource:
-    """Opens recycling drafters, which share one table, because it depends on the target only; needs no model."""
+    """Opens recycling drafters, each with a table of its own: another conversation's could be timed. Needs no model."""
 
     name = "recycle"
     needs_model = False
     needs: Sequence[str] = ()
 
-    def __init__(self) -> None:
-        self._table: RecycledLogits | None = None
-        self._lease: Lease | None = None
-
     def open(self, setting: DraftSetting) -> Drafter:
-        if self._table is None:
-            self._lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))
-            self._table = RecycledLogits(setting.vocabulary_size)
-        return RecycleDrafter(self._table, ends=setting.ends, tree=setting.tree)
+        lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))
+        table = RecycledLogits(setting.vocabulary_size)
+        return RecycleDrafter(table, lease, ends=setting.ends, tree=setting.tree)
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_table_holder(vocabulary_size),)
 
     def close(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
-        self._table = self._lease = None
+        """Nothing is shared."""
 
 
 class RecycledLogits:
@@ -82,6 +76,10 @@ class RecycledLogits:
         self._tried = [0.0] * DEEPEST
         self._rates: RankRates | None = None
         self._scored = RATES_AFTER
+
+    def forget(self) -> None:
+        """Forget the ids; the hit rates of ranks stay, which tell nothing of a text."""
+        self.followers.fill(-1)
 
     def rates(self) -> RankRates:
         """Return `rate` by depth and rank; the same object until one of them changes."""
@@ -126,24 +124,33 @@ class RecycledLogits:
 class RecycleDrafter:
     """Chains likely followers of ids. The best rank at each depth is learnt from the emitted tokens.
 
-    The table is valid for every context, so that another conversation resets nothing. While hits are rare it learns
+    The table is forgotten with the conversation. While hits are rare it learns
     from one round in `SELDOM`, which is enough to notice a better text.
     tree: report the hit rates of all ranks, so that plans can request trees.
     """
 
     name = "recycle"
     free = True
-    nbytes = 0  # the source owns the table
 
-    def __init__(self, table: RecycledLogits, *, ends: frozenset[int] = frozenset(), tree: bool = False) -> None:
-        self._table = table
+    def __init__(
+        self, table: RecycledLogits, lease: Lease, *, ends: frozenset[int] = frozenset(), tree: bool = False
+    ) -> None:
+        self._table, self._lease = table, lease
+        self._context: Sequence[int] = ()
+        finalize(self, lease.release)  # for a drafter that is dropped without being closed
         self._tree = tree
         self._ends = ends
         self._rows = max(1, ROW_BUDGET // len(table.followers))
         self._rounds = 0
 
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes
+
     def begin(self, context: Sequence[int]) -> None:
-        """Nothing to reset: the table is valid for every context."""
+        if context[: len(self._context)] != self._context:
+            self._table.forget()
+        self._context = context
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -178,7 +185,7 @@ class RecycleDrafter:
         self._learn(verdict, before)
 
     def close(self) -> None:
-        """Nothing to release: the source owns the table."""
+        self._lease.release()
 
     def _grown(self, last: int, shape: TreeShape) -> Draft:
         """Return the draft of this shape. Nodes with unknown followers are omitted, with their descendants."""

@@ -38,7 +38,7 @@ class DraftSetting:
     tokenizer_digest: str = ""
     """The tokenizer that ids stored on disk are of."""
     remember: bool = False
-    """Whether outputs may be stored on disk, in the user's cache."""
+    """Whether outputs are shared with other sessions that ask for it, and stored on disk in the user's cache."""
     tree: bool = False
     """Whether trees are wanted and the target supports them."""
     draft_max: int = 0

@@ -35,7 +35,11 @@ def _index(capacity: int) -> Holder:
 
 
 class SuffixSource:
-    """Opens suffix drafters, which share one store of past outputs; needs no model."""
+    """Opens suffix drafters; needs no model.
+
+    Those of sessions with `remember` share a store of past outputs. Others draft from their own conversation only: how
+    fast an answer comes would tell what another conversation was answered.
+    """
 
     name = "suffix"
     needs_model = False
@@ -47,7 +51,7 @@ class SuffixSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         lease = setting.budget.reserve(*_index(setting.capacity))
-        return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting), remember=setting.remember)
+        return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting) if setting.remember else None)
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_index(capacity),)
@@ -68,7 +72,7 @@ class SuffixSource:
             past = PastOutputs(lease=lease)
             self._past, self._lease = past, lease
             lease.reclaim = self.close  # last: a thread that reclaims it must find the store
-        if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:
+        if (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:
             past.remember(file, vocabulary_size=setting.vocabulary_size)
         return past
 
@@ -89,10 +93,8 @@ class SuffixDrafter:
         *,
         ends: frozenset[int] = frozenset(),
         past: PastOutputs | None = None,
-        remember: bool = False,
     ) -> None:
         self._lease = lease
-        self._remember = remember
         finalize(self, lease.release)  # for a drafter that is dropped without being closed
         self._ends = ends
         self._text = ""
@@ -151,7 +153,7 @@ class SuffixDrafter:
     def _store_output(self) -> None:
         context, self._context = self._context, ()
         if self._past is not None:
-            self._past.add(context[self._prompt :], remember=self._remember)
+            self._past.add(context[self._prompt :])
 
 
 def _length(matched: int, limit: int) -> int:

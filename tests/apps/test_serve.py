@@ -315,9 +315,9 @@ def wait_for(condition: Any) -> None:
 
 
 def held(pair: Pair) -> dict[str, int]:
-    """Return the leased bytes by holder, without the store of past outputs, which grows with every answer."""
+    """Return the leased bytes by holder."""
     found: dict[str, int] = {}
-    for lease in [lease for lease in pair.budget.leases if lease.name != "past outputs"]:
+    for lease in pair.budget.leases:
         found[lease.name] = found.get(lease.name, 0) + lease.nbytes
     return found
 

@@ -140,7 +140,7 @@ def test_pressure_releases_past_answers_then_the_draft_model_and_texts_stay_the_
 ) -> None:
     caplog.set_level("INFO", "edgedecode.user_notices")
     prompts = "hello", "hello hello hello", "and again hello", "hello at last"
-    with pair.session() as session:
+    with pair.session(SessionOptions(remember=True)) as session:
         texts = [answer(session, prompts[0])]
         texts.append(answer(session, prompts[1], machine=machine))
         assert caplog.messages == [

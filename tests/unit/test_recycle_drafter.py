@@ -129,21 +129,30 @@ def test_recycle_draft_stops_at_an_end_token() -> None:
     assert made.propose([5], 8, NOISE).tokens == (6, 7)
 
 
-def test_recycle_sessions_share_one_table_that_the_source_leases_and_releases() -> None:
-    budget = Budget(VOCABULARY * BREADTH * 4)
+def test_recycle_sessions_have_tables_of_their_own_that_they_lease_and_release() -> None:
+    budget = Budget(2 * VOCABULARY * BREADTH * 4)
     source = RecycleSource()
     first, second = (source.open(draft_setting(VOCABULARY, budget=budget)) for _ in range(2))
     assert isinstance(first, RecycleDrafter)
-    assert budget.used_nbytes == first._table.followers.nbytes == VOCABULARY * BREADTH * 4
+    assert first.nbytes == second.nbytes == first._table.followers.nbytes == VOCABULARY * BREADTH * 4
     emit(first, [3], Draft())
-    assert second.propose([3], 1, NOISE).tokens == (4,)
+    assert first.propose([3], 1, NOISE).tokens == (4,)
+    assert second.propose([3], 1, NOISE).tokens == ()
     with pytest.raises(BudgetExceeded, match="recycled logits"):
         drafter(budget=budget)
     first.close()
     second.close()
-    assert budget.used_nbytes > 0
-    source.close()
     assert budget.used_nbytes == 0
+
+
+def test_recycle_forgets_a_conversation_that_another_one_follows() -> None:
+    made = drafter()
+    made.begin(context := [3])
+    emit(made, context, Draft())
+    made.begin([3, 9])
+    assert made.propose([3], 1, NOISE).tokens == (4,)
+    made.begin([5, 3])
+    assert made.propose([3], 1, NOISE).tokens == ()
 
 
 def test_recycle_searches_rarely_while_it_misses_and_recovers() -> None:

@@ -100,8 +100,8 @@ def test_output_file_reports_a_disk_that_refuses_writes_once(tmp_path: Path, cap
     file = OutputFile(tmp_path / "no folder" / "a")
     past = PastOutputs()
     past.remember(file, vocabulary_size=VOCABULARY)
-    past.add(OUTPUTS[0], remember=True)
-    past.add(OUTPUTS[1], remember=True)
+    past.add(OUTPUTS[0])
+    past.add(OUTPUTS[1])
     assert past.version == 2
     assert caplog.text.count("in memory only") == 1
 

@@ -1,9 +1,10 @@
-"""The suffix drafter, and the store of past outputs that sessions share."""
+"""The suffix drafter, and the store of past outputs that sessions with `remember` share."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -203,11 +204,31 @@ def test_past_outputs_keep_the_end_of_an_output_longer_than_the_store() -> None:
     assert len(past.automata[0]) <= 32
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the file of remembered outputs in a temporary folder."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False), (True, True)])
+def test_a_conversation_drafts_from_another_only_if_both_ask_for_it(*, first: bool, second: bool) -> None:
+    source = SuffixSource()
+    one, other = (source.open(draft_setting(10, remember=remember, capacity=100)) for remember in (first, second))
+    assert isinstance(one, SuffixDrafter)
+    answers(one, [1, 2], *ANSWER)
+    one.close()
+    other.begin([5, 20])
+    assert other.propose([5, 20, 21], 1, NOISE).tokens == ((22,) if first and second else ())
+    source.close()
+
+
+@pytest.mark.usefixtures("cache")
 def test_past_outputs_are_leased_as_they_grow_and_released_by_the_source() -> None:
     budget = Budget()
     source = SuffixSource()
-    first = source.open(draft_setting(10, budget=budget, capacity=100))
-    second = source.open(draft_setting(10, budget=budget, capacity=100))
+    first = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
+    second = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
     assert budget.used_nbytes == first.nbytes + second.nbytes
     assert isinstance(first, SuffixDrafter)
     answers(first, [1, 2], *ANSWER)
@@ -228,10 +249,11 @@ def test_past_outputs_when_full_lease_no_more_than_they_keep() -> None:
             assert lease.nbytes == STORED_NBYTES * sum(len(automaton) for automaton in past.automata)
 
 
+@pytest.mark.usefixtures("cache")
 def test_past_outputs_are_evicted_for_other_memory() -> None:
     budget = Budget(200_000)
     source = SuffixSource()
-    made = source.open(draft_setting(10, budget=budget, capacity=100))
+    made = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
     assert isinstance(made, SuffixDrafter)
     answers(made, [1, 2], *ANSWER)
     made.begin([5])
@@ -243,7 +265,7 @@ def test_past_outputs_are_evicted_for_other_memory() -> None:
         answers(made, [5, 20, 21, 22], *ANSWER)
         made.begin([5])
         assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
-    again = source.open(draft_setting(10, budget=budget, capacity=100))
+    again = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
     assert budget.used_nbytes == made.nbytes + again.nbytes
 
 
