@@ -44,6 +44,16 @@ class InputError(EdgeDecodeError, ValueError):
 class ContextExceeded(InputError):
     """The prompt does not fit the model's context."""
 
+    @classmethod
+    def of(cls, found: str, context: int, remedy: str) -> ContextExceeded:
+        """Return the error of a prompt of `found`, which leaves no room for an answer in a context of this length.
+
+        Clients retry with a shorter prompt if they find a sentence that they know: Anthropic's ("prompt is too long: …
+        tokens > … maximum"), or OpenAI's ("this model's maximum context length is … tokens").
+        """
+        limit = f"this model's maximum context length is {context} tokens"
+        return cls(f"prompt is too long: {found} > {context - 1} maximum ({limit}): {remedy}")
+
 
 class ManifestError(EdgeDecodeError):
     """A pack, or a file in it, is missing, damaged, invalid, or of a newer format."""

@@ -38,10 +38,8 @@ def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_to
         if not prompt.tokens:
             raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
         if len(prompt.tokens) + max_tokens >= model.card.context:
-            raise ContextExceeded(
-                f"the prompt {prompt.name!r} has {len(prompt.tokens)} tokens, which with {max_tokens} more "
-                f"exceed the model's context of {model.card.context}: leave it out, or lower -n"
-            )
+            found = f"{prompt.name!r} and {max_tokens} more, {len(prompt.tokens) + max_tokens} tokens"
+            raise ContextExceeded.of(found, model.card.context, "leave it out, or lower -n")
 
 
 def decode_all(

@@ -56,8 +56,8 @@ class TargetReading:
         """Raise ContextExceeded for a prompt that leaves no room for an answer in a context of this length."""
         if len(tokens) >= context:
             most = card.context
-            more = f", or raise --ctx-size (this model allows {most})" if most > self._state.capacity else ""
-            raise ContextExceeded(f"the prompt has {len(tokens)} tokens, the context holds {context}: shorten it{more}")
+            more = f", or raise --ctx-size (up to {most})" if most > self._state.capacity else ""
+            raise ContextExceeded.of(f"{len(tokens)} tokens", context, f"shorten it{more}")
 
     def begin(
         self,

@@ -60,9 +60,7 @@ class Encoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._capacity = capacity
-        self._remedy = "shorten it" + (
-            f", or raise --ctx-size (this model allows {longest})" if longest > capacity else ""
-        )
+        self._remedy = "shorten it" + (f", or raise --ctx-size (up to {longest})" if longest > capacity else "")
         self._budget, self._in_turn = budget, in_turn
         self._piece = _piece(tokenizer)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
@@ -105,18 +103,15 @@ class Encoder:
             normalized += _utf8_nbytes(self._tokenizer.normalized(piece))
             tokens += len(self._tokenizer.encode(piece))
             if tokens > OVERFLOW_FACTOR * self._capacity:
-                raise ContextExceeded(
-                    f"the prompt has more than {OVERFLOW_FACTOR * self._capacity} tokens, the context holds "
-                    f"{self._capacity}: {self._remedy}"
-                )
+                found = f"over {OVERFLOW_FACTOR * self._capacity} tokens"
+                raise ContextExceeded.of(found, self._capacity, self._remedy)
         return normalized, tokens
 
     def _check_length(self, size: int) -> None:
         if size > self._most_nbytes:
-            raise ContextExceeded(
-                f"the prompt has {size} bytes of text, a context of {self._capacity} tokens cannot hold more "
-                f"than {self._most_nbytes}: {self._remedy}"
-            )
+            fewest = -(-size // (4 * self._tokenizer.longest_token))  # `_most_nbytes` in tokens
+            found = f"{size} bytes of text, at least {fewest} tokens"
+            raise ContextExceeded.of(found, self._capacity, self._remedy)
 
     @contextmanager
     def _room(self, nbytes: int) -> Iterator[None]:

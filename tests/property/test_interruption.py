@@ -216,7 +216,7 @@ def test_stream_is_closed_by_other_calls(other: str) -> None:
     elif other == "reset":
         session.reset([Message("user", "a"), Message("assistant", "b")])
     else:
-        with pytest.raises(ValueError, match="the context holds"):
+        with pytest.raises(ValueError, match="prompt is too long"):
             session.stream("x" * 1000)
     assert list(stream) == []
     check_continues_like_a_fresh_session(session, "model", None)

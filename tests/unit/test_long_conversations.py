@@ -193,7 +193,7 @@ def test_session_drops_nothing_with_when_full_stop() -> None:
     assert done.finish_reason is FinishReason.LENGTH
     assert len(chat.tokens) == CONTEXT
     assert len(chat.messages) == 7
-    with pytest.raises(ContextExceeded, match="the context holds 400"):
+    with pytest.raises(ContextExceeded, match="context length is 400 tokens"):
         chat.generate("more")
 
 

@@ -147,9 +147,7 @@ def test_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
         assert done.finish_reason is FinishReason.LENGTH
         assert len(made.tokens) == made.context == 64
         before = made.messages
-        with pytest.raises(
-            ContextExceeded, match=r"the context holds 64: shorten it, or raise --ctx-size \(this model allows"
-        ):
+        with pytest.raises(ContextExceeded, match=r"length is 64 tokens\): shorten it, or raise --ctx-size \(up to"):
             made.generate("more")
         assert made.messages == before
         assert len(made.tokens) == 64
