@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.typed_json import JsonValue
 
+from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .schema_check import checked_schema
 
@@ -26,12 +29,17 @@ _FIXED_NBYTES, _TOKEN_NBYTES = 4 << 20, 1100
 _COMPILED_NBYTES, _CHARACTER_NBYTES = 1 << 20, 128
 _KEPT = 4
 """Compiled grammars that are kept."""
-_JSON = {
-    "whitespace_flexible": False,  # compact: small models fill flexible white space until the answer is cut off
+_JSON: dict[str, JsonValue] = {
     "json_allowed_escapes": '"\\\\bfnrt',  # not u, with which a key could repeat another in other letters
     "lenient": False,
     "coerce_one_of": False,
 }
+_SEPARATORS = b", ", b": "
+_USUAL: dict[str, JsonValue] = {**_JSON, "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON on one line, as most models write it: nearly all of it but the values is forced."""
+_OTHER: dict[str, JsonValue] = {**_JSON, "whitespace_pattern": " |\\n {0,24}|\\n\\t{0,8}"}
+"""Pretty-printed, compact and so on. There is at most one of these in a place: small models fill white space until the
+answer is cut off."""
 _LIMITS = {
     "initial_lexer_fuel": 200_000,  # 0.1 s and 20 MB for lists of words; the default is five times as much
     "max_grammar_size": 100_000,
@@ -50,7 +58,7 @@ class GrammarTokens:
 
     def __init__(self, tokenizer: Tokenizer, *, rows: int, ends: Collection[int]) -> None:
         self._engine, self._rows, self._ends = _engine(), rows, ends
-        self._kept: dict[Grammar, Untyped] = {}
+        self._kept: dict[Grammar, tuple[Untyped, ...]] = {}
         if not ends:
             raise InputError("structured output needs a pack with an end token")
         try:
@@ -60,9 +68,14 @@ class GrammarTokens:
 
     def constraint(self, grammar: Grammar) -> GuidanceConstraint:
         """Return what a grammar allows. Raises as `compile`."""
-        return GuidanceConstraint(self.compile(grammar).deep_copy(), rows=self._rows, ends=self._ends)
+        return self._constraint(self.compile(grammar))
 
-    def compile(self, grammar: Grammar) -> Untyped:
+    def _constraint(self, matchers: Sequence[Untyped]) -> GuidanceConstraint:
+        return GuidanceConstraint(
+            [each.deep_copy() for each in matchers], self._tokens, rows=self._rows, ends=self._ends
+        )
+
+    def compile(self, grammar: Grammar) -> tuple[Untyped, ...]:
         """Compile a grammar and try its first token, in up to half a second; keep the last few, which requests repeat.
 
         Other threads go on meanwhile. Raises InputError with the reason for a grammar that llguidance does not support,
@@ -76,42 +89,58 @@ class GrammarTokens:
                 self._kept.pop(next(iter(self._kept)), None)
         return kept
 
-    def _compiled(self, grammar: Grammar) -> Untyped:
+    def _compiled(self, grammar: Grammar) -> tuple[Untyped, ...]:
+        """Return a matcher of each spelling, the usual one first."""
         try:
-            source = self._source(grammar)
-            limits = self._engine.LLParserLimits(**_LIMITS)
+            matchers = tuple(self._matcher(grammar, source) for source in self._sources(grammar))
+            _try(self._constraint(matchers))
+        except CapabilityError as error:
+            raise _refused(grammar, str(error)) from None
+        return matchers
+
+    def _matcher(self, grammar: Grammar, source: str) -> Untyped:
+        limits = self._engine.LLParserLimits(**_LIMITS)
+        try:
             matcher = self._engine.LLMatcher(self._tokens, source, log_level=0, limits=limits)
-        except InputError:
-            raise
         except Exception as error:  # as above
             raise _refused(grammar, str(error)) from None
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
-        try:
-            _try(GuidanceConstraint(matcher.deep_copy(), rows=self._rows, ends=self._ends))
-        except CapabilityError as error:
-            raise _refused(grammar, str(error)) from None
         return matcher
 
-    def _source(self, grammar: Grammar) -> str:
-        """Return the grammar as llguidance writes it."""
+    def _sources(self, grammar: Grammar) -> Iterator[str]:
+        """Yield the grammar as llguidance writes it, for JSON once for each spelling."""
         matcher = self._engine.LLMatcher
-        if grammar.kind is not GrammarKind.SCHEMA:
-            maker = {GrammarKind.REGEX: matcher.grammar_from_regex, GrammarKind.LARK: matcher.grammar_from_lark}
-            source: str = maker[grammar.kind](grammar.text)
-            return source
-        schema = checked_schema(grammar.text)
-        if grammar.or_text or grammar.lines > 1:
-            rules = [
-                f"start: lines{' | TEXT' if grammar.or_text else ''}",
-                f'lines: json ("\\n" json)~0..{grammar.lines - 1}' if grammar.lines > 1 else "lines: json",
-                f"json: %json {json.dumps({**schema, 'x-guidance': _JSON})}",
-                *(["TEXT: /[^{](.|\\n)*/"] if grammar.or_text else []),
-            ]
-            source = matcher.grammar_from_lark("\n".join([*rules, ""]))
-        else:
-            source = matcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
-        return source
+        try:
+            if grammar.kind is GrammarKind.REGEX:
+                yield matcher.grammar_from_regex(grammar.text)
+            elif grammar.kind is GrammarKind.LARK:
+                yield matcher.grammar_from_lark(grammar.text)
+            else:
+                given = checked_schema(grammar.text)
+                schema = closed(given)
+                if '"oneOf"' in grammar.text:  # closed options exclude each other, and an answer may still fit two
+                    self._matcher(grammar, matcher.grammar_from_json_schema(json.dumps(given), overrides=_USUAL))
+                for spelling in _USUAL, _OTHER:
+                    if grammar.or_text or grammar.lines > 1:
+                        yield matcher.grammar_from_lark(_rules(grammar, {**schema, "x-guidance": spelling}))
+                    else:
+                        yield matcher.grammar_from_json_schema(json.dumps(schema), overrides=spelling)
+        except InputError:
+            raise
+        except Exception as error:  # as above
+            raise _refused(grammar, str(error)) from None
+
+
+def _rules(grammar: Grammar, schema: dict[str, JsonValue]) -> str:
+    """Return the rules, in Lark's syntax, of text or several lines."""
+    rules = [
+        f"start: lines{' | TEXT' if grammar.or_text else ''}",
+        f'lines: json ("\\n" json)~0..{grammar.lines - 1}' if grammar.lines > 1 else "lines: json",
+        f"json: %json {json.dumps(schema)}",
+        *(["TEXT: /[^{](.|\\n)*/"] if grammar.or_text else []),
+    ]
+    return "\n".join([*rules, ""])
 
 
 def _try(constraint: GuidanceConstraint) -> None:
@@ -133,32 +162,41 @@ def compiled_nbytes(grammar: Grammar) -> int:
 
 
 class GuidanceConstraint:
-    """Implements `Constraint` with one of llguidance's matchers, which is advanced as the round's tokens are drawn."""
+    """Implements `Constraint` with llguidance's matchers, which are advanced as the round's tokens are drawn.
 
-    def __init__(self, matcher: Untyped, *, rows: int, ends: Collection[int]) -> None:
-        self._matcher, self._rows, self._ends = matcher, rows, frozenset(ends)
+    matchers: one for each spelling of the same answers, the preferred one first. The answer's first separator decides:
+    the preferred one alone goes on if it allows it, since one spelling forces tokens that several leave open.
+    """
+
+    def __init__(self, matchers: Sequence[Untyped], tokens: Untyped, *, rows: int, ends: Collection[int]) -> None:
+        self._matchers, self._tokens, self._rows, self._ends = matchers, tokens, rows, frozenset(ends)
         self._mask = np.zeros(-(-rows // _BITS), np.int32)
-        self._path = 0
-        """Tokens of the running round that the matcher has consumed."""
+        self.begin()
 
     def begin(self) -> None:
         """Start a new answer."""
-        self._matcher.reset()
+        for matcher in self._matchers:
+            matcher.reset()
+        self._left = list(self._matchers)
+        """Those that allow the answer so far."""
+        self._text = b""
+        """The answer so far, while there are several."""
         self._path = 0
+        """Tokens of the running round that the matchers have consumed."""
 
     def forced(self) -> Sequence[int]:
-        if self._matcher.is_stopped():
-            self._check()
-            return ()
-        found: list[int] = self._matcher.compute_ff_tokens()
-        self._check()
+        return reduce(_common, [self._forced(matcher) for matcher in self._left])
+
+    def _forced(self, matcher: Untyped) -> list[int]:
+        found: list[int] = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+        _check(matcher)
         return found
 
     def allows(self, tokens: Sequence[int]) -> int:
-        if self._matcher.is_stopped():
-            return 0
-        count: int = self._matcher.validate_tokens(list(tokens))
-        return count
+        counts = [0 if each.is_stopped() else each.validate_tokens(list(tokens)) for each in self._left]
+        if len(counts) > 1 and _decides(self._text + self._tokens.decode_bytes(list(tokens[: counts[0]]))):
+            return int(counts[0])
+        return max(counts)
 
     def masked(self, row: FloatArray, path: Sequence[int]) -> FloatArray:
         self._consume(path[self._path :])
@@ -170,15 +208,18 @@ class GuidanceConstraint:
 
     def allowed(self) -> npt.NDArray[np.int64]:
         """Return the tokens that may come next. Raises CapabilityError if there are none."""
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return np.array(sorted(self._ends), np.int64)
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._check()
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._rows]
-        found = np.flatnonzero(bits)
+        found = reduce(np.union1d, [self._allowed(matcher) for matcher in self._left])
         if not len(found):
             raise CapabilityError("the grammar allows no further token of this model's vocabulary")
         return found
+
+    def _allowed(self, matcher: Untyped) -> npt.NDArray[np.int64]:
+        if matcher.is_stopped() and not matcher.is_error():
+            return np.array(sorted(self._ends), np.int64)
+        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        _check(matcher)
+        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._rows]
+        return np.flatnonzero(bits)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._consume(tokens[self._path :])
@@ -186,14 +227,39 @@ class GuidanceConstraint:
 
     def _consume(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if self._matcher.is_stopped():
-                return  # only an end token follows a complete answer
-            self._matcher.consume_token(token)
-            self._check()
+            if len(self._left) > 1:
+                self._choose(token)
+            for matcher in self._left:
+                if not matcher.is_stopped():  # only an end token follows a complete answer
+                    matcher.consume_token(token)
+                    _check(matcher)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise CapabilityError(f"the grammar's matcher failed: {_line(self._matcher.get_error())}")
+    def _choose(self, token: int) -> None:
+        """Leave the spellings that allow a token, and if it decides, the first of them."""
+        if token in self._ends:
+            return
+        self._left = [
+            each for each in self._left if not each.is_stopped() and each.validate_tokens([token])
+        ] or self._left[:1]
+        self._text += self._tokens.decode_bytes([token])
+        if _decides(self._text):
+            del self._left[1:]
+
+
+def _common(one: list[int], other: list[int]) -> list[int]:
+    """Return what two lists begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
+def _decides(text: bytes) -> bool:
+    """Return whether the beginning of an answer is text, or JSON up to a separator of the usual spelling."""
+    return text[:1] not in b"{[" or any(each in text for each in _SEPARATORS)
+
+
+def _check(matcher: Untyped) -> None:
+    if matcher.is_error():
+        raise CapabilityError(f"the grammar's matcher failed: {_line(matcher.get_error())}")
 
 
 def _engine() -> Untyped:

@@ -17,7 +17,7 @@ from edgedecode.typed_json import JsonValue
 
 from .grammar import is_text
 
-__all__ = ["DRAFTS", "checked_schema", "subschemas"]
+__all__ = ["DRAFTS", "checked_schema", "fits", "named", "subschemas"]
 
 _Schema = dict[str, JsonValue]
 
@@ -70,6 +70,15 @@ def checked_schema(text: str) -> _Schema:
     assert isinstance(whole, dict)
     _check(whole)  # its size
     return whole
+
+
+def fits(schema: _Schema) -> bool:
+    """Return whether a schema that was followed before is still small enough."""
+    try:
+        _check(schema)
+    except InputError:
+        return False
+    return True
 
 
 def _check(root: _Schema) -> None:
@@ -150,7 +159,7 @@ class _Options:
         reference = option.get("$ref") if isinstance(option, dict) and len(option) == 1 else None
         if not isinstance(reference, str) or reference in inside:
             return self.followed(option, inside)
-        found = _named(reference, self._root)
+        found = named(reference, self._root)
         if found is None:
             return option
         self._count += 1
@@ -159,7 +168,7 @@ class _Options:
         return self._option(found, (*inside, reference))
 
 
-def _named(reference: str, root: _Schema) -> _Schema | None:
+def named(reference: str, root: _Schema) -> _Schema | None:
     """Return the schema at a JSON pointer; None if there is none."""
     found: JsonValue = root if reference.startswith("#/") else None
     for part in reference[2:].split("/"):

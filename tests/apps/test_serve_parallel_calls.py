@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 HOT = SamplingOptions(temperature=100.0)
 """The bundled model makes one call and stops; at this temperature it makes any number."""
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
-CALLS = [Call("now", "{}"), Call("weather", '{"city":"Oslo","days":3}')]
+CALLS = [Call("now", "{}"), Call("weather", '{"city": "Oslo", "days": 3}')]
 
 
 @pytest.fixture(scope="module")

@@ -156,10 +156,15 @@ def test_a_session_answers_a_tools_message(server: Running) -> None:
 def test_a_call_is_read_back_as_it_was_written() -> None:
     tools = read_tools(TOOLS, None)
     assert isinstance(tools, Tools)
-    for text in ('{"name":"weather","arguments":{"city":"Oslo","days":3}}', '{"name":"now","arguments":{}}'):
+    for text in (
+        '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}',
+        '{"name": "now", "arguments": {}}',
+    ):
         (call,) = tools.calls(text)
         assert call_text(call) == text
-    assert tools.calls('{"name": "now", "arguments": {"a": 1}}') == (Call("now", '{"a": 1}'),)
+    for spelled in ('{"name":"now","arguments":{"a":1}}', '{\n  "name": "now",\n  "arguments": {\n    "a": 1\n  }\n}'):
+        (call,) = tools.calls(spelled)
+        assert (call, call_text(call)) == (Call("now", '{"a": 1}'), '{"name": "now", "arguments": {"a": 1}}')
     for other in ("", "{", '{"name": 3}', "now()", '{"name":"now","arguments":{}', "[1]"):
         assert tools.calls(other) == ()
 

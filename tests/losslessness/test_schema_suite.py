@@ -164,9 +164,10 @@ def test_the_suites_invalid_instances_are_not_accepted(onnx: Pair) -> None:
 
 
 def texts(data: Any) -> Iterator[str]:
-    """Yield an instance as compact JSON, an object with its keys in up to 24 orders."""
+    """Yield an instance as JSON on one line and compact, an object with its keys in up to 24 orders."""
     orders = [dict(each) for each in islice(permutations(data.items()), 24)] if isinstance(data, dict) else [data]
     for each in orders:
+        yield json.dumps(each, ensure_ascii=False)
         yield json.dumps(each, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """Functions that a request offers to the model, and the calls that an answer makes.
 
-A call is one line with a JSON object, `{"name": …, "arguments": …}`, which a grammar holds to the function's schema, so
-it works with any pack. The functions are described in the system message.
+A call is a JSON object, `{"name": …, "arguments": …}`, which a grammar holds to the function's schema, so it works with
+any pack. The functions are described in the system message.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from edgedecode import InputError, Message
-from edgedecode.structured.grammar import Grammar
-from edgedecode.structured.schema_check import DRAFTS, subschemas
+from edgedecode.structured.grammar import Grammar, is_text
+from edgedecode.structured.schema_check import DRAFTS
 from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "read_tools"]
@@ -26,9 +25,7 @@ __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
 _FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
-_JOINING = {"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "patternProperties"}
-_OPTIONS = {"anyOf", "oneOf", "$ref"}
-"""Keywords with which an object is described in several places, and those that do so beside `properties`."""
+_DECODER = json.JSONDecoder()
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -99,33 +96,37 @@ class Tools:
 
     def calls(self, answer: str) -> tuple[Call, ...]:
         """Return the calls that a complete answer makes; none if it is text, or was cut off."""
-        found = [_call(line) for line in (answer.split("\n") if self.several else [answer])]
-        calls = tuple(each for each in found if each is not None)
-        return calls if len(calls) == len(found) else ()
+        found: list[Call] = []
+        rest = answer
+        while rest.startswith("{") and (self.several or not found):
+            try:
+                value, end = _DECODER.raw_decode(rest)
+                found.append(_call(value, rest[:end]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return ()
+            rest = rest[end + 1 :] if rest.startswith("\n{", end) else rest[end:]
+        return () if rest else tuple(found)
 
 
-def _call(line: str) -> Call | None:
-    """Return the call that a line is; None if it is not one, or not complete."""
-    if not line.startswith("{"):
-        return None
-    try:
-        value = json.loads(line)
-        name = str(value["name"])
-        start = f'{{"name":{json.dumps(name)},"arguments":'
-        plain = line.startswith(start) and line.endswith("}")
-        arguments = line[len(start) : -1] if plain else json.dumps(value["arguments"], ensure_ascii=False)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return Call(name, arguments)
+def _call(value: dict[str, JsonValue], text: str) -> Call:
+    """Return the call that a value is, which the model wrote as `text`. Raises KeyError."""
+    name, arguments = str(value["name"]), value["arguments"]
+    start = f'{{"name": {json.dumps(name)}, "arguments": '
+    return Call(name, text[len(start) : -1] if text.startswith(start) else _spelled(arguments))
 
 
 def call_text(call: Call) -> str:
-    """Return the text of a call in an earlier message, as the model wrote it. Raises InputError."""
+    """Return the text of a call in an earlier message, as models spell it. Raises InputError."""
     try:
-        json.loads(call.arguments)
+        return _spelled({"name": call.name, "arguments": json.loads(call.arguments)})
     except (ValueError, RecursionError):
         raise InputError(f"the arguments of the call of {call.name[:64]!r} are not JSON") from None
-    return f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments}}}'
+
+
+def _spelled(value: JsonValue) -> str:
+    """Return JSON as models spell it: on one line, with a space after each colon and comma, and letters as they are."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_text(text) else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,28 +197,11 @@ def _function(tool: ToolBody, number: int) -> Function:
         raise InputError(f"tools[{number}] is no function: this server offers functions only")
     if not _NAME.fullmatch(found.name):
         raise InputError(f"tools[{number}] has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
-    parameters = found.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-    return Function(found.name, found.description or "", _closed(parameters))
-
-
-def _closed(parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return a function's schema without what names it, and with no properties but those that it lists.
-
-    A small model would add others until its answer is cut off. Objects that say what further properties may be are
-    left alone, and whole schemas that put objects together of several: each would exclude the others' properties.
-    """
-    schema = deepcopy(parameters)
-    if isinstance(draft := schema.get("$schema"), str) and DRAFTS.fullmatch(draft):
-        del schema["$schema"]  # the schema becomes a part of another, where these two are not allowed
-    schema.pop("$id", None)
-    every = [each for each, _ in subschemas(schema)]
-    if any(each.keys() & _JOINING or ("properties" in each and each.keys() & _OPTIONS) for each in every):
-        return schema
-    for each in every:
-        listed, required = each.get("properties"), each.get("required") or []
-        if isinstance(listed, dict) and isinstance(required, list) and all(name in listed for name in required):
-            each.setdefault("additionalProperties", False)
-    return schema
+    parameters = dict(found.parameters or {"type": "object", "properties": {}})
+    if isinstance(draft := parameters.get("$schema"), str) and DRAFTS.fullmatch(draft):
+        del parameters["$schema"]  # the schema becomes a part of another, where this and $id are not allowed
+    parameters.pop("$id", None)
+    return Function(found.name, found.description or "", parameters)
 
 
 def _moved(schema: JsonValue, number: int) -> JsonValue:
