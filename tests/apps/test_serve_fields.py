@@ -23,7 +23,6 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.requests.asked import read_chat
-from edgedecode.apps.serve.requests.tools import read_tools
 from edgedecode.apps.serve.rounds import Piece
 from tests.apps.test_serve import STORY, Running, asked
 
@@ -188,26 +187,7 @@ def test_the_documented_function_is_called(more: dict[str, Any], server: Running
     status, reply = server.post(body)
     assert (status, reply["choices"][0]["finish_reason"]) == (200, "tool_calls"), reply
     (call,) = reply["choices"][0]["message"]["tool_calls"]
-    assert {*json.loads(call["function"]["arguments"])} == {"city", "day"}
-
-
-def test_objects_of_a_function_are_closed_where_that_excludes_nothing() -> None:
-    def closed(schema: dict[str, Any]) -> dict[str, Any]:
-        found = read_tools([tool(schema)], None)
-        assert found is not None
-        return found.functions[0].parameters
-
-    inner = {"properties": {"properties": {"type": "object", "properties": {"a": True}}}}
-    end = {"additionalProperties": False}
-    assert closed(inner) == {"properties": {"properties": {"type": "object", "properties": {"a": True}} | end}} | end
-    for same in (
-        {"properties": {"a": True}, "additionalProperties": {"type": "string"}},
-        {"allOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]},
-        {"properties": {"a": True}, "oneOf": [{"properties": {"b": True}}]},
-        {"properties": {"a": True}, "required": ["b"]},
-        {"type": "object"},
-    ):
-        assert closed(same) == same
+    assert json.loads(call["function"]["arguments"]) == {"city": "Athens", "day": "Monday"}
 
 
 def test_unique_items_false_means_nothing() -> None:
