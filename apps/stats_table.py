@@ -42,7 +42,7 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
 
 
 def drafts_line(stats: Stats) -> str:
-    """Return which drafters were used, how many rounds had no draft and why, and the estimated speed-up."""
+    """Return which drafters were used, how many rounds had no draft and why, and the speed-up if it was measured."""
     parts = [
         f"{name} {count.rounds}x ({count.accepted} of {count.proposed} tokens accepted{_cut_short(count)})"
         for name, count in sorted(stats.drafters.items(), key=lambda item: -item[1].rounds)
@@ -51,8 +51,8 @@ def drafts_line(stats: Stats) -> str:
         reasons = ", ".join(f"{why} {rounds}" for why, rounds in stats.plain_rounds.items())
         rounds = max(plain, stats.rounds - 1)  # the prompt's own pass has no draft, unless the draft model began
         parts.append(f"no draft in {plain} of {rounds} rounds ({reasons})")
-    if stats.proposed and stats.speed_up is not None:
-        parts.append(f"estimated speed-up {stats.speed_up:.2f}x (`edgedecode bench` measures it)")
+    if stats.speed_up is not None:
+        parts.append(f"{stats.speed_up:.2f} times the speed of this answer's rounds without drafts")
     return "drafts: " + ("; ".join(parts) or "none yet")
 
 

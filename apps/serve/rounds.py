@@ -13,8 +13,6 @@ from edgedecode.decoding.stats import Stats
 
 __all__ = ["Piece", "RoundLog"]
 
-_LEAST_MEASURED = 5
-"""Rounds without a draft that a measured speed of plain decoding needs."""
 _PERIOD = 0.05
 """Seconds between two sets of statistics of one answer: they are read by people, and cost more than a token."""
 
@@ -37,10 +35,6 @@ class RoundLog:
         """Rounds by drafter, and rounds without a draft by reason, as of the last chunk."""
         self._plain: dict[str, int] = {}
         self._shown = -_PERIOD
-        self._seconds, self._unverified = 0.0, 0
-        """Time without drafting, and unverified tokens, as of the last round."""
-        self._plain_rounds, self._plain_seconds = 0, 0.0
-        """Rounds whose pass had one token, and their time, in this answer's own conditions."""
 
     def report(self, chunk: Chunk) -> dict[str, object]:
         """Return the chunk's source and tokens, its round if it begins one, and the statistics now and then."""
@@ -59,7 +53,7 @@ class RoundLog:
         now = self._clock()
         if chunk.finish_reason is not None or now >= self._shown + _PERIOD:
             self._shown = now
-            found["stats"] = self._figures()
+            found["stats"] = _shown(self._stats)
         return found
 
     def _round(self) -> dict[str, object]:
@@ -74,25 +68,9 @@ class RoundLog:
             "accepted": stats.accepted - self._accepted,
             "reason": reason,
         }
-        seconds = stats.time.total - stats.time.draft
-        one = self._rounds and stats.rounds == self._rounds + 1 and not found["proposed"]
-        if one and stats.unverified_tokens == self._unverified:  # else the pass had the draft model's tokens too
-            self._plain_rounds += 1
-            self._plain_seconds += seconds - self._seconds
-        self._seconds, self._unverified = seconds, stats.unverified_tokens
         self._drafted, self._plain = drafted, dict(stats.plain_rounds)
         self._rounds, self._proposed, self._accepted = stats.rounds, stats.proposed, stats.accepted
         return found
-
-    def _figures(self) -> dict[str, object]:
-        """Return the statistics of the answer so far, with the speed of plain decoding.
-
-        It is measured in this answer's rounds without a draft, if there are enough, else by the scheduler's costs.
-        """
-        measured = self._plain_rounds >= _LEAST_MEASURED
-        plain = self._plain_seconds / self._plain_rounds if measured else self._stats.plain_seconds
-        speed = round(1 / plain, 2) if plain else None
-        return {**_shown(self._stats), "plain_tokens_per_second": speed, "plain_is_measured": measured}
 
 
 def _shown(stats: Stats) -> dict[str, object]:
@@ -100,6 +78,6 @@ def _shown(stats: Stats) -> dict[str, object]:
     names = (
         *("mode", "seed", "rounds", "proposed", "accepted", "verified_tokens", "unverified_tokens", "target_share"),
         *("switches", "handed_over_at", "acceptance_length", "drafters", "plain_rounds", "prompt_tokens"),
-        *("cached_tokens", "time_to_first_token", "tokens_per_second", "time_seconds"),
+        *("cached_tokens", "time_to_first_token", "tokens_per_second", "plain_tokens_per_second", "time_seconds"),
     )
     return {name: every[name] for name in names}

@@ -14,6 +14,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.sampler import Noise
 
 from .beside import Beside, BesideThread, Stop
+from .constraint import Constraint, allowed_draft
 from .counterfactual import OpenOffers, would_have
 from .drafter import Branching, Closable, Drafter, DraftsAhead, HeadDrafter, head_groups
 from .drafts import EMPTY_DRAFT, Draft
@@ -91,6 +92,8 @@ class Drafting:
         self._draft_seconds = 0.0
         self._learning_seconds = 0.0
         """Time the policy took to learn from the previous round."""
+        self._returned = 0
+        """Tokens of the running round's draft before a constraint cut it."""
         self._limit = 0
         """Most tokens of the running round's draft."""
         self._known_rates: dict[str, RankRates] = {}
@@ -129,11 +132,14 @@ class Drafting:
             self._asked, self._read, self._draft_seconds = NO_DRAFTER, 0, 0.0
         return False
 
-    def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
-        """Return the next round's draft of at most `room` tokens. Raises InputError if a drafter returns more."""
+    def propose(self, tokens: Sequence[int], *, room: int, constraint: Constraint | None = None) -> Draft:
+        """Return the next round's draft of at most `room` tokens, as far as the constraint allows it.
+
+        Raises InputError if a drafter returns more.
+        """
         self._end_rest()
         self._tokens = tokens
-        self._read, self._draft_seconds, self._beside = 0, 0.0, None
+        self._read, self._draft_seconds, self._beside, self._returned = 0, 0.0, None, 0
         self._asked = ASKED
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
@@ -154,7 +160,13 @@ class Drafting:
             self._asked = name
         if not len(draft):
             self.plan = replace(self.plan, reason=f"no proposal from {name}")
-        return self._checked(draft, name, length)
+        draft = self._checked(draft, name, length)
+        self._returned = len(draft)
+        if constraint is not None and len(draft):
+            draft = allowed_draft(constraint, draft)
+            if not len(draft):
+                self.plan = replace(self.plan, reason="the grammar allows no draft")
+        return draft
 
     def beside(self, tokens: Sequence[int], draft: Draft) -> AbstractContextManager[object]:
         """Return a context for the target's pass over this draft: the drafter drafts on in it if the plan says so."""
@@ -200,7 +212,8 @@ class Drafting:
             ready=verdict.draft.ready,
             ahead=beside is not None,
             late_seconds=late,
-            stopped=plan.floor > 0 and drafted < self._limit and verdict.outcome is not Outcome.ENDED,
+            cut=self._returned - drafted,
+            stopped=plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
         )
         if self._rested:
             self._rest = cost

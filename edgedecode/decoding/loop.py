@@ -13,7 +13,7 @@ from time import perf_counter
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
-from .constraint import Constraint, allowed_draft, forced_draft
+from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
@@ -149,9 +149,7 @@ def decode(
         forced = len(draft) if constraint is not None else 0
         asked = drafting if drafting is not None and drafts and drafting.asks() else None
         if asked is not None:
-            draft = asked.propose(tokens, room=left)
-            if constraint is not None:
-                draft = allowed_draft(constraint, draft)
+            draft = asked.propose(tokens, room=left, constraint=constraint)
             proposed = clock()
 
         # Score: one pass over the pending tokens and the draft after them.
@@ -190,10 +188,13 @@ def decode(
             stats.prefill_seconds += kept - started
             stats.time_to_first_token = stats.time_to_first_token or kept - started
         else:
-            stats.time.draft += proposed - now + observed - kept
-            stats.time.verify += scored - proposed
-            stats.time.sample += verified - scored
-            stats.time.host += kept - verified
+            stats.spend(
+                draft=proposed - now + observed - kept,
+                verify=scored - proposed,
+                sample=verified - scored,
+                host=kept - verified,
+                plain=unread == 1 and not len(draft),
+            )
             counts = (switching is None or asked is not None) and not forced
             if drafting is not None and drafting.timed and counts:
                 drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)

@@ -21,6 +21,7 @@ __all__ = [
     "RoundCost",
     "Score",
     "Signals",
+    "is_structured",
     "kind_of",
 ]
 
@@ -69,6 +70,8 @@ class RoundCost:
     match: int = 0
     levels: int = 0
     """Levels of a tree that a drafter's model grew, one pass each; 0: it drafted one token per pass."""
+    cut: int = 0
+    """Drafted tokens that the target did not verify, because a grammar refuses them; the first would be wrong."""
     stopped: bool = False
     """The drafter's model ended the draft before its limit, because it was not sure enough of the next token."""
 
@@ -84,7 +87,7 @@ class RoundCost:
     @property
     def steps(self) -> int:
         """Timed passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
-        return max(0 if self.ready else 1, (self.levels or self.drafted + self.stopped) - self.ready)
+        return max(0 if self.ready else 1, (self.levels or self.drafted + self.cut + self.stopped) - self.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,11 @@ class Policy(Protocol):
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a finished round, and from proposals, used or not, whose outcome is known by now."""
         ...
+
+
+def is_structured(kind: str) -> bool:
+    """Return whether a grammar restricts the answers of this kind."""
+    return kind.endswith("{}")
 
 
 def kind_of(adapter: AdapterUse | None, *, structured: bool) -> str:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from statistics import median
 
 from .drafts import TARGET, WRITER
 from .verify import Outcome, Verdict
 
-__all__ = ["DrafterCount", "FinishReason", "Stats", "TimeSplit"]
+__all__ = ["LEAST_MEASURED", "DrafterCount", "FinishReason", "Stats", "TimeSplit"]
+
+
+LEAST_MEASURED = 5
+"""Plain rounds, and drafted ones, that an answer needs for a measured speed-up: a single interrupted round, or the
+first ones with cold caches, must not decide the median."""
 
 
 class FinishReason(StrEnum):
@@ -106,8 +112,10 @@ class Stats:
     """Tokens that came together first, in `prefill_seconds`."""
     _writer: str = field(default="", repr=False)
     """Source of the last tokens: `TARGET` or the draft's source."""
-    plain_seconds: float | None = None
-    """Estimated time per token of plain decoding, from this device's measured costs."""
+    _plain_times: list[float] = field(default_factory=list, repr=False)
+    """Seconds of each round whose pass had one row, without asking drafters."""
+    _was_plain: bool = field(default=False, repr=False)
+    """Whether the last round was one of these."""
 
     def count_unverified(self, verdict: Verdict, *, seconds: float, first: bool) -> None:
         """Add tokens that the draft model wrote. seconds: the time it took. first: they begin the answer."""
@@ -120,6 +128,23 @@ class Stats:
             self.time_to_first_token = self.time_to_first_token or seconds
         else:
             self.time.draft += seconds
+
+    def spend(self, *, draft: float, verify: float, sample: float, host: float, plain: bool) -> None:
+        """Add a round's seconds. plain: its pass had one row, as in plain decoding."""
+        time = self.time
+        time.draft += draft
+        time.verify += verify
+        time.sample += sample
+        self._was_plain = plain
+        if plain:
+            self._plain_times.append(verify + sample)
+        self.spend_host(host)
+
+    def spend_host(self, seconds: float) -> None:
+        """Add host overhead of the last round."""
+        self.time.host += seconds
+        if self._was_plain:
+            self._plain_times[-1] += seconds
 
     def discard(self, verdict: Verdict, tokens: int) -> None:
         """Subtract this number of a verdict's last tokens, which are not part of the answer."""
@@ -179,14 +204,18 @@ class Stats:
         return self._later_tokens / self.time.total if self.time.total else 0.0
 
     @property
-    def speed_up(self) -> float | None:
-        """Estimated speed-up over plain decoding after the first token; None: the cost model has no data.
-
-        `edgedecode bench` measures it.
-        """
-        if self.plain_seconds is None or not self.time.total or not self._later_tokens:
+    def plain_tokens_per_second(self) -> float | None:
+        """Speed of this answer's own rounds without drafts; None: too few of these, or of those with drafts."""
+        drafted = sum(count.rounds for count in self.drafters.values())
+        if min(len(self._plain_times), drafted) < LEAST_MEASURED:
             return None
-        return self._later_tokens * self.plain_seconds / self.time.total
+        return 1 / max(median(self._plain_times), 1e-9)
+
+    @property
+    def speed_up(self) -> float | None:
+        """Speed-up after the first token over this answer's own plain rounds; None: not measured."""
+        plain = self.plain_tokens_per_second
+        return None if plain is None or not self.tokens_per_second else self.tokens_per_second / plain
 
     @property
     def _later_tokens(self) -> int:
@@ -204,9 +233,10 @@ class Stats:
         rates = {
             "target_share": self.target_share,
             "acceptance_length": self.acceptance_length,
-            "speed_up_estimate": self.speed_up,
+            "speed_up": self.speed_up,
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "tokens_per_second": self.tokens_per_second,
+            "plain_tokens_per_second": self.plain_tokens_per_second,
         }
         return {name: _rounded(value) for name, value in (fields | rates).items()}
 

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgedecode.decoding.policy import ASKED, MAX_DRAFT, NO_DRAFTER, NO_SPEED_UP, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.policy import (
+    ASKED,
+    MAX_DRAFT,
+    NO_DRAFTER,
+    NO_SPEED_UP,
+    Offer,
+    Plan,
+    RoundCost,
+    Score,
+    Signals,
+    is_structured,
+)
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
@@ -106,6 +117,8 @@ class Scheduler:
         self._unmeasured = 0
         """Rounds since the last baseline pass."""
         self._slowdown = Slowdown()
+        self._overlaps = self.options.separate
+        """Whether drafting may overlap verification in this answer."""
 
     def begin(self, kind: str = "") -> int:
         """Start an answer. Return how many rounds to rest first.
@@ -115,6 +128,7 @@ class Scheduler:
         self.acceptance.begin(kind)
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
+        self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
         return min(MOST_REST, self.ledger.empty_rounds // 2)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
@@ -130,9 +144,10 @@ class Scheduler:
         if cost.drafter in self.models and not cost.levels:  # a tree's nodes are not positions
             # If low confidence ended the draft, one more token counts as rejected: expected lengths must not exceed
             # those that the model's confidence allows.
-            self.acceptance.add(Score(cost.drafter, cost.drafted + cost.stopped, cost.accepted))
-            if cost.stopped or cost.accepted < cost.drafted:
-                self.acceptance.ended(cost.drafter, stopped=cost.accepted == cost.drafted)
+            returned = cost.drafted + cost.cut
+            self.acceptance.add(Score(cost.drafter, returned + cost.stopped, cost.accepted))
+            if cost.stopped or cost.accepted < returned:
+                self.acceptance.ended(cost.drafter, stopped=cost.accepted == returned)
         self.acceptance.passed(emitted)
         self._slowdown.observe(cost, self.costs.table(self._context))
         self.costs.observe(cost, context_tokens=self._context)
@@ -230,7 +245,7 @@ class Scheduler:
     def _overlapping(self, name: str, room: int, *, host: float) -> OverlapPlan | None:
         """Return the best plan that overlaps verification; None: it is not faster, or not known to be."""
         timed, table = self.costs.drafts.get(name), self.costs.table(self._context)
-        if not self.options.separate or timed is None or timed.step.value is None or timed.step.few:
+        if not self._overlaps or timed is None or timed.step.value is None or timed.step.few:
             return None
         devices = TwoDevices(lambda rows: table.c(rows) + host, timed.step.value, slowdown=self._slowdown())
         return chain_overlap(devices, [*self.acceptance.curve(name, room + 1, hope=-CAUTION)])

@@ -327,7 +327,6 @@ class Session:
         target, span = self._shared.target, self._reading.span
         with self._drafts.answering(stats, span.use, self._reading.prompt) as drafting:
             stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
-            stats.plain_seconds = self._shared.experience.costs.step_seconds(len(tokens))
             setting = DecodeSetting(
                 adapter=span.use,
                 adapter_from=span.start,
@@ -347,7 +346,8 @@ class Session:
                 surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
                 del tokens[len(tokens) - surplus :]
                 stats.discard(verdict, surplus)
-                stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
+                if stats.rounds > 1:
+                    stats.spend_host(perf_counter() - started)
                 yield from chunks
                 self._shared.mind_memory()
                 if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
@@ -358,7 +358,6 @@ class Session:
         """Return the last chunk: the text held back, and why the answer ended."""
         stats, rest = self.stats, reply.rest()
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
-        stats.plain_seconds = self._shared.experience.costs.step_seconds(len(self._transcript.tokens))
         stopped = ended or reply.stops.matched is not None
         stats.context_full = not stopped and len(self._transcript.tokens) >= self.context
         return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)

@@ -1,4 +1,4 @@
-"""The statistics line and table name the drafters, the reasons for plain rounds, and the estimate as such."""
+"""The statistics line and table name the drafters, the reasons for plain rounds, and a speed-up that was measured."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ from edgedecode.decoding.stats import DrafterCount, TimeSplit
 from edgedecode.testing import toy_pair
 
 
-def scheduled() -> Stats:
-    return Stats(
+def scheduled(*, plain: int = 6) -> Stats:
+    """Return statistics with rounds of 10 ms, the first of them interrupted; `plain` of them had no draft."""
+    stats = Stats(
         mode="scheduled",
         rounds=11,
         proposed=9,
         accepted=6,
         verified_tokens=17,
-        drafters={"suffix": DrafterCount(1, 4, 4), "model": DrafterCount(3, 5, 2)},
+        drafters={"suffix": DrafterCount(2, 4, 4), "model": DrafterCount(3, 5, 2)},
         plain_rounds={"no speed-up expected": 5, "measuring": 1},
-        plain_seconds=0.01,
-        time=TimeSplit(verify=0.1),
     )
+    for index in range(plain):
+        stats.spend(draft=0.001, verify=0.5 if index == 0 else 0.006, sample=0.001, host=0.002, plain=True)
+        stats.spend_host(0.001)
+    stats.time = TimeSplit(verify=0.1)
+    return stats
 
 
-def test_drafts_line_names_drafters_plain_rounds_and_the_estimate() -> None:
+def test_drafts_line_names_drafters_plain_rounds_and_the_measured_speed_up() -> None:
     assert drafts_line(scheduled()) == (
-        "drafts: model 3x (2 of 5 tokens accepted); suffix 1x (4 of 4 tokens accepted); "
+        "drafts: model 3x (2 of 5 tokens accepted); suffix 2x (4 of 4 tokens accepted); "
         "no draft in 6 of 10 rounds (no speed-up expected 5, measuring 1); "
-        "estimated speed-up 1.60x (`edgedecode bench` measures it)"
+        "1.60 times the speed of this answer's rounds without drafts"
     )
 
 
-def test_drafts_line_without_drafts_has_no_estimate() -> None:
-    assert "estimated" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"no speed-up expected": 3}))
+def test_drafts_line_has_no_speed_up_that_the_answer_did_not_measure() -> None:
+    assert "times the speed" not in drafts_line(scheduled(plain=4))
+    few = scheduled()
+    few.drafters = {"model": DrafterCount(4, 5, 2)}
+    assert few.speed_up is few.as_dict()["speed_up"] is None
+    assert "times the speed" not in drafts_line(
+        Stats(mode="scheduled", rounds=4, plain_rounds={"no speed-up expected": 3})
+    )
     assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
     assert "no drafts" in stats_line(Stats(), finish_reason=FinishReason.STOP)
 

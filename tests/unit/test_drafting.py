@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -15,6 +16,8 @@ from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.schedule.cost import CostModel
+from edgedecode.schedule.scheduler import Scheduler
 from tests.toys import GREEDY, CallDrafter
 
 
@@ -232,3 +235,45 @@ def test_close_closes_every_part_although_others_fail(monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="failed"):
         drafts.close()
     assert sorted(closed) == ["first", "observe", "policy", "second"]
+
+
+class Allows:
+    """A constraint that allows the first `count` tokens of any draft."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        return min(self.count, len(tokens))
+
+    def masked(self, row: FloatArray, path: Sequence[int]) -> FloatArray:
+        return row
+
+    def extend(self, tokens: Sequence[int]) -> None: ...
+
+
+@pytest.mark.parametrize(("kept", "accepted"), [(2, 2), (2, 1), (0, 0)])
+def test_drafting_charges_a_draft_that_a_grammar_cut_for_the_steps_that_ran(kept: int, accepted: int) -> None:
+    policy = Scripted(Plan(8, "slow", floor=0.25))
+    ticks = iter((10.0, 11.2, 12.0, 12.0))
+    drafts = drafting(policy, slow(*range(1, 9)), clock=lambda: next(ticks))
+    draft = drafts.propose([1, 2], room=10, constraint=Allows(kept))
+    assert draft.tokens == tuple(range(1, 1 + kept))
+    assert (drafts.plan.reason == "the grammar allows no draft") == (kept == 0)
+    drafts.spent(verdict(draft, *range(1, 2 + accepted)), pass_seconds=0.5, host_seconds=1.3)
+    (cost,) = policy.costs
+    assert (cost.drafted, cost.cut, cost.steps, cost.stopped) == (kept, 8 - kept, 8, False)
+    learnt = CostModel()
+    for _ in range(3):
+        learnt.observe(RoundCost(1, 1.0), context_tokens=8)
+    learnt.observe(replace(cost, read=1), context_tokens=8)
+    assert learnt.drafts["slow"].step.value == pytest.approx(0.15)
+    judged = Scheduler(models=["slow"])
+    judged.observe(cost)
+    counts = judged.experience.history.tables["slow", 0]
+    counts.settle()
+    assert [sum(counts.tried), sum(counts.accepted)] == pytest.approx([accepted + 1, accepted]), "the next was wrong"
+    assert judged.acceptance.stops("slow") == 0

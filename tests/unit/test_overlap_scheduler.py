@@ -9,6 +9,7 @@ from statistics import mean
 import pytest
 
 from edgedecode.decoding.policy import Plan
+from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from tests.virtual import Accepts, Machine, Simulation, simulate
 
@@ -69,3 +70,24 @@ def test_scheduler_gives_overlap_up_where_it_slows_the_target() -> None:
     speed_up, share = gain(0.9, machine(0.2, contention=0.6))
     assert share < 0.1
     assert speed_up > 0.97
+
+
+def test_answers_under_a_grammar_are_not_planned_to_overlap() -> None:
+    """A grammar may cut a draft, so the loop never overlaps it: its gain must not be expected."""
+    known = Experience()
+    options = SchedulerOptions(separate=True)
+    texts = [(some(0.9, seed), seed) for seed in SEEDS]
+    for kind, overlaps in (("", True), ("{}", False)):
+        found = [
+            simulate(
+                Scheduler(models=["model"], experience=known, options=options),
+                tokens=TOKENS,
+                machine=machine(0.2),
+                model=text,
+                seed=seed,
+                kind=kind,
+            )
+            for text, seed in texts
+        ]
+        assert any(overlapped(each) for each in found) is overlaps
+        assert all(each.used("model") for each in found)

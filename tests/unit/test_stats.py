@@ -16,7 +16,10 @@ from edgedecode.sampling.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 
-RATES = {"target_share", "acceptance_length", "speed_up_estimate", "prefill_tokens_per_second", "tokens_per_second"}
+RATES = {
+    *("target_share", "acceptance_length", "speed_up", "prefill_tokens_per_second", "tokens_per_second"),
+    "plain_tokens_per_second",
+}
 
 
 def verdict(draft: Draft, *, path: tuple[int, ...], added: int, outcome: Outcome) -> Verdict:

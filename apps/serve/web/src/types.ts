@@ -56,7 +56,6 @@ export interface Stats {
   time_to_first_token: number;
   tokens_per_second: number;
   plain_tokens_per_second: number | null;
-  plain_is_measured: boolean;
   time_seconds: Record<"draft" | "verify" | "sample" | "host", number>;
 }
 
