@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.errors import InputError
 
-__all__ = ["MOST_TOP_LOGPROBS", "TokenLogprob", "token_logprob"]
+__all__ = ["MOST_TOP_LOGPROBS", "TokenLogprob", "check_top_logprobs", "token_logprob"]
 
 MOST_TOP_LOGPROBS = 20
 """Most alternatives per token, as in OpenAI's API."""
@@ -36,6 +37,12 @@ def token_logprob(row: FloatArray, token: int, leading: IntArray) -> TokenLogpro
     normalizer = _log_sum_exp(row)
     top = sorted(((int(id), float(row[id]) - normalizer) for id in leading), key=lambda each: (-each[1], each[0]))
     return TokenLogprob(token, float(row[token]) - normalizer, tuple(top))
+
+
+def check_top_logprobs(count: int) -> None:
+    """Raise InputError unless so many alternatives may be reported per token."""
+    if not 0 <= count <= MOST_TOP_LOGPROBS:
+        raise InputError(f"top_logprobs {count} is out of range: 0 to {MOST_TOP_LOGPROBS}")
 
 
 def _log_sum_exp(row: FloatArray) -> float:

@@ -46,6 +46,11 @@ class Answer(Iterator[Chunk]):
         """Whether no more chunks will come."""
         return self._chunks.gi_frame is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop, before or after its end."""
+        return self._stopped
+
     def close(self) -> None:
         """Stop the answer, from any thread, and wait until it has ended.
 

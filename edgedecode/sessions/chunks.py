@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from time import perf_counter
 
 from edgedecode.decoding.drafts import TARGET
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Verdict
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS, TokenLogprob
+from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.tokenizer import Tokenizer
@@ -103,14 +104,25 @@ class Reply:
         cls, tokenizer: Tokenizer, *, stop: Sequence[str], top_logprobs: int | None, options: SessionOptions
     ) -> Reply:
         """Return an empty reply. Raises InputError, and CapabilityError if some tokens are not verified."""
-        if top_logprobs is not None and not 0 <= top_logprobs <= MOST_TOP_LOGPROBS:
-            raise InputError(f"top_logprobs {top_logprobs} is out of range: 0 to {MOST_TOP_LOGPROBS}")
+        if top_logprobs is not None:
+            check_top_logprobs(top_logprobs)
         if top_logprobs is not None and options.switch is not None and not options.switch.check:
             raise CapabilityError(
                 "log probabilities are the target's, and with entropy switching the draft model writes tokens that "
                 "the target does not process: leave out switching, or let it check (SwitchOptions(check=True))"
             )
         return cls(tokenizer.detokenizer(), StopStrings(stop), top_logprobs)
+
+    def said(self, verdict: Verdict, tokens: list[int], stats: Stats) -> list[Chunk]:
+        """Return a round's `chunks`; drop the tokens after a stop string, with which `tokens` end, and count it all."""
+        started = perf_counter()
+        chunks = self.chunks(verdict)
+        surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)
+        del tokens[len(tokens) - surplus :]
+        stats.discard(verdict, surplus)
+        if stats.rounds > 1:
+            stats.spend_host(perf_counter() - started)
+        return chunks
 
     def chunks(self, verdict: Verdict) -> list[Chunk]:
         """Add a round's tokens up to the one that completes a stop string; valid until the target's next forward."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded, EdgeDecodeError, InputError
 
@@ -165,9 +166,15 @@ class Transcript:
         self._rendered = self._prompt + self._tokenizer.decode(generated, skip_special=False)
         self._rendered_tokens = self._prompt_tokens + len(generated)
 
-    def bare(self, text: str) -> list[int]:
-        """Return the tokens of a text without the chat template, with the tokenizer's own leading tokens."""
-        tokens = self._source.encode(text, add_special=True)
+    def bare(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the tokens of a text without the chat template, with the tokenizer's own leading tokens; or its ids.
+
+        Raises InputError for ids that the tokenizer does not have.
+        """
+        tokens = self._source.encode(prompt, add_special=True) if isinstance(prompt, str) else [*map(index, prompt)]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._tokenizer.size:
+            wrong = next(token for token in tokens if not 0 <= token < self._tokenizer.size)
+            raise InputError(f"token id {wrong} is not in the vocabulary: 0 to {self._tokenizer.size - 1}")
         if not tokens:
             raise InputError("the prompt is empty: a bare prompt needs at least one token")
         return tokens

@@ -23,9 +23,11 @@ from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleDrafter
 from edgedecode.drafters.suffix import SuffixDrafter
 from edgedecode.drafters.tree_drafter import TreeDrafter
+from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
-from edgedecode.sessions.session import Chunk, Session, SessionOptions
+from edgedecode.sessions.chunks import Chunk
+from edgedecode.sessions.session import Session
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.detokenizer import Detokenizer
