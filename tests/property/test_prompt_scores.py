@@ -70,9 +70,9 @@ def test_a_prompt_may_fill_the_context() -> None:
     with ascii_pair(seed=3, context=64) as pair, pair.session() as session:
         tokens = [1 + place % 50 for place in range(session.context)]
         assert_rows(pair, tokens, session.score(tokens), top=0)
-        with pytest.raises(ContextExceeded, match=f"the prompt has {len(tokens) + 1} tokens"):
+        with pytest.raises(ContextExceeded, match=f"too long: {len(tokens) + 1} tokens"):
             session.score([*tokens, 1])
-        with pytest.raises(ContextExceeded, match=f"the prompt has {len(tokens)} tokens"):
+        with pytest.raises(ContextExceeded, match=f"too long: {len(tokens)} tokens"):
             session.complete(tokens)
         assert session.score([5]) == [None]
 
