@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,10 @@ from tests.hub import Hub, content
 
 
 @pytest.fixture
-def downloads(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def downloads(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are placeholders
-    return hub
+    with hub.installed():
+        yield hub
 
 
 def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes = b"w" * 1000) -> dict[str, bytes]:
