@@ -66,7 +66,7 @@ def encoded_field(
     """Encode a field. kind, element: GGUF's numbers of the value type and of an array's element type.
 
     Without `kind`, the value is a text, an unsigned 32-bit integer or a 32-bit float. Without `element`, integers in
-    arrays are signed.
+    arrays are signed. Raises ValueError for a value of another kind.
     """
     if kind is None:
         kind = TEXT if isinstance(value, str) else FLOAT32 if isinstance(value, float) else UINT32
@@ -79,14 +79,19 @@ def _aligned(nbytes: int, alignment: int) -> int:
 
 def _value(value: Value | Sequence[Value], kind: int, *, element: int | None = None) -> bytes:
     if kind == ARRAY:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{value!r} is not an array")
+        if not isinstance(value, (list, tuple)) or (element is None and not value):
+            raise ValueError(f"{str(value)[:40]!r} is no array whose elements have a type")
         element = _ELEMENTS[type(value[0])] if element is None else element
         items = b"".join(_value(item, element) for item in value)
         return struct.pack("<IQ", element, len(value)) + items
     if isinstance(value, str) and kind == TEXT:
         return _text(value)
-    return struct.pack("<" + FORMATS[kind], value)
+    if kind not in FORMATS:
+        raise ValueError(f"{str(value)[:40]!r} cannot be of GGUF's type {kind}")
+    try:
+        return struct.pack("<" + FORMATS[kind], value)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"{str(value)[:40]!r} is not of GGUF's type {kind}: {error}") from None
 
 
 def _text(text: str) -> bytes:

@@ -6,7 +6,6 @@ Needs neither a training framework nor ONNX. The llama.cpp runtime loads it thro
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,12 +33,19 @@ class GgufMaker:
         """
         plan = GgufPlan.load(root / entry.gguf_plan)
         tensors = plan.located(root / entry.weights)
+        if plan.rows != entry.rows:
+            raise ManifestError(
+                f"the GGUF plan of {root} is for {plan.rows} rows, not {entry.rows}: export the pack again"
+            )
         inner = tokenizers.Tokenizer.from_file(str(root / Manifest.load(root).tokenizer))
         try:
-            vocabulary = read_vocabulary(inner, rows=plan.rows, name=root.name)
-            write_file(out, list(_fields(plan, vocabulary)), tensors, progress=lambda _: None, release=lambda: None)
-        except (ExportError, ArithmeticError, LookupError, TypeError, ValueError, struct.error) as error:
+            fields = list(_fields(plan, read_vocabulary(inner, rows=plan.rows, name=root.name)))
+        except (
+            ExportError,
+            ValueError,
+        ) as error:  # llama.cpp lacks the tokenizer, or a key has a value of another type
             raise ManifestError(f"the GGUF plan of {root} is damaged ({error}): export the pack again") from None
+        write_file(out, fields, tensors, progress=lambda _: None, release=lambda: None)
 
 
 def _fields(plan: GgufPlan, vocabulary: Vocabulary) -> Iterator[bytes]:

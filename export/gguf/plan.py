@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from msgspec import to_builtins
+from msgspec import Meta, to_builtins
 
 from edgedecode.errors import ExportError, ManifestError
+from edgedecode.gguf.fields import FORMATS
 from edgedecode.typed_json import Count, JsonValue, Positive, typed
 
 from ..graph.quantize import Scheme
@@ -33,15 +35,18 @@ VERSION = 1
 _BLOCK_TYPES = {"Q4_0": Scheme(4, 32), "Q8_0": Scheme(8, 32)}
 VOCABULARY_KEYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 """Large arrays that are read from the pack's tokenizer."""
+_Type = Annotated[int, Meta(ge=0, le=max(FORMATS))]
+_Shape = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=4)]
+"""GGML_MAX_DIMS of ggml.h is 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKey:
     """A key's value and ggml's number of its type; `element` is the type of an array's elements, if not implied."""
 
-    type: Count
+    type: _Type
     value: bool | int | float | str | list[bool | int | float | str]
-    element: Count | None = None
+    element: _Type | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class PlannedTensor:
     A float32 tensor is at an `offset` of the weights file, or stored here (`values`). head: as in `Tensor`.
     """
 
-    shape: tuple[Count, ...]
+    shape: _Shape
     type: str
     head: Count = 0
     rows: tuple[Count, ...] = ()
@@ -73,16 +78,16 @@ class PlannedTensor:
         """Return the source of the tensor's rows."""
         if self.type in _BLOCK_TYPES:
             return BlockRows(weights, _BLOCK_TYPES[self.type], self.shape[1], self.pieces)
-        count = int(np.prod(self.shape))
+        count = prod(self.shape)
         if self.offset is None:
             return ArrayRows(np.frombuffer(self.values, np.float32, count=count).reshape(self.shape))
         return ArrayRows(np.fromfile(weights, np.float32, count=count, offset=self.offset).reshape(self.shape))
 
     def check(self, name: str, *, file_nbytes: int) -> None:
         """Raise ManifestError unless the tensor is valid and within a weights file of this size."""
-        if not self.shape or self.type not in (*_BLOCK_TYPES, "F32"):
+        if self.type not in (*_BLOCK_TYPES, "F32"):
             raise ManifestError(f"the GGUF plan has the tensor {name} of type {self.type}: export the pack again")
-        count = int(np.prod(self.shape))
+        count = prod(self.shape)
         if self.type == "F32":
             complete = len(self.values) == 4 * count if self.offset is None else self.offset + 4 * count <= file_nbytes
             shaped = True
@@ -108,6 +113,12 @@ class GgufPlan:
     keys: Mapping[str, PlannedKey | None]
     """None: read from the tokenizer."""
     tensors: Mapping[str, PlannedTensor]
+
+    def __post_init__(self) -> None:
+        unknown = [name for name, key in self.keys.items() if key is None and name not in VOCABULARY_KEYS]
+        unknown += [name for name in (*self.keys, *self.tensors) if not name.isprintable()]
+        if unknown:
+            raise ValueError(f"{unknown[0][:80]!r} is no name of a key or tensor")
 
     def located(self, weights: Path) -> list[Tensor]:
         """Return the tensors, read from a weights file. Raises ManifestError if one is not within it."""

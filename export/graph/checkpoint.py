@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.typed_json import JsonValue
+from edgedecode.typed_json import JsonValue, typed
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +51,17 @@ def weight_files(folder: Path) -> list[Path]:
     raise ExportError(f"{folder} has no weights: a {_SINGLE} file is needed")
 
 
+@dataclass(frozen=True, slots=True)
+class _Index:
+    weight_map: Mapping[str, str]
+
+
 def _shards(folder: Path) -> list[Path]:
     try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        names = sorted({str(name) for name in index["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        index = typed(json.loads((folder / _INDEX).read_text(encoding="utf-8")), _Index, "the index")
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(f"{folder / _INDEX} cannot be read ({error}): download it again") from None
+    names = sorted({*index.weight_map.values()})
     if outside := [name for name in names if Path(name).name != name]:
         raise ExportError(f"{folder / _INDEX} names {outside[0]!r}, which is outside its folder: refused")
     if missing := [name for name in names if not (folder / name).is_file()]:

@@ -14,9 +14,10 @@ import edgedecode
 from edgedecode.errors import ManifestError
 from edgedecode.onnx_format.graph_file import GraphFile, RawAttribute
 from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.graph_needs import graph_sizes, measured_sizes
-from edgedecode.runtimes.onnx.kernels import rewriting
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
+from edgedecode.runtimes.onnx.kernels import rewriting, serving
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, NotServed, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
@@ -31,7 +32,6 @@ def test_rewrite_shares_the_engines_threads_where_the_engine_has_products(mixed:
         first = next(node for node in file.nodes if node.op_type == "MatMulNBits")
         first.attributes["accuracy_level"] = 1
     found = rewritten(file)
-    assert found is not None
     nodes = [node for node in GraphFile.parse(found.data).nodes if node.domain == DOMAIN]
     assert {node.op_type for node in nodes} >= {"RowsProduct", "TreeAttention"}
     assert {node.attributes.get("engines_pool", 0) for node in nodes} == {int(mixed)}
@@ -60,7 +60,7 @@ def draft_graph() -> GraphFile:
     return GraphFile.parse((BUNDLED_PACK / "draft" / "base.onnx").read_bytes())
 
 
-def rewritten(file: GraphFile) -> Rewritten | None:
+def rewritten(file: GraphFile) -> Rewritten:
     assert LIBRARY is not None
     return rewrite(file, LIBRARY, WeightsFile(BUNDLED_PACK / "draft" / "weights.bin"), window=0, threads=1)
 
@@ -70,8 +70,6 @@ def test_rewrite_stores_one_array_with_two_sets_of_scales_as_two_matrices() -> N
     first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
     second.inputs[1] = first.inputs[1]
     found, plain = rewritten(file), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
     assert len(found.stored) == len(plain.stored)
 
 
@@ -82,7 +80,6 @@ def test_rewrite_leaves_weights_of_another_file_to_the_engine() -> None:
     assert tensor.external is not None
     file.initializers[name] = replace(tensor, external=replace(tensor.external, location="other.bin"))
     found = rewritten(file)
-    assert found is not None
     assert not found.row_invariant
     assert found.unserved == {"weights whose size differs from the node's": 1}
 
@@ -98,7 +95,8 @@ def test_rewrite_leaves_a_graph_that_names_our_operators_unchanged(where: str) -
         file.nodes[0].attributes["then_branch"] = RawAttribute(b"then_branch edgedecode")
     else:
         file.model_rest.append((25, b""))
-    assert rewritten(file) is None
+    with pytest.raises(NotServed, match="our operators"):
+        rewritten(file)
 
 
 @pytest.mark.parametrize("attribute", ["local_window_size", "smooth_softmax"])
@@ -107,7 +105,67 @@ def test_rewrite_leaves_attention_with_other_semantics_to_the_engine(attribute: 
     for node in file.nodes:
         if node.op_type == "GroupQueryAttention":
             node.attributes[attribute] = 4
-    assert rewritten(file) is None
+    with pytest.raises(NotServed, match="a window or sinks"):
+        rewritten(file)
+
+
+@pytest.mark.parametrize("size", [0, -16, 8, 528, None, "D"])
+def test_rewrite_leaves_attention_of_other_sizes_to_the_engine(size: int | str | None) -> None:
+    file = draft_graph()
+    file.inputs = [
+        replace(value, dims=[*value.dims[:-1], size]) if value.dims and "past" in value.name else value
+        for value in file.inputs
+    ]
+    with pytest.raises(NotServed, match=f"its head size is {size}"):
+        rewritten(file)
+
+
+def test_rewrite_of_a_damaged_node_gives_a_graph_or_a_reason() -> None:
+    """Nodes with fewer inputs or outputs, none, one more, or with other sizes, as a hostile pack may have them."""
+    seen = {True: 0, False: 0}
+    for index, node in enumerate(draft_graph().nodes):
+        if node.op_type in {each.op_type for each in draft_graph().nodes[:index]}:
+            continue
+        changed = [replace(node, inputs=node.inputs[:count]) for count in range(len(node.inputs))]
+        changed += [replace(node, inputs=[*node.inputs, "more"]), replace(node, outputs=[])]
+        changed += [replace(node, inputs=[""] * len(node.inputs)), replace(node, inputs=node.inputs[:1] * 3)]
+        for name in node.attributes:
+            changed += [replace(node, attributes={**node.attributes, name: value}) for value in (0, -64, 2**62, b"x")]
+            changed.append(
+                replace(node, attributes={each: node.attributes[each] for each in {*node.attributes} - {name}})
+            )
+        for each in changed:
+            file = draft_graph()
+            file.nodes[index] = each
+            served = True
+            try:
+                rewritten(file)
+            except NotServed:
+                served = False
+            seen[served] += 1
+    assert min(seen.values()) > 10, seen
+
+
+def test_an_error_in_our_own_code_is_not_taken_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("our own")
+
+    monkeypatch.setattr(serving, "rewrite", fails)
+    with pytest.raises(TypeError, match="our own"):
+        edgedecode.load(BUNDLED_PACK, runtime="onnx")
+    monkeypatch.undo()
+    monkeypatch.setattr(serving.GraphFile, "parse", fails)
+    entry = Manifest.load(BUNDLED_PACK).models["draft"]
+    with pytest.raises(TypeError, match="our own"):
+        serving.explain(entry, BUNDLED_PACK, name="base", graph=entry.graphs["base"])
+
+
+def test_a_graph_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path) -> None:
+    entry = Manifest.load(BUNDLED_PACK).models["draft"]
+    for graph, reason in (("absent", "No such file"), (entry.weights, "field")):
+        found = serving.explain(entry, BUNDLED_PACK, name="base", graph=replace(entry.graphs["base"], file=graph))
+        assert found.kernels == ""
+        assert reason in found.reason
 
 
 def with_levels(*levels: int | None) -> GraphFile:
@@ -125,8 +183,6 @@ def with_levels(*levels: int | None) -> GraphFile:
 @pytest.mark.parametrize("level", [None, 0, 2, 3])
 def test_rewrite_gives_products_that_forbid_8_bits_16_from_the_same_tiles(level: int | None) -> None:
     found, plain = rewritten(with_levels(level)), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
     assert found.row_invariant
     assert found.stored.keys() == plain.stored.keys()
     planes = [node.attributes["planes"] for node in GraphFile.parse(found.data).nodes if node.op_type == "RowsProduct"]
@@ -141,14 +197,11 @@ def test_rewrite_stores_a_matrix_used_at_two_widths_once() -> None:
     second.inputs[1:3] = first.inputs[1:3]
     first.attributes["accuracy_level"], second.attributes["accuracy_level"] = 2, 4
     found, plain = rewritten(file), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
     assert len(found.stored) == len(plain.stored) - 1
 
 
 def test_rewrite_leaves_products_that_request_float32_to_the_engine() -> None:
     found = rewritten(with_levels(1))
-    assert found is not None
     assert found.left.keys() == {"MatMulNBits"}
     assert not found.unserved
 
@@ -156,7 +209,6 @@ def test_rewrite_leaves_products_that_request_float32_to_the_engine() -> None:
 def test_rewrite_reads_a_tied_embedding_from_the_heads_tiles() -> None:
     """The second copy of the array is dropped, and the plan shrinks by its size."""
     before, found = draft_graph(), rewritten(draft_graph())
-    assert found is not None
     after = GraphFile.parse(found.data)
     (gather,) = [node for node in before.nodes if node.op_type == "GatherBlockQuantized"]
     (rows,) = [node for node in after.nodes if node.op_type == "TileRows"]
@@ -183,7 +235,6 @@ def test_rewrite_leaves_an_embedding_that_is_not_the_heads_matrix_to_the_engine(
         assert table.external is not None
         file.initializers[gather.inputs[0]] = replace(table, external=replace(table.external, offset=64))
     found = rewritten(file)
-    assert found is not None
     kinds = [node.op_type for node in GraphFile.parse(found.data).nodes]
     assert ("GatherBlockQuantized" in kinds, "TileRows" in kinds) == (True, False)
     assert found.row_invariant
@@ -231,7 +282,6 @@ def test_rewrite_moves_the_adapters_matrices_into_the_products() -> None:
     before = GraphFile.parse(graph.read_bytes())
     given = {value.name for value in before.inputs if value.name.startswith("lora.")}
     found = rewrite(before, LIBRARY, WeightsFile(graph.with_name("weights.bin")), window=0, threads=1)
-    assert found is not None
     assert found.row_invariant
     nodes = GraphFile.parse(found.data).nodes
     assert not {"FloatProduct", "MatMul"} & {node.op_type for node in nodes}
@@ -257,6 +307,5 @@ def test_rewrite_keeps_deltas_of_another_form_as_separate_operators(change: str)
     else:
         wide.inputs[1] = "other"
     found = rewrite(file, LIBRARY, WeightsFile(graph.with_name("weights.bin")), window=0, threads=1)
-    assert found is not None
     kinds = [node.op_type for node in GraphFile.parse(found.data).nodes]
     assert {"FloatProduct", "MatMul"} & set(kinds)

@@ -75,8 +75,8 @@ def lacks_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
 
 
-def index_outside(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+def index_of(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text) and None
 
 
 def damaged_config(folder: Path) -> None:
@@ -130,7 +130,11 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "only pickles": (only_pickles, "only as pickle files.*convert them to safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "shard missing": (index_without_shard, "lacks 1 of 1 shards, model-00001"),
-    "shard outside": (index_outside, "outside its folder: refused"),
+    "shard outside": (index_of('{"weight_map": {"a": "../other.safetensors"}}'), "outside its folder: refused"),
+    **{
+        f"index {text[:20]}": (index_of(text), r"index\.json cannot be read .*: download it again")
+        for text in ("", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000)
+    },
     "truncated": (truncate, "is not a valid safetensors file"),
     "nonsense header": (nonsense_header, "is not a valid safetensors file"),
     "tensor missing": (rewrite(missing_tensor), "lacks 1 tensors.*layers.1.mlp.up_proj.weight first"),

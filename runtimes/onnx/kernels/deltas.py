@@ -37,9 +37,10 @@ def join_deltas(file: GraphFile, *, kv_width: int) -> None:
             or product.op_type != "RowsProduct"
             or len(product.inputs) > MATRICES
             or product.inputs[0] != narrow.inputs[0]
-            or not all(name.startswith("lora.") for name in matrices)
+            or not all(name.startswith("lora.") and name.count(".") >= 2 for name in matrices)
             or any(len(consumers(file, name)) != 1 for name in inner)
             or any(value.name in inner for value in file.outputs)
+            or any(value.dims is None for value in file.inputs if value.name in matrices)
         ):
             continue
         columns = product.attributes["columns"]

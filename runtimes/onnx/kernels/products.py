@@ -6,6 +6,7 @@ import mmap
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = [
     "FLOAT",
     "FLOAT_ACTIVATIONS",
     "UINT8",
+    "NotServed",
     "Stored",
     "WeightsFile",
     "matrix_attributes",
@@ -41,12 +43,20 @@ Levels 0 (unset), 2 (float16) and 3 (bfloat16) get 16 bits, whose error is small
 """
 
 
+class NotServed(Exception):
+    """The engine's kernels run a graph as a whole; the message is the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A matrix of a graph and its offsets in the weights file; None if the matrix is stored in the graph."""
+    """A matrix of a graph and its offsets in the weights file; None if the matrix is stored in the graph.
+
+    inner: its rows, without the last block's padding.
+    """
 
     name: str
     matrix: Matrix
+    inner: int
     offsets: tuple[int, int] | None
 
 
@@ -84,7 +94,7 @@ class WeightsFile:
         kind = _TYPES.get(tensor.data_type)
         if kind is None:
             return None
-        count = int(np.prod(tensor.dims, dtype=np.int64))
+        count = prod(tensor.dims)
         nbytes = count * np.dtype(kind).itemsize
         if tensor.external is None:
             source = np.frombuffer(tensor.raw or b"", np.uint8)
@@ -102,8 +112,8 @@ class WeightsFile:
 def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: KernelLibrary) -> Stored | str:
     """Return the matrix of a MatMulNBits node, or why the product is left to the engine's kernel."""
     sizes = [node.attributes.get(name) for name in ("N", "K", "bits", "block_size")]
-    if not all(isinstance(size, int) for size in sizes):
-        return "its sizes are not whole numbers"
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return "its sizes are not positive whole numbers"
     columns, inner, bits, block = (int(size) for size in sizes if isinstance(size, int))
     if bits not in (4, 8) or block not in _BLOCKS:
         return f"{bits} bits in blocks of {block}"
@@ -117,7 +127,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     values, factors = weights.array(packed), weights.array(scales)
     blocks = -(-inner // block)
     shape = (columns, blocks, block * bits // 8)
-    if values is None or factors is None or values.size != int(np.prod(shape)) or factors.size != columns * blocks:
+    if values is None or factors is None or values.size != prod(shape) or factors.size != columns * blocks:
         return "weights whose size differs from the node's"
     floats = np.require(factors.reshape(columns, blocks), np.float32, ["C", "A"])
     matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
@@ -130,6 +140,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     return Stored(
         f"{packed.name} {scales.name} {columns} {inner} {bits} {block}",  # one array may serve two matrices
         replace(matrix, wide_scales=bool(found & WIDE_SCALES)),
+        inner,
         offsets,
     )
 

@@ -19,6 +19,7 @@ from .products import (
     FLOAT,
     FLOAT_ACTIVATIONS,
     UINT8,
+    NotServed,
     Stored,
     WeightsFile,
     matrix_attributes,
@@ -52,6 +53,14 @@ _LOCAL_LOGITS = "local_logits"
 """Output of an unused head in the drafts of older packs."""
 
 
+_INPUTS = {
+    **dict.fromkeys(("FastGelu", "Gelu", "Sigmoid", "Tanh"), 1),
+    **dict.fromkeys(("Add", "MatMul", "Mul", "RMSNormalization", "SimplifiedLayerNormalization"), 2),
+    **dict.fromkeys(("GatherBlockQuantized", "MatMulNBits", "SkipSimplifiedLayerNormalization"), 3),
+}
+"""The operators' required inputs, which are read here by position."""
+
+
 @dataclass(slots=True)
 class Rewritten:
     """The rewritten graph for the engine, and the matrices that it reads as tiles, by initializer."""
@@ -62,7 +71,6 @@ class Rewritten:
     """The attention-bias inputs that `PARENTS` replaces, of layers with full attention and with a window."""
     left: Counter[str] = field(default_factory=Counter)
     """Number of the engine's remaining operators whose bits may depend on the number of rows, by operator."""
-
     narrow_ranks: int = 0
     """The most partial sums that a product holds per row for adapters, in multiples of the graph's rank."""
     unserved: Counter[str] = field(default_factory=Counter)
@@ -81,18 +89,16 @@ class Rewritten:
         return found
 
 
-def rewrite(
-    file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int
-) -> Rewritten | None:
-    """Return the graph with our operators; None: our attention cannot replace its attention, and the engine runs it.
+def rewrite(file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int) -> Rewritten:
+    """Return the graph with our operators. Raises NotServed if our attention cannot replace its attention.
 
     window: the attention window of layers with one, in positions.
     """
-    if _may_contain_ours(file):
-        return None  # only graphs rewritten here may contain our operators; the engine refuses those of packs
+    if _may_contain_ours(file):  # only graphs rewritten here may; the engine refuses those of packs
+        raise NotServed("it names our operators, or holds functions or graphs that may")
+    _check_nodes(file)
     work = _Rewriting(file, library, weights, window=window, threads=threads)
-    if not work.attention():
-        return None
+    work.attention()
     work.norms()
     work.products()
     work.embeddings()
@@ -106,9 +112,17 @@ def _may_contain_ours(file: GraphFile) -> bool:
     if DOMAIN in file.opset or any(number == _FUNCTIONS for number, _ in file.model_rest):
         return True
     hidden = (value for node in file.nodes for value in node.attributes.values() if isinstance(value, RawAttribute))
-    return any(node.domain == DOMAIN for node in file.nodes) or any(
+    return any(node.domain == DOMAIN or node.op_type == "RowsProduct" for node in file.nodes) or any(
         DOMAIN.encode() in value.encoded for value in hidden
     )
+
+
+def _check_nodes(file: GraphFile) -> None:
+    """Raise NotServed for a node without the inputs and outputs that its operator requires: the engine refuses it."""
+    for node in file.nodes:
+        pair = node.op_type in ("Add", "Mul") and len(node.inputs) > _INPUTS["Add"]
+        if pair or len(node.inputs) < _INPUTS.get(node.op_type, 0) or not node.outputs:
+            raise NotServed(f"its node {node.name[:60]!r} lacks inputs or outputs of {node.op_type[:40]}")
 
 
 class _Rewriting:
@@ -121,21 +135,18 @@ class _Rewriting:
         self._kv_width = 0
         self._made = Rewritten()
 
-    def attention(self) -> bool:
-        """Replace all attention nodes and return True, or replace none and return False."""
+    def attention(self) -> None:
+        """Replace all attention nodes. Raises NotServed if there are none, or one has another form."""
         nodes = [node for node in self._file.nodes if node.op_type == "GroupQueryAttention"]
-        made = [self._tree_attention(node) for node in nodes]
-        if not nodes or any(node is None for node in made):
-            return False
-        for old, new in zip(nodes, made, strict=True):
-            assert new is not None
-            self._file.nodes[self._file.nodes.index(old)] = new
+        if not nodes:
+            raise NotServed("it has no attention that our kernels support")
+        for node in nodes:
+            self._file.nodes[self._file.nodes.index(node)] = self._tree_attention(node)
         names = {_FULL_BIAS, _WINDOW_BIAS}
         place = min(i for i, value in enumerate(self._file.inputs) if value.name in names)
         self._made.biases = tuple(value.name for value in self._file.inputs if value.name in names)
         self._file.inputs[:] = [value for value in self._file.inputs if value.name not in names]
         self._file.inputs.insert(place, ValueInfo(PARENTS, _INT32, ["A"]))
-        return True
 
     def norms(self) -> None:
         """Replace RMS norms, including those fused with a preceding addition."""
@@ -168,13 +179,11 @@ class _Rewriting:
                     self._made.unserved[stored] += 1
                 continue
             self._made.stored[stored.name] = stored
-            inner = node.attributes["K"]
-            assert isinstance(inner, int)
             self._file.nodes[index] = product_node(
                 [node.inputs[0], stored.name, *node.inputs[5:6]],
                 node.outputs[0],
                 matrix=stored.matrix,
-                inner=inner,
+                inner=stored.inner,
                 threads=self._threads,
                 planes=planes_of(node),
                 name=node.name,
@@ -247,25 +256,27 @@ class _Rewriting:
                 node.attributes[attribute] = places[node.inputs[index]]
                 node.inputs[index] = source
 
-    def _tree_attention(self, node: Node) -> Node | None:
-        """Return our replacement for an attention node; None: our kernels do not support its form."""
+    def _tree_attention(self, node: Node) -> Node:
+        """Return our replacement for an attention node. Raises NotServed if our kernels do not support its form."""
         inputs = [*node.inputs, *[""] * (14 - len(node.inputs))]
         attributes = node.attributes
         types = {value.name: value for value in self._file.inputs}
-        cache = types.get(inputs[3])
+        cache, values = types.get(inputs[3]), types.get(inputs[4])
         size = cache.dims[-1] if cache is not None and cache.dims else None
-        if cache is None or not isinstance(size, int) or size % 16 or size > 512 or not inputs[9] or inputs[11]:
-            return None
-        if any(inputs[14:]) or any(node.outputs[3:]) or attributes.get("local_window_size", -1) != -1:
-            return None
-        if inputs[4] not in types or types[inputs[4]].elem_type != cache.elem_type:
-            return None
-        if inputs[10] not in (_FULL_BIAS, _WINDOW_BIAS) or attributes.get("smooth_softmax", 0) not in (0, -1):
-            return None
+        if cache is None or values is None or values.elem_type != cache.elem_type:
+            raise NotServed("its keys and values are no inputs of one type")
+        if not isinstance(size, int) or size % 16 or not 0 < size <= 512:
+            raise NotServed(f"its head size is {size}")
+        if not inputs[9] or inputs[11] or any(inputs[14:]) or any(node.outputs[3:]):
+            raise NotServed("its attention has no positions, or other inputs and outputs")
+        if attributes.get("local_window_size", -1) != -1 or attributes.get("smooth_softmax", 0) not in (0, -1):
+            raise NotServed("its attention has a window or sinks of its own")
+        if inputs[10] not in (_FULL_BIAS, _WINDOW_BIAS) or inputs[10] not in types:
+            raise NotServed("its attention has no bias for trees")
         int8 = cache.elem_type == _INT8
-        kinds = {attributes.get("k_quant_type"), attributes.get("v_quant_type")}
-        if (int8 and kinds != {b"PER_CHANNEL"}) or cache.elem_type not in (FLOAT, _INT8):
-            return None
+        by_channel = all(attributes.get(f"{each}_quant_type") == b"PER_CHANNEL" for each in "kv")
+        if (int8 and not by_channel) or cache.elem_type not in (FLOAT, _INT8):
+            raise NotServed("its keys and values are stored in another type")
         rotated = attributes.get("do_rotary", 0) == 1
         scale = attributes.get("scale", 0.0) or size**-0.5
         kept = {name: attributes[name] for name in _KEPT if name in attributes}

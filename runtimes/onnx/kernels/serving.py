@@ -22,7 +22,7 @@ from .prepared import (
     tiles_nbytes,
     weights_digest,
 )
-from .products import FLOAT_ACTIVATIONS, WeightsFile
+from .products import FLOAT_ACTIVATIONS, NotServed, WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels
 
@@ -64,9 +64,10 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
     library = load_kernels()
     if library is None:
         return None
-    read = _rewritten(entry, path, root=root, library=library, threads=threads)
-    if isinstance(read, str):  # the engine opens it, or reports its error
-        notice(f"{path} runs with the engine's kernels: {read}")
+    try:
+        read = _rewritten(entry, path, root=root, library=library, threads=threads)
+    except NotServed as refusal:  # the engine opens it, or reports its error
+        notice(f"{path} runs with the engine's kernels: {refusal}")
         return None
     rewritten = read.rewritten
     for reason, count in rewritten.unserved.items():
@@ -89,9 +90,10 @@ def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphK
     library = load_kernels()
     if library is None:
         return GraphKernels(name, "", kernels_line())
-    read = _rewritten(entry, root / graph.file, root=root, library=library, threads=1)
-    if isinstance(read, str):
-        return GraphKernels(name, "", f"ONNX Runtime's own kernels: {read}")
+    try:
+        read = _rewritten(entry, root / graph.file, root=root, library=library, threads=1)
+    except NotServed as refusal:
+        return GraphKernels(name, "", f"ONNX Runtime's own kernels: {refusal}")
     left, unserved = dict(read.rewritten.left), dict(read.rewritten.unserved)
     if others := left.pop(PRODUCT, 0) - sum(unserved.values()):
         unserved[FLOAT_ACTIVATIONS] = others
@@ -114,20 +116,18 @@ class _Read:
     """Most query heads of an attention node."""
 
 
-def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read | str:
-    """Return the graph with our operators and its weights, or the reason why the engine runs all of it."""
+def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read:
+    """Return the graph with our operators and its weights. Raises NotServed."""
+    digest = weights_digest(root, root / entry.weights)
+    known = load_findings(digest)
     try:
         file = GraphFile.parse(path.read_bytes())
-        digest = weights_digest(root, root / entry.weights)
-        known = load_findings(digest)
         mapped = WeightsFile(root / entry.weights, findings=known)
-        rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
-        if mapped.findings != known:
-            keep_findings(digest, mapped.findings)
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, AssertionError) as error:
-        return str(error) or type(error).__name__
-    if rewritten is None:
-        return "our kernels do not support its form of attention"
+    except (OSError, ValueError) as error:
+        raise NotServed(str(error)) from None
+    rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
+    if mapped.findings != known:
+        keep_findings(digest, mapped.findings)
     heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
     return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
 

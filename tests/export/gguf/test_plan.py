@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from edgedecode.errors import ManifestError
+from edgedecode.export.gguf import maker
 from edgedecode.export.gguf.maker import GgufMaker
 from edgedecode.export.gguf.plan import GgufPlan
 from edgedecode.export.graph.recipe import Recipe
@@ -111,9 +112,20 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
             lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")],
             "valid base64",
         ),
-        (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "is damaged"),
+        (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "<= 12"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4, "value": "two"}}), "is damaged"),
-        (lambda value: value["keys"].update({"llama.block_count": None}), "is damaged"),
+        (lambda value: value["keys"].update({"llama.block_count": None}), "'llama.block_count' is no name"),
+        (lambda value: value["keys"].update({"a\ud800": {"type": 4, "value": 1}}), "is no name"),
+        (lambda value: value["keys"].update({"a": {"type": 8, "value": "\ud800"}}), "is damaged"),
+        (lambda value: value["keys"].update({"a": {"type": 8, "value": 1}}), "is damaged"),
+        (lambda value: value["keys"].update({"a": {"type": 6, "value": 1e300}}), "is damaged"),
+        (lambda value: value["keys"].update({"a": {"type": 9, "value": 1}}), "is damaged"),
+        (lambda value: value["keys"].update({"a": {"type": 9, "value": []}}), "is damaged"),
+        (lambda value: value["keys"].update({"a": {"type": 9, "value": [1], "element": 8}}), "is damaged"),
+        (lambda value: value.update(rows=2**50), f"is for {2**50} rows, not 352"),
+        (lambda value: first(value, "F32").update(shape=[0]), ">= 1"),
+        (lambda value: first(value, "F32").update(shape=[1] * 5), "length <= 4"),
+        (lambda value: first(value, "F32").update(shape=[2**32, 2**32]), "does not fit the weights file"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4}}), "missing required field value"),
     ],
 )
@@ -129,6 +141,19 @@ def test_gguf_plan_that_is_damaged_is_refused(damage: _Damage, message: str, pla
     path.write_text(json.dumps(value), encoding="utf-8")
     with pytest.raises(ManifestError, match=message):
         GgufMaker().make(Manifest.load(root).models["target"], root, tmp_path / "built.gguf")
+
+
+def test_an_error_in_our_own_code_is_not_taken_for_damage(
+    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("our own")
+
+    entry = Manifest.load(planned).models["target"]
+    for name in ("write_file", "encoded_field", "read_vocabulary"):  # each runs before the one in front of it
+        monkeypatch.setattr(maker, name, fails)
+        with pytest.raises(TypeError, match="our own"):
+            GgufMaker().make(entry, planned, tmp_path / "built.gguf")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
