@@ -129,7 +129,7 @@ def add_session_options(parser: ArgumentParser) -> None:
         help="answers follow this JSON Schema (needs edgedecode[structured])",
     )
     form.add_argument("--regex", metavar="TEXT", help="answers match this regular expression")
-    form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar in Lark's syntax")
+    form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar (Lark or GBNF)")
     group.add_argument(
         "--trace", metavar="FILE", help="write each round's choice, and the counts and times behind it, to FILE"
     )
@@ -324,7 +324,7 @@ def _grammar(arguments: Namespace) -> Grammar | None:
     try:
         text = path.read_text(encoding="utf-8")
         if arguments.grammar is not None:
-            return Grammar(GrammarKind.LARK, text)
+            return Grammar.of_rules(text)
         return Grammar.of_schema(json.loads(text))
     except (OSError, ValueError, RecursionError) as error:
         flag = "--json-schema" if arguments.grammar is None else "--grammar"

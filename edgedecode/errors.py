@@ -45,7 +45,7 @@ class ContextExceeded(InputError):
     """The prompt does not fit the model's context."""
 
     @classmethod
-    def of(cls, found: str, context: int, remedy: str) -> ContextExceeded:
+    def of(cls, found: str, context: int, *, remedy: str) -> ContextExceeded:
         """Return the error of a prompt of `found`, which leaves no room for an answer in a context of this length.
 
         Clients retry with a shorter prompt if they find a sentence that they know: Anthropic's ("prompt is too long: …

@@ -39,7 +39,7 @@ def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_to
             raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
         if len(prompt.tokens) + max_tokens >= model.card.context:
             found = f"{prompt.name!r} and {max_tokens} more, {len(prompt.tokens) + max_tokens} tokens"
-            raise ContextExceeded.of(found, model.card.context, "leave it out, or lower -n")
+            raise ContextExceeded.of(found, model.card.context, remedy="leave it out, or lower -n")
 
 
 def decode_all(

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -22,17 +22,18 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishR
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 
-from .guards import Guards, error_response
+from .guards import CORS, Guards, error_response
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
-from .offered import is_offered, memory, model_names, props
+from .offered import described_model, memory, model_names, named_model, props
 from .openapi import description
 from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, calls_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
+from .requests.responses import ResponseBody, read_response
 from .requests.tools import Call
-from .responses import ResponseBody, ResponsesReply, read_response
+from .responses import ResponsesReply
 from .rounds import Piece
 from .running import Busy, Running, Service
 
@@ -45,17 +46,22 @@ _FIELDS = frozenset(UNSUPPORTED) | {
 }
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]]*")
 _Form: TypeAlias = Callable[[Asked, str], Reply]
+_NOTE = "Edgedecode-Note"
+"""A header of replies: what of the request was not followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none.
 
-    seconds: for a client to send a body, and to read an event.
+    origins: of web pages that may use the server; "*": any. strict_model: refuse other models' names. seconds: for a
+    client to send a body, and to read an event.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    origins: tuple[str, ...] = ()
     key: str = ""
+    strict_model: bool = False
     most_nbytes: int = 8 << 20
     seconds: float = 30.0
 
@@ -63,7 +69,7 @@ class Limits:
 def create_app(service: Service, limits: Limits) -> Starlette:
     """Return the ASGI application over a service, which it closes at shutdown."""
     metrics = Metrics()
-    endpoints = _Endpoints(service, metrics, seconds=limits.seconds)
+    endpoints = _Endpoints(service, metrics, limits)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -71,7 +77,12 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         await service.close()
 
     guards = Middleware(
-        Guards, hosts=limits.hosts, key=limits.key, most_nbytes=limits.most_nbytes, seconds=limits.seconds
+        Guards,
+        hosts=limits.hosts,
+        origins=limits.origins,
+        key=limits.key,
+        most_nbytes=limits.most_nbytes,
+        seconds=limits.seconds,
     )
     routes = [
         Route("/health", endpoints.health),
@@ -92,8 +103,9 @@ def create_app(service: Service, limits: Limits) -> Starlette:
 
 
 class _Endpoints:
-    def __init__(self, service: Service, metrics: Metrics, *, seconds: float) -> None:
-        self._service, self._metrics, self._seconds = service, metrics, seconds
+    def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
+        self._service, self._metrics, self._seconds = service, metrics, limits.seconds
+        self._strict = limits.strict_model
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
@@ -115,13 +127,14 @@ class _Endpoints:
         return JSONResponse(description(model_names(self._service.pair)))
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(self._service.pair)]})
+        data = [described_model(name, self._service) for name in model_names(self._service.pair)]
+        return JSONResponse({"object": "list", "data": data})
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if not is_offered(name, self._service.pair):
+        if not name or named_model(name, self._service.pair, strict=True) is None:
             return _unknown_model(name, self._service.pair)
-        return JSONResponse(_model(name))
+        return JSONResponse(described_model(name, self._service))
 
     async def chat(self, request: Request) -> Response:
         return await self._answered(request, read_chat)
@@ -136,10 +149,16 @@ class _Endpoints:
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
-            if not is_offered(asked.name, self._service.pair):
+            model = named_model(asked.name, self._service.pair, strict=self._strict)
+            if model is None:
                 return _unknown_model(asked.name, self._service.pair)
-            reply = form(asked, asked.name)
-            return await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
+            asked = replace(asked, model=model)
+            reply = form(asked, asked.name or model.pack)
+            response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
+            if asked.notes:
+                self._metrics.count_notes(len(asked.notes))
+                response.headers[_NOTE] = "; ".join(asked.notes).encode("ascii", "replace").decode()
+            return response
         except EdgeDecodeError as error:
             return _refused(error)
 
@@ -317,10 +336,6 @@ def _failure(error: EdgeDecodeError) -> Event:
     return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
 
 
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "edgedecode"}
-
-
 def _unknown_model(name: str, pair: Pair) -> Response:
     known = ", ".join(model_names(pair))
     message = f"there is no model {name[:80]!r}; this server has: {known}"
@@ -351,6 +366,8 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return reply
 
 
-async def _broken(_: Request, error: Exception) -> Response:
+async def _broken(request: Request, error: Exception) -> Response:
     message = f"the server failed ({type(error).__name__}): please report it"
-    return error_response(500, message, kind="server_error")
+    reply = error_response(500, message, kind="server_error")
+    reply.headers.update(request.scope.get(CORS, {}))  # this reply does not pass the guards
+    return reply

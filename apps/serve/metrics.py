@@ -20,9 +20,14 @@ class Metrics:
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._notes = 0
 
     def count_request(self, path: str, status: int) -> None:
         self._requests[path, status] += 1
+
+    def count_notes(self, count: int) -> None:
+        """Count what requests asked for and did not get."""
+        self._notes += count
 
     def count_answer(self, stats: Stats) -> None:
         self._tokens["prompt"] += stats.prompt_tokens
@@ -39,6 +44,7 @@ class Metrics:
         lines.append("# TYPE edgedecode_tokens_total counter")
         kinds = ("prompt", "cached", "written", "drafted", "accepted")
         lines += [f'edgedecode_tokens_total{{kind="{kind}"}} {self._tokens[kind]}' for kind in kinds]
+        lines += ["# TYPE edgedecode_notes_total counter", f"edgedecode_notes_total {self._notes}"]
         budget = service.pair.budget
         gauges = {
             "answers_running": service.running,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import edgedecode
-from edgedecode import InputError, Pair, SamplingOptions
+from edgedecode import Pair, SamplingOptions
 from edgedecode.memory.process_memory import memory_now, peak_nbytes
 from edgedecode.options import DEFAULT_CONTEXT
 from edgedecode.pack.entries import DRAFT_ADAPTER
@@ -13,7 +13,7 @@ from edgedecode.pack.entries import DRAFT_ADAPTER
 from .requests.asked import PLAIN, SWITCH, ModelName
 from .running import Service
 
-__all__ = ["adapter_names", "is_offered", "memory", "model_names", "props"]
+__all__ = ["adapter_names", "described_model", "memory", "model_names", "named_model", "props"]
 
 
 def adapter_names(pair: Pair) -> list[str]:
@@ -33,14 +33,36 @@ def model_names(pair: Pair) -> list[str]:
     return [name, *(f"{name}:{each}" for each in adapter_names(pair)), *(f"{name}@{each}" for each in modes(pair))]
 
 
-def is_offered(name: str, pair: Pair) -> bool:
-    """Return whether there is a model of this name; an adapter and a mode may be combined."""
-    try:
-        asked = ModelName.parse(name)
-    except InputError:
-        return False
-    known = asked.adapter is None or asked.adapter in adapter_names(pair)
-    return asked.pack == pair.manifest.name and known and asked.mode in ("", *modes(pair))
+def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
+    """Return the model that a name means, which may combine an adapter and a mode; None: there is none.
+
+    No name means the pack, and so does another pack's, which clients send that were set up for another server. strict:
+    only what `model_names` lists, or combines.
+    """
+    asked, own = ModelName.parse(name), pair.manifest.name
+    if asked.pack not in ("", own):
+        return None if strict else ModelName(own)
+    known = asked.adapter in (None, *adapter_names(pair)) and asked.mode in (None, *modes(pair))
+    return replace(asked, pack=own) if known else None
+
+
+def described_model(name: str, service: Service) -> dict[str, object]:
+    """Return a model as `/v1/models` has it, with the context length under the names that clients look for."""
+    card, context = service.pair.target.card, context_length(service)
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "edgedecode",
+        "context_length": context,
+        "max_model_len": context,
+        "meta": {"n_ctx": context, "n_ctx_train": card.context, "n_vocab": card.vocabulary_size},
+    }
+
+
+def context_length(service: Service) -> int:
+    """Return the longest conversation, unless the budget makes it shorter."""
+    return min(service.options.context or DEFAULT_CONTEXT, service.pair.target.card.context)
 
 
 def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
@@ -55,7 +77,7 @@ def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
         "adapter": options.adapter,
         "modes": modes(pair),
         "mode": SWITCH if options.switch is not None else "" if pair.drafter_names(options) else PLAIN,
-        "context": options.context or min(pair.target.card.context, DEFAULT_CONTEXT),
+        "context": context_length(service),
         "max_tokens": pair.manifest.generation.max_tokens,
         "sampling": {name: value for name, value in asdict(defaults).items() if name != "active"},
     }

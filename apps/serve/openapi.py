@@ -11,7 +11,8 @@ import edgedecode
 
 from .requests.asked import ChatBody, CompletionBody
 from .requests.fields import NO_EFFECT, UNSUPPORTED
-from .responses import UNSUPPORTED_RESPONSES, ResponseBody
+from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody
+from .responses import ResponseError, ResponseStatus
 
 __all__ = ["description"]
 
@@ -48,6 +49,9 @@ class Model:
     object: Literal["model"]
     created: int
     owned_by: str
+    context_length: int
+    max_model_len: int
+    meta: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +165,21 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """output: a message, or calls of functions. timings: llama.cpp's figures."""
+    """output: a message, or calls of functions. timings: llama.cpp's figures.
+
+    usage and timings: of a response that has ended, the last of a stream's events.
+    """
 
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
-    error: None
+    status: ResponseStatus
+    error: ResponseError | None
     incomplete_details: dict[str, str] | None
     model: str
     output: list[dict[str, Any]]
-    usage: dict[str, Any]
-    timings: dict[str, float]
+    usage: dict[str, Any] | None
+    timings: dict[str, float] | None = None
 
 
 _OBJECT: _Object = {"type": "object"}
@@ -181,7 +188,7 @@ _REPLIES = (Error, Health, Models, Model, ChatCompletion, Completion, Response)
 _GUARDS = {
     400: "The client went away, or the body is wrong.",
     401: "The API key is missing or wrong.",
-    403: "The request is another web page's.",
+    403: "The request is another web page's, which --allow-origin does not name.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     421: "The Host header names another server.",

@@ -7,10 +7,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, time
 
 from edgedecode import BudgetExceeded, EdgeDecodeError, Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer
 
 from .requests.asked import Asked
@@ -119,6 +120,9 @@ class Service:
         self.parallel, self._waiting, self._patience = parallel, waiting, patience
         self._slots = asyncio.Semaphore(parallel)
         self._freed = asyncio.Condition()
+        manifest = pair.root / MANIFEST_NAME
+        self.created = int(manifest.stat().st_mtime if manifest.is_file() else time())
+        """Unix time of the pack."""
         self._idle: list[tuple[SessionOptions, Session]] = []
         self._answers: set[Running] = set()
         self.queued = 0

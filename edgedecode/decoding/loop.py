@@ -98,7 +98,7 @@ def decode(
     clock = setting.clock
     context = usable_context(state.capacity, widths)
     if len(tokens) >= context:
-        raise ContextExceeded.of(f"{len(tokens)} tokens", context, "an answer needs room too")
+        raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy="an answer needs room too")
     started = clock()
     limit = min(len(tokens) + max_tokens, context)
     sampler.begin(tokens)

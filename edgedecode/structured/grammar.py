@@ -13,6 +13,7 @@ from edgedecode.typed_json import JsonValue
 __all__ = ["Grammar", "GrammarKind", "is_text"]
 
 _MOST_CHARACTERS = 1 << 18
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def is_text(text: str) -> bool:
@@ -30,11 +31,12 @@ class GrammarKind(StrEnum):
     SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    GBNF = "gbnf"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON Schema, a regular expression, or a grammar in Lark's syntax. Raises InputError if it is too long.
+    """A JSON Schema, a regular expression, or a grammar in Lark's or llama.cpp's syntax. Raises InputError if too long.
 
     Only for a JSON Schema: or_text: also accept any text that does not begin with a brace. lines: accept up to this
     many values, one on each line.
@@ -62,6 +64,11 @@ class Grammar:
             return cls(GrammarKind.SCHEMA, json.dumps(schema), or_text, lines)
         except RecursionError:
             raise InputError("the JSON Schema is nested too deeply") from None
+
+    @classmethod
+    def of_rules(cls, text: str) -> Grammar:
+        """Return a grammar of rules: llama.cpp's syntax (GBNF) if one is defined by `::=`, else Lark's."""
+        return cls(GrammarKind.GBNF if _GBNF_RULE.search(text) else GrammarKind.LARK, text)
 
     @classmethod
     def of_choices(cls, choices: list[str]) -> Grammar:

@@ -116,6 +116,8 @@ class GrammarTokens:
                 yield matcher.grammar_from_regex(grammar.text)
             elif grammar.kind is GrammarKind.LARK:
                 yield matcher.grammar_from_lark(grammar.text)
+            elif grammar.kind is GrammarKind.GBNF:
+                yield matcher.grammar_from_lark(self._engine.gbnf_to_lark.gbnf_to_lark(grammar.text))
             else:
                 given = checked_schema(grammar.text)
                 schema = closed(given)

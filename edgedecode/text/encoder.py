@@ -104,14 +104,14 @@ class Encoder:
             tokens += len(self._tokenizer.encode(piece))
             if tokens > OVERFLOW_FACTOR * self._capacity:
                 found = f"over {OVERFLOW_FACTOR * self._capacity} tokens"
-                raise ContextExceeded.of(found, self._capacity, self._remedy)
+                raise ContextExceeded.of(found, self._capacity, remedy=self._remedy)
         return normalized, tokens
 
     def _check_length(self, size: int) -> None:
         if size > self._most_nbytes:
             fewest = -(-size // (4 * self._tokenizer.longest_token))  # `_most_nbytes` in tokens
             found = f"{size} bytes of text, at least {fewest} tokens"
-            raise ContextExceeded.of(found, self._capacity, self._remedy)
+            raise ContextExceeded.of(found, self._capacity, remedy=self._remedy)
 
     @contextmanager
     def _room(self, nbytes: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import edgedecode
 from edgedecode import CapabilityError, InputError, SamplingOptions, SessionOptions
@@ -22,6 +23,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.openapi import description
 from edgedecode.apps.serve.requests.asked import read_chat
 from edgedecode.apps.serve.rounds import Piece
 from tests.apps.test_serve import STORY, Running, asked
@@ -92,17 +94,15 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"web_search_options": {}}, "web_search_options is not supported"),
         (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction is not supported"),
         (CHAT, {"reasoning_effort": "high"}, "reasoning_effort is not supported"),
-        (CHAT, {"guided_json": {}}, "guided_json is not supported"),
-        (CHAT, {"grammar": "root ::= x"}, "grammar is not supported"),
+        (CHAT, {"min_tokens": 5}, "min_tokens is not supported"),
+        (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
         (CHAT, {"store": True}, "store is not supported"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options needs stream"),
         (CHAT, {"max_completion_tokens": 3}, "max_tokens and max_completion_tokens differ"),
         (CHAT, {"truncation": "middle"}, "truncation must be auto or disabled"),
-        (CHAT, {"model": "demo:"}, "no adapter after it"),
-        (CHAT, {"model": "demo@"}, "the mode is ''"),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "function", "name": "weather"}}, '"function": {'),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "allowed_tools"}}, "allowed_tools is not supported"),
-        (COMPLETIONS, {"guided_regex": "a"}, "guided_regex is not supported"),
+        (COMPLETIONS, {"suffix": "the end"}, "suffix is not supported"),
         (COMPLETIONS, {"messages": []}, "'messages' is no field"),
         (RESPONSES, {"logit_bias": {"1": 5}}, "logit_bias is not supported"),
         (RESPONSES, {"frequency_penalty": 1.5}, "frequency_penalty is not supported"),
@@ -221,6 +221,11 @@ def test_a_response_that_fails_in_the_middle_ends_as_failed(server: Running) -> 
     assert raw[-1].response.status == "failed"
     assert raw[-1].response.error is not None
     assert (raw[-1].response.error.code, raw[-1].response.error.message) == ("server_error", "the matcher failed")
+    described = {"$ref": "#/components/schemas/Response", "components": description(["demo"])["components"]}
+    whole = [event.response.to_dict() for event in raw if hasattr(event, "response")]
+    assert [each["status"] for each in whole] == ["in_progress", "in_progress", "failed"]
+    for each in whole:
+        Draft202012Validator(described).validate(each)
 
 
 @pytest.mark.usefixtures("failing")

@@ -137,11 +137,14 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
         ({"input": None}, "input"),
         ({"input": 7}, "input is '7'"),
         ({"input": [7]}, "input[0] is '7'"),
-        ({"input": [{"type": "reasoning"}]}, "input[0] is of type 'reasoning'"),
+        ({"input": [{"type": "local_shell_call"}]}, "input[0] is of type 'local_shell_call'"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0] refers to a stored item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "this server reads text only"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id is not supported"),
-        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning is not supported"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "is no function"),
+        ({"input": "x", "tools": [{"name": "weather"}]}, "tools[0].type is missing"),
+        ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
+        ({"input": "x", "tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice names no function"),
+        ({"input": "x", "tools": [{"type": "custom", "name": "a"}, TOOL | {"name": "?"}]}, "tools[1] has the name"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema is missing"),
     ],
@@ -149,4 +152,4 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
 def test_a_bad_request_is_refused(body: dict[str, object], said: str, server: Running) -> None:
     status, value = server.post({"model": "demo", **body}, "/v1/responses")
     assert (status, said in value["error"]["message"]) == (400, True), value
-    assert server.post({"model": "other", "input": "x"}, "/v1/responses")[0] == 404
+    assert server.post({"model": "demo:other", "input": "x"}, "/v1/responses")[0] == 404

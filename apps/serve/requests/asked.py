@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -14,6 +14,7 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue
 
+from .answer_form import FormBody, read_form
 from .chat_messages import MessageBody, read_message
 from .fields import check_fields, one_of, read_object, typed_body
 from .tools import ChoiceBody, ToolBody, Tools, read_tools
@@ -33,41 +34,41 @@ __all__ = [
     "read_completion",
 ]
 
-PLAIN, SWITCH = MODES = ("plain", "switch")
+PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
 MOST_ANSWERS = 8
-Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
+Stop = Annotated[str, Meta(max_length=1000)]
+Most = Annotated[int, Meta(ge=-1, le=1 << 24, description="-1: no limit.")]
+_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+"""Names of the limit of an answer's tokens; the last is llama.cpp's."""
+_NO_LIMIT = 1 << 24
+TopK = Annotated[int, Meta(ge=-1, le=1 << 20, description="0 and -1: off.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
     """What `model` names: the pack, with one of its adapters (`pack:adapter`), or in a mode (`pack@switch`).
 
-    mode: one of `MODES`, or empty: as the server was started.
+    mode: `PLAIN` or `SWITCH`; None: as the server was started.
     """
 
     pack: str
     adapter: str | None = None
-    mode: str = ""
+    mode: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> ModelName:
         """Split a name; whether there is such a model is the caller's to check."""
         name, at, mode = text.partition("@")
         pack, colon, adapter = name.partition(":")
-        if colon and not adapter:
-            raise InputError(f"model {text[:80]!r} has a colon and no adapter after it")
-        if at and mode not in MODES:
-            raise InputError(f"model {text[:80]!r}: the mode is {mode[:40]!r}, not {' or '.join(MODES)}")
-        return cls(pack, adapter or None, mode)
+        return cls(pack, adapter if colon else None, mode if at else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A checked request. messages: all but the last for a chat; `text` is the user's, or the text to continue."""
 
-    model: ModelName
     text: str
     messages: tuple[Message, ...]
     chat: bool
@@ -87,9 +88,14 @@ class Asked:
     role: str = "user"
     """Whose the text is: the user's or a tool's."""
     name: str = ""
-    """`model` as it was given."""
+    """`model` as it was given, or empty."""
+    model: ModelName = ModelName("")
+    """What answers: the server fills it in."""
+    ignore_eos: bool = False
     truncates: bool = False
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
+    notes: tuple[str, ...] = ()
+    """What is not followed, since a client can do without it; for the reply's header."""
     echoed: Mapping[str, JsonValue] = field(default_factory=dict)
     """Fields that the reply repeats."""
 
@@ -101,10 +107,11 @@ class Asked:
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
         first = base.seed if self.seed is None else self.seed
-        seed = None if first is None else (first + number) % (1 << 63)
+        seed = None if first is None or first < 0 else (first + number) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
-        options = replace(options, grammar=grammar, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
+        options = replace(options, grammar=grammar, ignore_eos=self.ignore_eos or base.ignore_eos)
+        options = replace(options, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
         if self.model.mode == PLAIN:
             return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None, rule=Rule.MATCH)
         return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
@@ -121,25 +128,15 @@ class _StreamOptions:
     include_usage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Schema:
-    schema: dict[str, Any] | bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    type: Annotated[str, one_of("text", "json_object", "json_schema")] = "text"
-    json_schema: _Schema | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    model: str
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body(FormBody):
+    model: Annotated[str, Meta(description="Without it: this server's.")] | None = None
+    max_tokens: Most | None = None
+    max_completion_tokens: Most | None = None
+    n_predict: Most | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: Seed | None = None
@@ -147,7 +144,7 @@ class _Body:
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     return_rounds: bool | None = None
-    response_format: _Format | None = None
+    ignore_eos: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +167,7 @@ class CompletionBody(_Body):
     """The body of /v1/completions. prompt: a text, or a list of one text."""
 
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    logprobs: bool | Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
 def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
@@ -203,9 +200,10 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     value = read_object(data)
     body = typed_body(value, CompletionBody)
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    if value.get("top_logprobs") is not None:
+    if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
-    return replace(_asked(value, body, defaults, text=prompt, messages=(), chat=False), top_logprobs=body.logprobs)
+    asked = _asked(value, body, defaults, text=prompt, messages=(), chat=False)
+    return replace(asked, top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs))
 
 
 def _asked(
@@ -222,39 +220,39 @@ def _asked(
     check_fields(value, {each.name for each in fields(body)} | {"tools"})
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: set it to true")
-    most = body.max_completion_tokens or body.max_tokens
-    if most != (body.max_tokens or most):
-        raise InputError("max_tokens and max_completion_tokens differ: give one of them")
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")
     if given["top_p"] == 0:  # the smallest set of tokens is the likeliest one
         given |= {"top_p": None, "top_k": 1}
+    elif given["top_k"] == -1:
+        given["top_k"] = 0
     return Asked(
-        model=ModelName.parse(body.model),
-        name=body.model,
+        name=body.model or "",
         text=text,
         messages=messages,
         chat=chat,
         sampling=replace(defaults, **{name: each for name, each in given.items() if each is not None}),
-        max_tokens=most,
-        stop=stop,
+        max_tokens=_limit(body),
+        stop=tuple(each for each in stop if each),
         seed=body.seed,
         answers=body.n or 1,
         stream=bool(body.stream),
         rounds=bool(body.return_rounds),
-        grammar=_grammar(body.response_format),
+        grammar=read_form(body),
+        ignore_eos=bool(body.ignore_eos),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
 
 
-def _grammar(form: _Format | None) -> Grammar | None:
-    """Return what the answer has to follow. Raises InputError."""
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_object":
-        return Grammar.json_object()
-    if form.type == "json_schema" and form.json_schema is not None:
-        return Grammar.of_schema(form.json_schema.schema)
-    raise InputError(f"response_format must be text, json_object or json_schema with a schema, not {form.type[:40]!r}")
+def _limit(body: _Body) -> int | None:
+    """Return the most tokens of an answer; None: the pack's default. Raises InputError."""
+    given = {name: most for name in _LIMITS if (most := getattr(body, name)) is not None}
+    if len({*given.values()}) > 1:
+        raise InputError(f"{' and '.join(given)} differ: give one of them")
+    for name, most in given.items():
+        if most == 0:
+            raise InputError(f"{name} is 0: give 1 or more, or -1 for no limit")
+        return _NO_LIMIT if most < 0 else most
+    return None

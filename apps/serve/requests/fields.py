@@ -21,8 +21,9 @@ _Kind = TypeVar("_Kind")
 _MOST_LEVELS = 200
 """Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""
 NO_EFFECT = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    "cache_prompt",  # llama.cpp's: every prompt is cached
+    *("user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("service_tier", "guided_decoding_backend"),  # there is one of each
+    *("cache_prompt", "id_slot", "priority", "request_id"),  # llama.cpp's and vLLM's: every prompt is cached
 )
 """Fields that are accepted: no answer depends on them."""
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -38,15 +39,18 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "reasoning_effort": ("none",),
     "store": (False,),
-    "service_tier": ("auto", "default"),
-    **dict.fromkeys(("web_search_options", "prediction", "verbosity"), ()),
+    "verbosity": ("medium",),
+    "top_logprobs": (0,),
+    **dict.fromkeys(("web_search_options", "prediction", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients
-    "grammar": ("",),
-    "min_tokens": (0,),
-    **dict.fromkeys(("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "n_probs"), (0,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
+    "tfs_z": (1,),
     **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("ignore_eos", "use_beam_search", "timings_per_token"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(
+        ("use_beam_search", "timings_per_token", "include_stop_str_in_output", "continue_final_message"), (False,)
+    ),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
 }
 """Fields that this server does not offer, with the values that mean nothing, besides null."""
 
@@ -63,7 +67,7 @@ def check_fields(
 ) -> None:
     """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
     for name, each in value.items():
-        if name in known or name in NO_EFFECT or (name in unsupported and each is None):
+        if each is None or name in known or name in NO_EFFECT:
             continue
         if name not in unsupported:
             close = get_close_matches(name, known, 1)

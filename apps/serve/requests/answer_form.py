@@ -1,0 +1,142 @@
+"""Reads what an answer has to follow: OpenAI's `response_format`, and how clients of other servers spell the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
+
+from edgedecode import InputError
+from edgedecode.duplicate_names import unique_keys
+from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.typed_json import JsonValue
+
+from .fields import one_of
+
+__all__ = ["FormBody", "FormatBody", "read_form"]
+
+_Schema: TypeAlias = dict[str, Any] | bool | str
+_Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
+_TYPES = ("text", "json_object", "json_schema", "regex", "grammar")
+_BESIDE_SCHEMA = {"name", "description", "strict"}
+"""What OpenAI's `json_schema` has besides `schema`; anything else in it is a schema's own keyword."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatBody:
+    """The field `response_format`, or `text.format` of responses. schema: allowed with `json_object` too (llama.cpp).
+
+    json_schema: OpenAI's object with a `schema`, or the schema itself. pattern: a regular expression. grammar: Lark's
+    or llama.cpp's syntax.
+    """
+
+    type: Annotated[str, one_of(*_TYPES)] = "text"
+    json_schema: dict[str, Any] | bool | None = None
+    schema: _Schema | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Structured:
+    """vLLM's field `structured_outputs`."""
+
+    json: _Schema | None = None
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Annotated[None, Meta(description="Not offered.")] = None
+    whitespace_pattern: Annotated[None, Meta(description="Not offered.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormBody:
+    """The fields of a body that say what its answer follows: at most one of them."""
+
+    response_format: FormatBody | None = None
+    json_schema: _Schema | None = None
+    grammar: Annotated[str, Meta(description="In Lark's syntax, or llama.cpp's (GBNF).")] | None = None
+    guided_json: _Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: _Structured | None = None
+
+
+def read_form(body: FormBody) -> Grammar | None:
+    """Return what the answer has to follow; None: nothing. Raises InputError, also for several that differ."""
+    structured = body.structured_outputs or _Structured()
+    asked = {
+        "response_format": None if body.response_format is None else read_format(body.response_format),
+        "json_schema": _of_schema(body.json_schema, "json_schema"),
+        "grammar": _of_rules(body.grammar),
+        "guided_json": _of_schema(body.guided_json, "guided_json"),
+        "guided_regex": _of_regex(body.guided_regex),
+        "guided_choice": _of_choices(body.guided_choice),
+        "guided_grammar": _of_rules(body.guided_grammar),
+        "structured_outputs.json": _of_schema(structured.json, "structured_outputs.json"),
+        "structured_outputs.regex": _of_regex(structured.regex),
+        "structured_outputs.choice": _of_choices(structured.choice),
+        "structured_outputs.grammar": _of_rules(structured.grammar),
+        "structured_outputs.json_object": Grammar.json_object() if structured.json_object else None,
+    }
+    found = {name: grammar for name, grammar in asked.items() if grammar is not None}
+    if len({*found.values()}) > 1:
+        raise InputError(f"{' and '.join(found)} exclude each other: give one of them")
+    return next(iter(found.values()), None)
+
+
+def read_format(form: FormatBody) -> Grammar | None:
+    """Return what `response_format` asks for. Raises InputError."""
+    match form.type:
+        case "text":
+            return None
+        case "json_object" | "json_schema":
+            schemas = [each for each in (form.schema, _inner(form.json_schema)) if each is not None]
+            if len(schemas) > 1 and schemas[0] != schemas[1]:
+                raise InputError("response_format.schema and response_format.json_schema differ: give one of them")
+            if schemas:
+                return _of_schema(schemas[0], "response_format.schema")
+            if form.type == "json_object":
+                return Grammar.json_object()
+            raise InputError("response_format.schema is missing: give it there, or as json_schema.schema")
+        case "regex" if form.pattern:
+            return _of_regex(form.pattern)
+        case "grammar" if form.grammar:
+            return _of_rules(form.grammar)
+        case "regex" | "grammar":
+            field = "pattern" if form.type == "regex" else "grammar"
+            raise InputError(f"response_format.{field} is missing")
+    raise InputError(f"response_format.type must be one of {', '.join(_TYPES)}, not {form.type[:40]!r}")
+
+
+def _inner(given: dict[str, Any] | bool | None) -> _Schema | None:
+    """Return the schema in OpenAI's `json_schema`, which some clients give without the object around it."""
+    if not isinstance(given, dict) or "schema" in given:
+        return given["schema"] if isinstance(given, dict) else given
+    return given if given.keys() - _BESIDE_SCHEMA else None
+
+
+def _of_schema(given: _Schema | None, name: str) -> Grammar | None:
+    schema: JsonValue = given
+    if isinstance(given, str):
+        try:
+            schema = json.loads(given, object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError):
+            raise InputError(f"{name} is not JSON") from None
+    return None if schema is None else Grammar.of_schema(schema)
+
+
+def _of_regex(pattern: str | None) -> Grammar | None:
+    return Grammar(GrammarKind.REGEX, pattern) if pattern else None
+
+
+def _of_choices(choices: list[str] | None) -> Grammar | None:
+    return None if choices is None else Grammar.of_choices(choices)
+
+
+def _of_rules(text: str | None) -> Grammar | None:
+    return Grammar.of_rules(text) if text else None

@@ -1,0 +1,213 @@
+"""Reads the body of /v1/responses, as the chat that means the same. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from edgedecode import InputError, SamplingOptions
+from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
+from edgedecode.typed_json import JsonValue
+
+from .answer_form import FormatBody
+from .asked import TRUNCATION, Asked, Most, Seed, Stop, TopK, read_chat
+from .fields import UNSUPPORTED, check_fields, one_of, read_object, typed_body
+
+__all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
+
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "stream", "seed", "stop", "tool_choice"),
+    *("parallel_tool_calls", "top_logprobs", "truncation", "ignore_eos"),
+)
+"""Fields that mean the same for chat completions."""
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    _LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    *("web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs"),
+    "computer_call_output.output.image_url",
+)
+"""All but the first are parts of items that no answer of this server has."""
+_LEFT_OUT = ("reasoning", "web_search_call")
+"""Items of the input that other servers' models made for themselves: no chat template has a place for them."""
+_PLACES = re.compile(r"\b(messages|tools)\b(?:\[(\d+)\](?:\.function\b)?)?")
+UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
+    "previous_response_id": (),
+    "conversation": (),
+    "prompt": ({},),
+    "background": (False,),
+    "logprobs": (False,),
+    "max_tool_calls": (),
+    "return_rounds": (False,),
+    "n": (1,),
+    "max_tokens": (),
+    "response_format": (),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    **{name: UNSUPPORTED[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "store")},
+}
+"""Fields that would change the answer, or need a store, with the values that mean nothing."""
+_ECHOED = (
+    *("instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"),
+    *("top_logprobs", "truncation"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    format: FormatBody | None = None
+    verbosity: Annotated[str, one_of("medium")] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reasoning:
+    """summary: there is none, as this server's reasoning, if any, is not hidden."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """The body of /v1/responses. input: a text, or messages, calls and their outputs."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Most | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    text: _Text | None = None
+    reasoning: _Reasoning | None = None
+    truncation: Annotated[str, TRUNCATION] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Annotated[str, one_of(*_INCLUDED)]] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+
+
+def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
+    """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
+    value = read_object(data)
+    body = typed_body(value, ResponseBody)
+    check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise InputError("text.verbosity is not supported by this server: leave it out")
+    chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
+    chat["logprobs"] = _includes_logprobs(body.include or [])
+    if body.top_logprobs and not chat["logprobs"]:
+        raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
+    if isinstance(choice := value.get("tool_choice"), dict) and "name" in choice:
+        chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    chat["messages"], places = _messages(body.instructions, body.input)
+    chat["max_tokens"] = body.max_output_tokens
+    functions = [number for number, tool in enumerate(body.tools or []) if _is_function(tool, number)]
+    chat["tools"] = [_nested((body.tools or [])[number]) for number in functions]
+    chat["response_format"] = text.get("format") if isinstance(text := value.get("text"), dict) else None
+    try:
+        asked = read_chat(json.dumps(chat).encode(), defaults)
+    except InputError as error:
+        raise InputError(_renamed(str(error), {"messages": places, "tools": functions})) from None
+    echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
+    return replace(asked, echoed=echoed, notes=(*_notes(body), *asked.notes))
+
+
+def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
+    """Return a chat's error with the names of this body. numbers: where each message or tool of the chat is in it."""
+
+    def named(found: re.Match[str]) -> str:
+        name = "input" if found[1] == "messages" else found[1]
+        return name if found[2] is None else f"{name}[{numbers[found[1]][int(found[2])]}]"
+
+    message = message.replace("response_format", "text.format").replace("max_tokens", "max_output_tokens")
+    return _PLACES.sub(named, message)
+
+
+def _notes(body: ResponseBody) -> list[str]:
+    """Return what is not followed, since the client can do without it."""
+    kinds = sorted({str(tool["type"])[:40] for tool in body.tools or [] if tool["type"] != "function"})
+    notes = [f"tools of the types {', '.join(kinds)} were left out: this server offers functions only"] if kinds else []
+    if body.reasoning is not None and body.reasoning.effort not in (None, "none"):
+        notes.append("reasoning.effort was not followed: this pack has no such setting")
+    return notes
+
+
+def _includes_logprobs(include: Sequence[str]) -> bool:
+    for name in include:
+        if name not in _INCLUDED:
+            raise InputError(f"include has {name[:80]!r}: this server knows {', '.join(_INCLUDED)}")
+    return _LOGPROBS in include
+
+
+def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tuple[list[JsonValue], list[int]]:
+    """Return the messages of a chat, and the first item of the input that each is made of."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    found: list[JsonValue] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    numbers, calls = [0] * len(found), list[JsonValue]()
+    for number, item in enumerate(items):
+        kind = item.get("type") or "message"
+        if kind in _LEFT_OUT:
+            continue
+        if kind not in ("function_call", "custom_tool_call"):
+            calls = []
+        match kind:
+            case "message":
+                found.append({"role": item.get("role"), "content": _content(item.get("content"), number)})
+            case "function_call" | "custom_tool_call":
+                if not calls:  # the calls of one answer are one message, as the model wrote them
+                    found.append({"role": "assistant", "tool_calls": calls})
+                calls.append(_call(item))
+            case "function_call_output" | "custom_tool_call_output":
+                output = _content(item.get("output"), number)
+                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            case "item_reference":
+                raise InputError(f"input[{number}] refers to a stored item: this server stores none, send it again")
+            case other:
+                raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
+        numbers += [number] * (len(found) - len(numbers))
+    return found, numbers
+
+
+def _call(item: Mapping[str, JsonValue]) -> JsonValue:
+    """Return a call as chat completions have it; the text that a custom tool was called with becomes an argument."""
+    custom = item.get("type") == "custom_tool_call"
+    arguments = json.dumps({"input": item.get("input")}) if custom else item.get("arguments")
+    return {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": arguments}}
+
+
+def _content(content: JsonValue, number: int) -> JsonValue:
+    if not isinstance(content, list):
+        return content
+    parts: list[JsonValue] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or kind not in ("input_text", "output_text", "text", "refusal"):
+            raise InputError(f"input[{number}] has a part that is not text: this server reads text only")
+        parts.append({"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")})
+    return parts
+
+
+def _is_function(tool: Mapping[str, JsonValue], number: int) -> bool:
+    """Return whether a tool is a function; others are left out, with a note. Raises InputError for one of no type."""
+    if not isinstance(tool.get("type"), str):
+        raise InputError(f"tools[{number}].type is missing")
+    return tool["type"] == "function"
+
+
+def _nested(tool: Mapping[str, JsonValue]) -> JsonValue:
+    """Return a function as chat completions describe it."""
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
