@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,17 @@ class ServeCommand:
             "--allow-host", action="append", default=[], metavar="NAME", help="accept this name in the Host header too"
         )
         group.add_argument(
+            "--allow-origin",
+            action="append",
+            type=_origin,
+            default=[],
+            metavar="ORIGIN",
+            help="let web pages from here use the server, as https://example.org; '*': from anywhere",
+        )
+        group.add_argument(
+            "--strict-model", action="store_true", help="refuse requests for models of other names than this pack's"
+        )
+        group.add_argument(
             "--parallel", type=positive_count, default=4, metavar="N", help="answers at a time (default: %(default)s)"
         )
         group.add_argument(
@@ -102,7 +114,15 @@ def _limits(arguments: Namespace) -> Limits:
         if not key:
             raise InputError(f"--host {arguments.host} opens the server to other machines: give --api-key-file too")
         hosts = (*hosts, arguments.host) if arguments.host not in ("0.0.0.0", "::") else tuple(arguments.allow_host)
-    return Limits(hosts=hosts, key=key)
+    return Limits(hosts=hosts, origins=tuple(arguments.allow_origin), key=key, strict_model=arguments.strict_model)
+
+
+def _origin(text: str) -> str:
+    """Return an origin as browsers send it. Raises ArgumentTypeError."""
+    origin = text.rstrip("/").casefold()
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+        raise ArgumentTypeError(f"{text!r} is no origin: give scheme and host, as https://example.org, or '*'")
+    return origin
 
 
 def _key(path: Path) -> str:
