@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from itertools import takewhile
 
 from .token_text import Layout, Pieces
 
@@ -13,9 +14,9 @@ __all__ = ["Detokenizer"]
 class Detokenizer:
     """Turn a stream of ids into a stream of text.
 
-    - The concatenation of all pushes and the flush equals `Tokenizer.decode` of all the ids, for any ids.
-    - Emitted text is never taken back and never ends within a character; an incomplete character is emitted by
-      `flush`, as U+FFFD.
+    - The concatenation of all pushes and the flush equals `Tokenizer.decode` of all the ids, for any ids, but for a
+      character that the last ids leave incomplete: it is left out, where `decode` writes U+FFFD, which no token wrote.
+    - Emitted text is never taken back and never ends within a character.
     - The cost per token is constant, about two microseconds: no part of the text is decoded twice.
 
     Byte-level vocabularies emit each character as soon as it is complete. With SentencePiece byte fallback, a run of
@@ -43,8 +44,9 @@ class Detokenizer:
         return "".join([self._step(id) for id in ids if id not in self._skip])
 
     def flush(self) -> str:
-        """Return the rest of the text and start a new one."""
-        rest = self._utf8.decode(b"", final=True) + self._text_of_run()
+        """Return the rest of the text, without an incomplete character at its end, and start a new one."""
+        del self._run[len(self._run) - self._incomplete() :]
+        rest = self._text_of_run()
         self._utf8.reset()
         self._run = []
         self._started = False
@@ -66,6 +68,13 @@ class Detokenizer:
             self._run = []
             self._started = True
         return text
+
+    def _incomplete(self) -> int:
+        """Return how many byte tokens at the end of the run begin a character that has no end."""
+        last = takewhile(lambda byte: byte is not None, map(self._pieces.byte, reversed(self._run)))
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(bytes(byte for byte in last if byte is not None)[::-1])
+        return len(decoder.getstate()[0])
 
     def _text_of_run(self) -> str:
         if not self._run:

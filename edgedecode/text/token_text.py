@@ -85,10 +85,8 @@ class Pieces:
         if token is None:
             return b""
         if self.is_byte(token):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:  # spelled like a byte, and none
-                return token.encode()
+            byte = self.byte(token)
+            return token.encode() if byte is None else bytes([byte])
         return (self.decode([token]) if self.layout is Layout.WHOLE else self.text_of(id) or "").encode()
 
     def continuation(self, tokens: list[str]) -> str:
@@ -98,6 +96,13 @@ class Pieces:
     def is_byte(self, token: str) -> bool:
         """Return whether a token may be one byte of a character (`<0xE2>`) and must be decoded with its neighbours."""
         return self.layout is Layout.FALLBACK and _is_fallback(token)
+
+    def byte(self, token: str) -> int | None:
+        """Return the byte that such a token is; None for others, and for one that is spelled alike, as `<0xZZ>`."""
+        try:
+            return int(token[3:5], 16) if self.is_byte(token) else None
+        except ValueError:
+            return None
 
     def is_single_byte(self, token: str) -> bool:
         """Return whether a token stands for one byte, in any layout."""

@@ -136,7 +136,9 @@ def test_stream_never_shows_half_a_character() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(draft_max=3)) as made:  # random bytes, hardly ever UTF-8
         chunks = list(made.stream("hello", max_tokens=60))
         whole = "".join(chunk.text for chunk in chunks)
-        assert whole == pair.tokenizer.decode([token for chunk in chunks for token in chunk.tokens])
+        said = pair.tokenizer.decode([token for chunk in chunks for token in chunk.tokens])
+        assert said.startswith(whole)
+        assert len(said) - len(whole) <= 1, "but for a character that is cut off"
         assert "\ufffd" in whole
 
 
