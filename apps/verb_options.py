@@ -21,7 +21,7 @@ from edgedecode import (
     load,
     plan,
 )
-from edgedecode.commands import count, positive_count, real_number, scaled_name, seed
+from edgedecode.commands import biased_token, count, positive_count, real_number, scaled_name, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
@@ -220,12 +220,20 @@ def add_sampling_options(parser: ArgumentParser, *, defaults: str, first_seed: s
         flag, metavar = option.flag.split()
         kind = count if option.whole else real_number
         group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        type=biased_token,
+        metavar="ID=X",
+        help="add X to the logit of a token id, -100 (never) to 100; may be repeated",
+    )
     group.add_argument("--seed", type=seed, metavar="N", help=f"seed of the first answer (default: {first_seed})")
 
 
 def given_sampling(arguments: Namespace, defaults: SamplingOptions) -> SamplingOptions:
     """Return these options with the given ones in their place. Raises InputError for a value out of range."""
     given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
+    given["logit_bias"] = arguments.logit_bias and dict(arguments.logit_bias)
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 __all__ = [
     "MOST",
     "Command",
+    "biased_token",
     "count",
     "name_list",
     "positive_count",
@@ -24,6 +25,7 @@ MOST = 10**9 - 1
 """The largest count that any option takes."""
 _WHOLE = re.compile(r"-?[0-9]+")
 _REAL = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_BIAS = re.compile(r"([0-9]{1,9})(?:=|(?=[+-]))(.+)")
 _SHOWN = 40
 """Longest argument that a message quotes in full, in characters."""
 
@@ -69,6 +71,14 @@ def real_number(text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{_shown(text)} is not a number: write it as, for example, 0.7")
     return value
+
+
+def biased_token(text: str) -> tuple[int, float]:
+    """Parse ID=X, or llama.cpp's ID+X and ID-X. Raises ArgumentTypeError with what is expected."""
+    found = _BIAS.fullmatch(text)
+    if found is None:
+        raise ArgumentTypeError(f"{_shown(text)} is no bias of a token: write ID=X, for example 50=-100")
+    return int(found[1]), real_number(found[2].removeprefix("+"))
 
 
 def scaled_name(text: str) -> tuple[str, float]:

@@ -307,15 +307,25 @@ def reference_row(
     vocabulary: int,
     options: SamplingOptions,
     seen: Sequence[int],
+    generated: Sequence[int] = (),
     allowed: Sequence[bool] | None = None,
 ) -> list[float]:
-    """Return the probability of each id, by a slow and obvious implementation of the documented order of steps."""
+    """Return the probability of each id, by a slow and obvious implementation of the documented order of steps.
+
+    generated: the tokens that frequency and presence penalties count.
+    """
     logits = [float(value) for value in row[:vocabulary]]
     if allowed is not None:
         logits = [value if good else -np.inf for value, good in zip(logits, allowed, strict=True)]
-    for token in set(seen):
+    for token, bias in options.logit_bias:
+        logits[token] += -1e4 if bias == -100 else bias
+    for token in {*seen, *generated}:
         value = logits[token]
         logits[token] = value / options.repetition_penalty if value > 0 else value * options.repetition_penalty
+    for token in generated:
+        logits[token] -= options.frequency_penalty
+    for token in set(generated):
+        logits[token] -= options.presence_penalty
     if options.greedy:
         best = max(range(vocabulary), key=lambda id: (logits[id], -id))
         return [float(id == best) for id in range(vocabulary)]

@@ -103,6 +103,7 @@ class EvalCommand:
         sampling = [
             option.flag.split()[0] for option in sampling_table() if getattr(arguments, option.name) is not None
         ]
+        sampling += ["--logit-bias"] if arguments.logit_bias else []
         if used := _given(arguments, TASK_OPTIONS) + sampling:
             arguments.usage_error(f"{used[0]} needs --tasks")
         if not (arguments.equality or arguments.kv_types):

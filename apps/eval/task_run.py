@@ -16,7 +16,6 @@ from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.plot_file import check_plot
-from edgedecode.sampling.weights import sampling_table
 
 from ..interrupts import leaving_at_once
 from ..machine import Machine, engine_versions
@@ -65,7 +64,7 @@ def run_tasks(arguments: Namespace) -> int:
         "arms": {name: repr(options) for pack in packs for name, options in pack.arms.items()},
         "tasks": tasks_digest(tasks),
         "max_tokens": max_tokens,
-        "sampling": {option.name: getattr(sampling, option.name) for option in sampling_table()},
+        "sampling": {**sampling.as_dict(), "logit_bias": dict(sampling.logit_bias)},
         "seed": seed,
         "runtime": (arguments.runtimes or ["auto"])[0],
         "kv_type": arguments.kv_type,

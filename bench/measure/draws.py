@@ -15,6 +15,7 @@ import numpy as np
 
 from edgedecode import SamplingOptions
 from edgedecode.arrays import FloatArray
+from edgedecode.sampling.penalties import Marked
 from edgedecode.sampling.row_draw import RowDraw
 
 __all__ = ["DrawCost", "draw_shapes", "measure_draws"]
@@ -91,7 +92,7 @@ def _combinations(size: int, *, quick: bool) -> list[SamplingOptions]:
 
 
 def _seconds(helper: RowDraw, row: FloatArray, options: SamplingOptions, times: int) -> float:
-    seen = np.arange(min(SEEN, len(row)))
+    seen = Marked.of(dict.fromkeys(range(min(SEEN, len(row))), 1))
     found = []
     for key in range(times):
         began = perf_counter()

@@ -101,7 +101,7 @@ def decode(
         raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy="an answer needs room too")
     started = clock()
     limit = min(len(tokens) + max_tokens, context)
-    sampler.begin(tokens)
+    sampler.begin(tokens, generated=stats.tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # recurrent states may need a new prefill
     if stats.rounds == 0:
@@ -111,7 +111,7 @@ def decode(
     if switching is None:
         _catch_up(target, state, tokens, setting)
     else:
-        switching.begin(tokens)
+        switching.begin(tokens, generated=stats.tokens)
 
     verdict: Verdict | None = None
     first, now = True, started

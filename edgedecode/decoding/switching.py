@@ -28,8 +28,8 @@ class Switching(Protocol):
         """
         ...
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a generation after `tokens`; the draft model writes first."""
+    def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
+        """Start a generation after `tokens`, of which the last `generated` are an answer's; the draft model begins."""
         ...
 
     def write(self, tokens: Sequence[int], limit: int) -> list[int]:

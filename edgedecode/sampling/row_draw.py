@@ -15,6 +15,7 @@ from edgedecode.arrays import FloatArray, IntArray
 
 from .counter_rng import first_arrivals
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, total_mass, unnormalised
+from .penalties import Marked
 from .weights import weighted
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ class RowDraw(Protocol):
         ...
 
     def draw(
-        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
+        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
         """Return the id sampled with the noise of `key`: the first arrival among the weights that the options keep.
 
         Options apply in the order of `SamplingOptions`; greedy options take the arg-max after the penalties.
-        seen: int64 indices into the row to penalise, in any order, duplicates allowed.
+        seen: the row's indices to penalise, in any order, and how often each was generated.
         ids: int64 [n], the id of each element, ascending; None: its index.
         """
         ...
@@ -129,9 +130,9 @@ class NumpyRowDraw:
         return ids[np.argsort(-row[ids], kind="stable")]
 
     def draw(
-        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
+        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
-        row = options.penalised(row, seen)
+        row = options.penalised(row, seen, ids=ids)
         if options.greedy:
             index = largest(row)
             return index if ids is None else int(ids[index])

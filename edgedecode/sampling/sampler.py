@@ -18,6 +18,7 @@ from edgedecode.errors import InputError
 from .counter_rng import first_arrivals, mixed
 from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
+from .penalties import Counter, Marked
 from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
 from .weights import SamplingOptions, weighted
@@ -95,49 +96,41 @@ def answer_seed(seed: int | None, number: int) -> int:
     return seed if number == 0 else mixed(mixed(seed) + number) >> 64 - _SEED_BITS
 
 
-_ROOM = 256
-"""Initial capacity of the array of penalised ids; it doubles when it is full."""
+_NOTHING = Marked.of()
 
 
 class Sampler:
-    """Turns logits into tokens, or into `Probs`, for one sequence; records the ids that penalties need.
+    """Turns logits into tokens, or into `Probs`, for one sequence; counts the tokens as penalties need.
 
     row_draw: the helper that samples a token from a row; None: numpy.
     """
 
-    __slots__ = ("_count", "_known", "_penalises", "_row_draw", "_seen", "options", "vocabulary_size")
+    __slots__ = ("_counter", "_penalises", "_row_draw", "options", "vocabulary_size")
 
     def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
         self._row_draw = row_draw or NumpyRowDraw()
         self.vocabulary_size = vocabulary_size
-        self._known: set[int] = set()
+        self._counter = Counter(vocabulary_size)
         self._penalises = options.penalises
-        self._seen = np.empty(0, dtype=np.int64)
-        self._count = 0
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a sequence with `tokens`, forgetting the previous one."""
-        self._known.clear()
-        self._count = 0
-        self.extend(tokens)
+    def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
+        """Start a sequence with `tokens`, the last `generated` of them an answer's, forgetting the previous one."""
+        self._counter.clear()
+        if self._penalises:
+            start = len(tokens) - generated
+            self._counter.add(tokens[:start], generated=False)
+            self._counter.add(tokens[start:], generated=True)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""
-        if not self._penalises:
-            return
-        for token in tokens:
-            if token not in self._known and token < self.vocabulary_size:
-                self._known.add(token)
-                if self._count == len(self._seen):
-                    self._seen = np.resize(self._seen, max(_ROOM, 2 * self._count))
-                self._seen[self._count] = token
-                self._count += 1
+        if self._penalises:
+            self._counter.add(tokens, generated=True)
 
     @property
     def takes_largest(self) -> bool:
         """Whether it takes the arg-max of every unmodified row."""
-        return self.options.greedy and not self._penalises
+        return self.options.greedy and not self.options.changes_logits
 
     def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
         """Sample a token with the noise of `key`: the token of `Noise.draw_at` on `probs`, without computing `probs`.
@@ -146,12 +139,7 @@ class Sampler:
         Raises the errors of `probs`.
         """
         logits = row[: self.vocabulary_size if ids is None else len(ids)]
-        seen = self._seen_with(path)
-        if ids is not None and len(seen):
-            places = np.searchsorted(ids, seen)
-            places[places == len(ids)] = 0
-            seen = places[ids[places] == seen]
-        return self._row_draw.draw(logits, self.options, key=key, seen=seen, ids=ids)
+        return self._row_draw.draw(logits, self.options, key=key, seen=self._seen_with(path).among(ids), ids=ids)
 
     def top(self, row: FloatArray, k: int) -> IntArray:
         """Return the ids of the k largest raw logits of a row (all if fewer), likeliest first; padding is excluded."""
@@ -176,9 +164,6 @@ class Sampler:
         p /= p.sum()
         return Probs(np.arange(len(p)) if ids is None else ids, p)
 
-    def _seen_with(self, path: Sequence[int]) -> IntArray:
-        """Return the ids to penalise after `path`: those of the sequence, each once, then the path's."""
-        if not self._penalises or not path:
-            return self._seen[: self._count]
-        drafted = [token for token in path if token < self.vocabulary_size]
-        return np.concatenate((self._seen[: self._count], np.array(drafted, dtype=np.int64)))
+    def _seen_with(self, path: Sequence[int]) -> Marked:
+        """Return the ids seen in the sequence and after it in `path`, and how often each was generated."""
+        return self._counter.after(path) if self._penalises else _NOTHING

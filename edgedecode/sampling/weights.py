@@ -18,11 +18,12 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, total_mass, unnormalised
+from .penalties import Bias, Marked, biases_of, checked_bias, frequent, present, repeated
 
-__all__ = ["SamplingOption", "SamplingOptions", "penalised", "sampling_table", "weighted"]
+__all__ = ["SamplingOption", "SamplingOptions", "near_best", "nucleus", "sampling_table", "weighted"]
 
-Penalty = Callable[[FloatArray, IntArray, float], FloatArray]
-"""(row of logits, indices seen in any order with duplicates, the option's value) → the penalised row."""
+Penalty = Callable[[FloatArray, FloatArray, float], FloatArray]
+"""(logits of the tokens seen, how often each was generated, the option's value) → the penalised logits."""
 Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
 """(weights, at least one of them positive, the option's value) → a mask of the weights to keep, at least one."""
 
@@ -44,7 +45,7 @@ class SamplingOption:
     gguf: str = ""
     """The key in a GGUF file, after `general.sampling.`; empty: none."""
     penalise: Penalty | None = None
-    """Changes a row of logits; None: no change."""
+    """Changes the logits of tokens that occurred; None: no change."""
     keeps: Truncation | None = None
     """Selects the weights to keep, among those that earlier options kept; None: all."""
     name: str = ""
@@ -60,14 +61,6 @@ class SamplingOption:
     def allows(self, value: float) -> bool:
         least, most = self.between
         return value == self.off or (math.isfinite(value) and least <= value <= most)
-
-
-def penalised(logits: FloatArray, seen: IntArray, penalty: float) -> FloatArray:
-    """Divide positive and multiply negative logits of every index seen (CTRL, 1909.05858), each index once."""
-    result = logits.copy()
-    values = result[seen]
-    result[seen] = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
-    return result
 
 
 def nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
@@ -87,8 +80,8 @@ _ABOVE_0 = math.ulp(0.0)
 class SamplingOptions:
     """How to sample a token. temperature 0 is greedy: the arg-max of the penalised row.
 
-    The order of processing is penalties, temperature, top-k, then the options with `keeps` in the order of the fields.
-    Raises InputError for values out of range.
+    The order of processing is logit_bias, the penalties in the order of the fields, temperature, top-k, then the
+    options with `keeps` in the order of the fields. Raises InputError for values out of range.
     """
 
     temperature: Annotated[
@@ -139,11 +132,35 @@ class SamplingOptions:
             (_ABOVE_0, 100.0),
             allowed="above 0 (1 is off), up to 100",
             flag="--repeat-penalty X",
-            help="divide seen tokens' logits; 1: off",
+            help="divide the logits of tokens in prompt and answer; 1: off",
             gguf="penalty_repeat",
-            penalise=penalised,
+            penalise=repeated,
         ),
     ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        SamplingOption(
+            (-100.0, 100.0),
+            allowed="-100 to 100 (0 is off)",
+            flag="--frequency-penalty X",
+            help="lower a token's logit by X each time it is generated; 0: off",
+            penalise=frequent,
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        SamplingOption(
+            (-100.0, 100.0),
+            allowed="-100 to 100 (0 is off)",
+            flag="--presence-penalty X",
+            help="lower the logits of generated tokens by X; 0: off",
+            penalise=present,
+        ),
+    ] = 0.0
+    logit_bias: Mapping[int, float] | Bias = ()
+    """By id, what is added to its logit, -100 (never) to 100; kept as pairs in the order of the ids."""
+    biases: Marked = field(init=False, repr=False, compare=False)
+    """What `logit_bias` adds to a row."""
     active: Mapping[str, SamplingOption] = field(init=False, repr=False, compare=False)
     """The options that are not off, by name, in the order of the fields."""
 
@@ -154,6 +171,8 @@ class SamplingOptions:
                 raise InputError(f"{option.name} {value} is out of range: {option.allowed}")
         active = {option.name: option for option in table if getattr(self, option.name) != option.off}
         object.__setattr__(self, "active", active)
+        object.__setattr__(self, "logit_bias", pairs := checked_bias(self.logit_bias))
+        object.__setattr__(self, "biases", biases_of(pairs))
 
     @property
     def greedy(self) -> bool:
@@ -164,18 +183,37 @@ class SamplingOptions:
         """Whether logits depend on the tokens so far."""
         return any(option.penalise is not None for option in self.active.values())
 
-    def penalised(self, logits: FloatArray, seen: IntArray) -> FloatArray:
-        """Return the row after all penalties; the same array if there are none."""
+    @property
+    def changes_logits(self) -> bool:
+        return self.penalises or bool(self.logit_bias)
+
+    def penalised(self, logits: FloatArray, seen: Marked, *, ids: IntArray | None = None) -> FloatArray:
+        """Return the row after biases and penalties; the same array if there are none.
+
+        seen: the row's indices of tokens that occurred, and how often each was generated. ids: the id of each element,
+        ascending; None: its index.
+        """
+        if not self.changes_logits:
+            return logits
+        result, bias = logits.copy(), self.biases.among(ids)
+        result[bias.ids] += bias.numbers
+        values = result[seen.ids]
         for name, option in self.active.items():
             if option.penalise is not None:
-                logits = option.penalise(logits, seen, getattr(self, name))
-        return logits
+                values = option.penalise(values, seen.numbers, getattr(self, name))
+        result[seen.ids] = values
+        return result
 
     def truncations(self) -> Iterator[tuple[Truncation, float]]:
         """Yield the active truncations with their values, in order."""
         for name, option in self.active.items():
             if option.keeps is not None:
                 yield option.keeps, getattr(self, name)
+
+    def check_ids(self, size: int) -> None:
+        """Raise InputError if a bias is for an id outside a vocabulary of this size."""
+        if len(self.biases.ids) and (last := int(self.biases.ids[-1])) >= size:
+            raise InputError(f"logit_bias has the id {last}, and the vocabulary's ids are 0 to {size - 1}")
 
     def as_dict(self) -> dict[str, float]:
         return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}

@@ -52,6 +52,7 @@ class BareSession:
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw, card = shared.row_draw(), shared.target.card
         context = planned_context(options.context, card.context)
+        self.sampling.check_ids(card.vocabulary_size)
         check_options(options, choice := shared.choice(options), card=card)
         if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
             shared.drafter_source(options.drafter)

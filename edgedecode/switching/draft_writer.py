@@ -58,9 +58,9 @@ class DraftWriter:
     def draft_room(self) -> int:
         return 0 if self._closed else self._uncertainty.held_tokens - 1
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
         self.state.begin(tokens)
-        self._sampler.begin(tokens)
+        self._sampler.begin(tokens, generated=generated)
         self._known = len(tokens)
         self._hand_over(draft=True)
 

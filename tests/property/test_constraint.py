@@ -20,6 +20,7 @@ from edgedecode.sampling.weights import SamplingOptions
 from tests.toys import CallDrafter, toy_model
 
 VOCABULARY = 6
+WARM = SamplingOptions(temperature=1.0)
 
 
 class Steps:
@@ -58,7 +59,12 @@ class Steps:
 
 
 def generate(
-    after: Sequence[Sequence[int]], *, seed: int, drafts: Sequence[int] | None, most: int = 24, temperature: float = 1.0
+    after: Sequence[Sequence[int]],
+    *,
+    seed: int,
+    drafts: Sequence[int] | None,
+    most: int = 24,
+    options: SamplingOptions = WARM,
 ) -> tuple[list[int], Stats, Steps]:
     """Generate after token 0. drafts: what the drafter always proposes; None: plain decoding."""
     model = toy_model(VOCABULARY, seed=7)
@@ -69,7 +75,7 @@ def generate(
         drafter = CallDrafter(lambda tokens, most, rng: Draft(tuple(drafts)[:most]))
         drafting = Drafting.fixed(drafter, len(drafts), noise=Noise(seed, stream=1))
     steps, stats = Steps(after, 0), Stats()
-    sampler = Sampler(SamplingOptions(temperature=temperature), vocabulary_size=VOCABULARY)
+    sampler = Sampler(options, vocabulary_size=VOCABULARY)
     setting = DecodeSetting(sampler=sampler, noise=noise, drafting=drafting, constraint=steps)
     tokens = [0]
     for _ in decode(model, state, tokens=tokens, max_tokens=most, setting=setting, stats=stats):
@@ -80,15 +86,30 @@ def generate(
 allowed = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), min_size=6, max_size=6)
 
 
+processing = st.builds(
+    SamplingOptions,
+    temperature=st.sampled_from([0.0, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.3]),
+    presence_penalty=st.sampled_from([0.0, 0.8]),
+    logit_bias=st.sampled_from([(), {1: -100, 2: 1.5}, dict.fromkeys(range(VOCABULARY), -100)]),
+)
+
+
 @settings(max_examples=200, deadline=None)
-@given(allowed, st.integers(0, 10**6), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6))
-def test_any_drafts_give_the_text_of_plain_decoding(after: list[list[int]], seed: int, drafts: list[int]) -> None:
-    plain, _, _ = generate(after, seed=seed, drafts=None)
-    drafted, stats, _ = generate(after, seed=seed, drafts=drafts)
+@given(allowed, st.integers(0, 10**6), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6), processing)
+def test_any_drafts_give_the_text_of_plain_decoding(
+    after: list[list[int]], seed: int, drafts: list[int], options: SamplingOptions
+) -> None:
+    """Banned tokens come where the constraint allows no others."""
+    plain, _, _ = generate(after, seed=seed, drafts=None, options=options)
+    drafted, stats, _ = generate(after, seed=seed, drafts=drafts, options=options)
     assert drafted == plain
     assert len(plain) == 24
+    banned = {id for id, amount in dict(options.logit_bias).items() if amount == -100}
     for before, token in zip([0, *plain], plain, strict=False):
         assert token in after[before]
+        assert token not in banned or banned >= set(after[before])
     forced = stats.drafters.get("forced")
     assert forced is None or forced.accepted == forced.proposed
 

@@ -47,7 +47,9 @@ SHARED = Noise(0)
 """The noise of drafters that share the target's: each answer restarts it with its own seed."""
 
 PLAIN = SamplingOptions(temperature=0.9)
-PENALTY = SamplingOptions(temperature=0.9, repetition_penalty=1.8)
+PENALTY = SamplingOptions(
+    temperature=0.9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.4, logit_bias={3: 0.6}
+)
 TRUNCATED = SamplingOptions(temperature=1.1, top_k=3, repetition_penalty=1.3)
 
 Sequences = Counter[tuple[int, ...]]
@@ -67,7 +69,13 @@ def exact(options: SamplingOptions) -> dict[tuple[int, ...], float]:
         probability = 1.0
         for step, token in enumerate(sequence):
             tokens = [*PROMPT, *sequence[:step]]
-            row = reference_row(model.logits_after(tokens), vocabulary=VOCABULARY, options=options, seen=tokens)
+            row = reference_row(
+                model.logits_after(tokens),
+                vocabulary=VOCABULARY,
+                options=options,
+                seen=PROMPT,
+                generated=tokens[len(PROMPT) :],
+            )
             probability *= row[token]
         found[sequence] = probability
     assert math.isclose(sum(found.values()), 1.0, abs_tol=1e-9)

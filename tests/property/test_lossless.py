@@ -45,7 +45,20 @@ PROCESSING = {
     "sampled, penalty": SamplingOptions(temperature=0.8, repetition_penalty=1.2),
     "top-k": SamplingOptions(temperature=1.0, top_k=3),
     "top-p, min-p": SamplingOptions(temperature=0.9, top_p=0.8, min_p=0.02),
-    "everything": SamplingOptions(temperature=1.1, top_k=8, top_p=0.9, min_p=0.01, repetition_penalty=0.9),
+    "greedy, counts": SamplingOptions(frequency_penalty=0.4, presence_penalty=-0.6),
+    "sampled, counts and bias": SamplingOptions(
+        temperature=0.8, frequency_penalty=0.3, presence_penalty=0.7, logit_bias={3: -100, 5: 1.5, 6: -0.5}
+    ),
+    "everything": SamplingOptions(
+        temperature=1.1,
+        top_k=8,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=0.9,
+        frequency_penalty=-0.2,
+        presence_penalty=0.3,
+        logit_bias={2: 1.0},
+    ),
 }
 QUALITIES = ("equal", "differs", "hostile")
 LOOKUPS = ("suffix", "recycle")

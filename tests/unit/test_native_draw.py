@@ -10,8 +10,10 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from ctypes.util import find_library
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
 from edgedecode.sampling.masses import exponent_scale
+from edgedecode.sampling.penalties import Marked
 from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, RowDraw
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
@@ -38,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
 NUMPY = NumpyRowDraw()
-NOTHING = np.empty(0, np.int64)
+NOTHING = Marked.of()
 SIZES = (1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 1000, 1023, 1024, 1025, 4999)
 OPTIONS = [
     SamplingOptions(temperature, top_k, top_p, min_p, penalty)
@@ -46,6 +49,16 @@ OPTIONS = [
         (0.0, 1e-6, 0.7, 1.0, 100.0), (0, 1, 5, 70, 900), (1.0, 0.9, 0.4, 1e-9), (0.0, 0.05, 1.0), (1.0, 1.3, 0.8)
     )
 ]
+CHANGES = itertools.cycle(itertools.product((0.0, 0.7, -1.1), (0.6, 0.0), ((), ((0, -100),), ((0, 2.5),))))
+OPTIONS += [
+    replace(options, frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
+    for options, (frequency, presence, bias) in zip(OPTIONS[::4], CHANGES, strict=False)
+]
+
+
+def marked(indices: Iterable[int]) -> Marked:
+    """Return these indices as generated, as often as they are listed."""
+    return Marked.of(Counter(int(index) for index in indices))
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +114,10 @@ _DRAWN: dict[tuple[object, ...], object] = {}
 
 
 def drawn_by_numpy(
-    row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None
+    row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None
 ) -> object:
     """Return numpy's result, computed once for all instruction sets."""
-    parts = (row, seen, *(() if ids is None else (ids,)))
+    parts = (row, seen.ids, seen.numbers, *(() if ids is None else (ids,)))
     asked = (*(hashlib.blake2b(np.ascontiguousarray(part)).digest() for part in parts), options, key)
     if asked not in _DRAWN:
         with np.errstate(over="ignore"):  # a penalty may make a logit infinite
@@ -113,10 +126,11 @@ def drawn_by_numpy(
 
 
 def same(
-    native: NativeRowDraw, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None
+    native: NativeRowDraw, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None
 ) -> bool:
     expected = drawn_by_numpy(row, options, key=key, seen=seen, ids=ids)
-    return outcome(lambda: native.draw(row, options, key=key, seen=seen, ids=ids)) == expected
+    with np.errstate(over="ignore"):
+        return outcome(lambda: native.draw(row, options, key=key, seen=seen, ids=ids)) == expected
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -124,13 +138,13 @@ def test_native_draw_equals_numpy(native: NativeRowDraw, size: int) -> None:
     generator = np.random.default_rng(size)
     for row in rows(size, generator=generator):
         before = row.copy()
-        seen = generator.integers(0, size, 9)
+        seen = marked(generator.integers(0, size, 9))
         some = np.sort(generator.choice(5 * size, size, replace=False))
         assert native.argmax(row) == NUMPY.argmax(row)
         assert native.leading(row) == NUMPY.leading(row)
         for place in generator.choice(len(OPTIONS), 60, replace=False).tolist():
             key = int(generator.integers(2**64, dtype=np.uint64))
-            ids = some if place % 2 else None
+            ids = some if place % 2 else None  # whose element 0 is another id: no bias
             assert same(native, row, OPTIONS[place], key=key, seen=seen, ids=ids), (OPTIONS[place], key)
         np.testing.assert_array_equal(row, before)
 
@@ -150,7 +164,7 @@ def test_native_draw_equals_numpy_for_large_vocabularies(native: NativeRowDraw, 
         assert native.leading(row) == NUMPY.leading(row)
         assert native.argmax(row) == NUMPY.argmax(row)
         chosen = options[int(generator.integers(len(options)))]
-        seen = generator.integers(0, size, 500)
+        seen = marked(generator.integers(0, size, 500))
         for key in range(2):
             assert same(native, row, chosen, key=key, seen=seen, ids=None), chosen
 
@@ -216,7 +230,7 @@ def test_native_draw_equals_numpy_for_any_floats(
     native: NativeRowDraw, row: FloatArray, options: SamplingOptions, key: int, data: st.DataObject
 ) -> None:
     """NaN and infinities included: both refuse the row, or both return the same token."""
-    seen = np.array(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=5)), dtype=np.int64)
+    seen = marked(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=5)))
     assert same(native, row, options, key=key, seen=seen, ids=None)
     assert outcome(lambda: native.argmax(row)) == outcome(lambda: NUMPY.argmax(row))
     assert outcome(lambda: native.leading(row)) == outcome(lambda: NUMPY.leading(row))
@@ -304,7 +318,7 @@ def test_native_draw_does_not_depend_on_the_floating_point_mode(native: NativeRo
     ]
 
     def results() -> list[object]:
-        drawn = [native.draw(row, each, key=key, seen=np.arange(9)) for each in options for key in range(40)]
+        drawn = [native.draw(row, each, key=key, seen=marked(range(9))) for each in options for key in range(40)]
         return [
             native.argmax(denormal),
             native.leading(row),

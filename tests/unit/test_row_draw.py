@@ -15,14 +15,15 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.counter_rng import exponentials, first_arrivals, mixed
 from edgedecode.sampling.masses import exponent_scale, masses, unnormalised
+from edgedecode.sampling.penalties import Marked
 from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
 from edgedecode.sampling.sampler import Noise, Sampler
-from edgedecode.sampling.weights import SamplingOptions, penalised, weighted
+from edgedecode.sampling.weights import SamplingOptions, weighted
 from tests.toys import reference_row
 
 VOCABULARY = 12
 NUMPY = NumpyRowDraw()
-NOTHING = np.empty(0, np.int64)
+NOTHING = Marked.of()
 PROCESSING = [
     SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
     for temperature, top_k, top_p, min_p, penalty in itertools.product(
@@ -119,7 +120,7 @@ def test_weights_are_those_of_the_processed_row(options: SamplingOptions) -> Non
     seen = [2, 5, 5]
     for seed in range(20):
         row = random_row(seed=seed)
-        indices, weights = weighted(penalised(row, np.array(seen), options.repetition_penalty), options)
+        indices, weights = weighted(options.penalised(row, Marked.of(dict.fromkeys(seen, 0))), options)
         found = np.zeros(VOCABULARY)
         found[slice(None) if indices is None else indices] = weights / weights.sum(dtype=np.float64)
         expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen)

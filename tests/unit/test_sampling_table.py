@@ -17,6 +17,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import FileEntry, Manifest
+from edgedecode.sampling.penalties import Marked
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.sampling.weights import SamplingOption, SamplingOptions, sampling_table
 from edgedecode.testing import toy_pair
@@ -48,8 +49,9 @@ def test_sampling_option_is_off_by_default_and_active_otherwise(option: Sampling
     assert SamplingOptions().active == {}
     options = replace(SamplingOptions(), **{option.name: some(option)})
     assert options.active == {option.name: option}
-    with pytest.raises(InputError, match=f"{option.name} -1 is out of range: "):
-        replace(SamplingOptions(), **{option.name: -1})
+    wrong = min(-1, option.between[0] - 1)
+    with pytest.raises(InputError, match=f"{option.name} {wrong} is out of range: "):
+        replace(SamplingOptions(), **{option.name: wrong})
 
 
 @ROWS
@@ -83,7 +85,7 @@ def test_quick_draw_uses_numpy_for_options_the_native_code_lacks() -> None:
     rng = np.random.default_rng(5)
     native, defined = quick_draw(), NumpyRowDraw()
     row = (2 * rng.standard_normal(3000)).astype(np.float32)
-    seen = np.arange(0, 3000, 7)
+    seen = Marked.of(dict.fromkeys(range(0, 3000, 7), 1))
     options = Options(temperature=1.3, top_p=0.99, repetition_penalty=1.2, top_a=0.9)
     drawn = [native.draw(row, options, key=key, seen=seen) for key in range(64)]
     assert drawn == [defined.draw(row, options, key=key, seen=seen) for key in range(64)]

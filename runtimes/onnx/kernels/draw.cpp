@@ -488,6 +488,7 @@ INLINE const float* penalised(const float* row, int64_t size, const int64_t* see
                               float* result) {
     std::memcpy(result, row, size * sizeof(float));
     for (int64_t i = 0; i < seen_count; ++i) {  // read from the row, so that an id listed twice counts once
+        if (static_cast<uint64_t>(seen[i]) >= static_cast<uint64_t>(size)) continue;
         const float value = row[seen[i]];
         result[seen[i]] = value > 0.0f ? value / penalty : value * penalty;
     }

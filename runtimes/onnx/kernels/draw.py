@@ -9,15 +9,17 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.sampling.masses import damaged_logits, exponent_scale
+from edgedecode.sampling.penalties import Marked, repeated
 from edgedecode.sampling.row_draw import MOST_TOP, Leading, NumpyRowDraw
+from edgedecode.sampling.weights import near_best, nucleus
 
 if TYPE_CHECKING:
     from edgedecode.sampling.weights import SamplingOptions
 
 __all__ = ["NativeRowDraw"]
 
-_KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
-"""The options that the library supports; with others, numpy is used."""
+_KNOWN = frozenset({None, repeated, nucleus, near_best})
+"""What options do that the library does too. Other truncations take numpy's draw, other penalties its penalties."""
 _LONGEST_ROW = 2**22
 """Limit that keeps sums of masses far within 64 bits."""
 _INTEGERS = np.dtype(np.int64)
@@ -69,19 +71,22 @@ class NativeRowDraw:
         return found
 
     def draw(
-        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
+        self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
-        if not options.active.keys() <= _KNOWN:
+        active, penalty = options.active.values(), options.repetition_penalty
+        if not all(option.keeps in _KNOWN for option in active):
             return self._numpy.draw(row, options, key=key, seen=seen, ids=ids)
+        if options.logit_bias or not all(option.penalise in _KNOWN for option in active):
+            row, penalty = options.penalised(row, seen, ids=ids), 1.0
         row = _floats(row)
         size = len(row)
-        if options.greedy and options.repetition_penalty == 1:
+        if options.greedy and penalty == 1:
             index = _checked(self._argmax(row.ctypes.data, size))
             return index if ids is None else int(ids[index])
         if size > self._room:
             self._grow(size)
         ids = None if ids is None else np.ascontiguousarray(ids, _INTEGERS)
-        seen = np.ascontiguousarray(seen, _INTEGERS)
+        places = np.ascontiguousarray(seen.ids, _INTEGERS)
         token = self._draw(
             row.ctypes.data,
             None if ids is None else ids.ctypes.data,
@@ -90,9 +95,9 @@ class NativeRowDraw:
             options.top_k,
             options.top_p,
             options.min_p,
-            options.repetition_penalty,
-            seen.ctypes.data,
-            len(seen),
+            penalty,
+            places.ctypes.data,
+            len(places),
             key,
             self._scratch_at,
         )
