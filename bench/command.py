@@ -49,7 +49,7 @@ class BenchCommand:
             "--structured",
             action="store_true",
             help="answers that follow a JSON Schema: every token masked, forced tokens together, and with drafts, next "
-            "to free text",
+            "to free text; and how many of them have the right values",
         )
         kind.add_argument(
             "--memory-sweep",

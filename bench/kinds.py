@@ -25,6 +25,7 @@ from .loops.greedy_loop import open_loops
 from .measure.cost_meter import WIDEST, CostMeter, Costs
 from .measure.device_costs import bucket_contexts, learn, measure_buckets, measure_host
 from .measure.draws import draw_shapes, measure_draws
+from .measure.extraction import EXTRACTIONS, GRAMMARS, measure_right
 from .measure.families import measure_family
 from .measure.family_results import ArmResult, FamilyResult
 from .measure.overhead import compare_loops, measure_host_work
@@ -199,8 +200,12 @@ def _structured(bench: _Bench) -> Json:
     settings = bench.settings
     with progress("structured answers", len(settings.prompts) * len(WAYS) * settings.repetitions) as advance:
         speeds = measure_structured(bench.timed, settings, others=bench.others, advance=advance)
+    with progress("values", len(EXTRACTIONS) * len(GRAMMARS)) as advance:
+        values = measure_right(bench.timed, settings, advance=advance)
     bench.report.structured(speeds, prompts=len(settings.prompts))
-    return {"schema": SCHEMA, "structured": [asdict(speed) for speed in speeds]}
+    bench.report.right(values, prompts=len(EXTRACTIONS))
+    figures = {"structured": [asdict(speed) for speed in speeds], "values": [asdict(each) for each in values]}
+    return {"schema": SCHEMA, **figures}
 
 
 def _place(arguments: Namespace, prompts: Prompts) -> int:

@@ -2,11 +2,12 @@
 
 A ```console block contains `$ ` lines and their output, ```sh only commands, ```python a program. The info string
 `sh no-run` is reserved for commands that need the reader's own files or models; blocks with `server` talk to a running
-`edgedecode serve`.
+`edgedecode serve`. A comment `# -> TEXT` promises that the block prints TEXT.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -63,6 +64,14 @@ class Block:
         """Return the block with the server's address in place of the usual one."""
         return replace(self, body=self.body.replace(SERVER, server))
 
+    @property
+    def promised(self) -> list[str]:
+        """Return the texts that the block says it prints."""
+        return re.findall(r"# -> (.+)$", self.body, re.MULTILINE)
+
+    def check(self, printed: str) -> None:
+        assert not [text for text in self.promised if text not in printed], f"{self.place}: {printed[-2000:]}"
+
     def commands(self) -> list[str]:
         """Return the shell commands, with continued lines joined and without comments and console output."""
         joined = re.sub(r"\\\n\s*(> )?", "", self.body)
@@ -100,7 +109,8 @@ def folder(readers: Path, block: Block) -> Path:
     return own
 
 
-def _run(command: list[str], folder: Path) -> None:
+def _run(command: list[str], folder: Path) -> str:
+    """Run a command that must succeed, and return what it prints."""
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
@@ -117,6 +127,7 @@ def _run(command: list[str], folder: Path) -> None:
     )
     assert child.returncode == 0, f"{shlex.join(command)}\n{child.stdout[-2000:]}\n{child.stderr[-2000:]}"
     assert "Traceback" not in child.stderr, child.stderr
+    return child.stdout
 
 
 @pytest.fixture(scope="module")
@@ -153,20 +164,23 @@ def test_documented_requests_are_answered(block: Block, folder: Path, server: st
     block = block.at(server)
     if block.info[0] == "python":
         pytest.importorskip("openai", reason="the test extra is not installed")
-        _run([sys.executable, "-c", block.body], folder)
+        block.check(_run([sys.executable, "-c", block.body], folder))
         return
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    _run(["bash", "-euo", "pipefail", "-c", block.body.replace("curl ", "curl --fail --silent --show-error ")], folder)
+    quiet = block.body.replace("curl ", "curl --fail --silent --show-error ")
+    block.check(_run(["bash", "-euo", "pipefail", "-c", quiet], folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS) if block.runs], ids=_ids)
 def test_documented_commands_run(block: Block, folder: Path) -> None:
+    printed = ""
     for command in block.commands():
         if not SET_UP.match(command):
             assert "edgedecode" in command, f"{block.place}: {command!r} is neither setup nor an edgedecode command"
-            _run(["bash", "-euo", "pipefail", "-c", command], folder)
+            printed += _run(["bash", "-euo", "pipefail", "-c", command], folder)
+    block.check(printed)
 
 
 @pytest.mark.slow
@@ -174,7 +188,17 @@ def test_documented_commands_run(block: Block, folder: Path) -> None:
 def test_documented_python_examples_run(block: Block, folder: Path) -> None:
     program = folder / f"line_{block.line}.py"
     program.write_text(block.body, encoding="utf-8")
-    _run([sys.executable, str(program)], folder)
+    block.check(_run([sys.executable, str(program)], folder))
+
+
+def test_examples_of_structured_output_promise_their_values() -> None:
+    structured = [
+        block for block in blocks(*SHELLS, "python") if re.search(r"json_schema|\"tools\"|--json-schema", block.body)
+    ]
+    promised = [block.promised for block in structured if block.runs or block.needs_server]
+    person = '{"age": 61, "job": "pilot"}'
+    call = json.dumps(json.dumps({"city": "Athens", "day": "Monday"}))
+    assert promised == [[person], [person], [f'"name":"weather","arguments":{call}']]
 
 
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if "no-run" in block.info], ids=_ids)

@@ -14,6 +14,7 @@ from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
+from ..measure.extraction import WayRight
 from ..measure.family_results import ArmResult, FamilyResult, Hindsight
 from ..measure.overhead import HostWork, LoopRatio
 from ..measure.structured import WaySpeed
@@ -255,6 +256,20 @@ class Report:
             "forced tokens of all prompts; texts that differ from the first"
         )
         self.table(title, columns, speeds)
+
+    def right(self, ways: Sequence[WayRight], *, prompts: int) -> None:
+        """Print whether answers that extract facts have the right values."""
+        columns: dict[str, Callable[[WayRight], str]] = {
+            "way": lambda way: way.way,
+            "valid": lambda way: f"{way.valid} of {prompts}",
+            "right": lambda way: f"{way.right} of {prompts}",
+            "tok/s": lambda way: f"{way.tokens_per_second:.1f}",
+        }
+        title = (
+            "Facts of a text as JSON, scheduled: valid are objects of answers that ended by themselves, right are "
+            "those with the text's values"
+        )
+        self.table(title, columns, ways)
 
     def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
         """Print our plain loop against others, and the reasons for missing ones."""

@@ -19,6 +19,7 @@ from edgedecode.bench.choices import choose
 from edgedecode.bench.measure import placements
 from edgedecode.bench.measure.cost_meter import CostMeter
 from edgedecode.bench.measure.draws import draw_shapes, measure_draws
+from edgedecode.bench.measure.extraction import EXTRACTIONS, GRAMMARS
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
 from edgedecode.bench.measure.structured import WAYS
@@ -318,6 +319,8 @@ def test_bench_structured_compares_the_same_texts(run: Run, pack: Path) -> None:
     assert drafts["tokens_per_pass"] >= forced["tokens_per_pass"] > plain["tokens_per_pass"] == 1.0
     assert "2 of 1 families" in str(value["conditions"])
     assert "every token masked" in done.stdout.decode()
+    assert [each["way"] for each in value["values"]] == list(GRAMMARS)  # type: ignore[attr-defined]
+    assert all(0 <= each["right"] <= each["valid"] <= len(EXTRACTIONS) for each in value["values"])  # type: ignore[attr-defined]
 
 
 def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

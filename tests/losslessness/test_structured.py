@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 import edgedecode
 from edgedecode import InputError, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.bench.measure.extraction import EXTRACTIONS, object_in
+from edgedecode.bench.measure.extraction import GRAMMARS as GRAMMARS_OF_FACTS
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.limit import Limit
@@ -109,6 +112,96 @@ def test_answers_follow_the_grammar_and_drafts_do_not_change_them(name: str, tem
         equal += sum(text == texts["plain"] for text in texts.values())
         total += len(texts)
     assert equal >= 0.9 * total
+
+
+@pytest.mark.parametrize("way", GRAMMARS_OF_FACTS)
+def test_facts_of_a_text_have_its_values(way: str, pair: Pair) -> None:
+    """A grammar that is followed and turns the values into others would be valid and useless."""
+    valid = right = 0
+    for each in EXTRACTIONS:
+        options = SessionOptions(sampling=SamplingOptions(temperature=0.0), grammar=GRAMMARS_OF_FACTS[way](each.answer))
+        with pair.session(options) as session:
+            found = session.generate(each.prompt, max_tokens=100)
+        value = object_in(found.text)
+        valid += isinstance(value, dict) and found.finish_reason == "stop"
+        right += each.is_right(value)
+    assert (valid, right >= 23) == (24, True), (valid, right)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ('{"age": 61, "job": "pilot"}', True),
+        ('Well: {\n  "job": "Pilot",\n  "age": 61\n} it is', True),
+        ('{"age": -61, "job": "pilot"}', False),
+        ('{"age": 61}', False),
+        ('{"age": 61, "job": "pilot", "x": 1}', False),
+        ('{"age": 61, "job": "pilot"', False),
+        ("pilot", False),
+    ],
+)
+def test_values_are_compared(text: str, *, is_right: bool) -> None:
+    assert EXTRACTIONS[0].is_right(object_in(text)) == is_right
+
+
+SPOKEN = {"name": "Uma", "age": 61, "colours": ["red", "blue"]}
+SPELLINGS = {
+    "one line": json.dumps(SPOKEN),
+    "compact": json.dumps(SPOKEN, separators=(",", ":")),
+    "pretty-printed": json.dumps(SPOKEN, indent=2),
+    "pretty-printed, lists on one line": '{\n    "name": "Uma",\n    "age": 61,\n    "colours": ["red", "blue"]\n}',
+    "with tabs": json.dumps(SPOKEN, indent="\t"),
+    "with spaces inside": '{ "name": "Uma", "age": 61, "colours": [ "red", "blue" ] }',
+}
+
+
+def allowed(pair: Pair, grammar: Grammar, text: str) -> int:
+    """Return how much of a text a grammar allows, in characters, where each token is drawn under its mask."""
+    constraint = pair.shared.tokens_of_grammars().constraint(grammar)
+    for count, token in enumerate(tokens := pair.tokenizer.encode(text)):
+        if token not in constraint.allowed():
+            return len(pair.tokenizer.decode(tokens[:count]))
+        constraint.extend([token])
+    return len(text) if pair.manifest.end_ids & {*constraint.allowed().tolist()} else -1
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_model_spells_json_as_it_likes(name: str, pair: Pair) -> None:
+    text = SPELLINGS[name]
+    several = replace(GRAMMARS["person"], or_text=True, lines=2)
+    for grammar in (GRAMMARS["person"], several, Grammar.json_object(), Grammar.of_schema({"const": SPOKEN})):
+        assert allowed(pair, grammar, text) == len(text)
+        tokens = pair.tokenizer.encode(text)
+        assert pair.shared.tokens_of_grammars().constraint(grammar).allows(tokens) == len(tokens)
+    assert allowed(pair, several, f"{text}\n{text}") == 2 * len(text) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ('{"name": "Uma",  "age": 61', len('{"name": "Uma",')),
+        ('{"name": "Uma","age": 61', len('{"name": "Uma",')),
+        ('{\n\n  "name"', len("{\n")),
+        ("{" + 30 * " ", len("{ ")),
+        ("{\n" + 30 * " ", len("{\n") + 24),
+    ],
+)
+def test_white_space_is_bounded_and_one_spelling_stays(text: str, until: int, pair: Pair) -> None:
+    assert allowed(pair, GRAMMARS["person"], text) <= until
+
+
+def test_keys_are_forced_after_the_first_separator(pair: Pair) -> None:
+    constraint = pair.shared.tokens_of_grammars().constraint(GRAMMARS["order"])
+    constraint.extend(pair.tokenizer.encode('{"id": "AB123"'))
+    assert pair.tokenizer.decode(list(constraint.forced())) == ', "paid":'
+
+
+def test_a_character_that_is_cut_off_is_left_out(pair: Pair) -> None:
+    whole = "🦙é🦙 \ufffd🦙🦙"
+    texts = [answer(pair, Grammar.of_schema({"const": whole}), most=most).text for most in range(1, 30)]
+    assert texts[-1] == json.dumps(whole, ensure_ascii=False)
+    assert all(texts[-1].startswith(text) for text in texts)
+    assert len({*texts}) > 8
 
 
 def test_reproducible_answers_are_the_same_bit_for_bit(pair: Pair) -> None:
