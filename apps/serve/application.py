@@ -163,12 +163,13 @@ class _Endpoints:
             return _refused(error)
 
     async def _whole(self, reply: Reply) -> Response:
-        """Answer without streaming: all answers at the same time, as far as the service allows."""
+        """Answer without streaming, as many answers at a time as the service runs: a list does not fill its queue."""
+        places = asyncio.Semaphore(self._service.parallel)
 
         async def one(number: int) -> tuple[str, FinishReason | None, Stats, list[Entry]]:
             text, reason = "", None
             entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
-            async with self._service.answering(reply.asked, number=number) as running:
+            async with places, self._service.answering(reply.asked, number=number) as running:
                 async for piece in _pieces(running):
                     text += piece.chunk.text
                     logprobs += entries.of(piece.chunk.logprobs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from edgedecode import TokenLogprob
 from edgedecode.text.tokenizer import Tokenizer
@@ -18,12 +19,13 @@ _LEAST = -9999.0
 class Entry:
     """A token of an answer. token: its own text, with U+FFFD for the parts of a character. data: its exact bytes.
 
-    A special token adds no text: it has no bytes, and its `token` is the vocabulary's name.
+    A special token adds no text: it has no bytes, and its `token` is the vocabulary's name. logprob: None for the first
+    token of a prompt.
     """
 
     token: str
     data: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[Entry, ...] = ()
     offset: int = 0
     """Characters of the answer before the token."""
@@ -48,7 +50,7 @@ class Entries:
     def _entry(self, token: int, logprob: float, *, top: tuple[Entry, ...] = ()) -> Entry:
         data = self._tokenizer.token_bytes(token)
         text = data.decode("utf-8", "replace") if data else self._tokenizer.token_text(token) or ""
-        return Entry(text, data, max(logprob, _LEAST), top, self._offset)
+        return Entry(text, data, None if isnan(logprob) else max(logprob, _LEAST), top, self._offset)
 
 
 def chat_form(entries: Sequence[Entry]) -> dict[str, object] | None:
@@ -64,18 +66,20 @@ def completion_form(entries: Sequence[Entry]) -> dict[str, object] | None:
     """
     if not entries:
         return None
-    likeliest: list[dict[str, float]] = []
-    for each in entries:
-        by_text: dict[str, float] = {}
-        for other in (*each.top, each):
-            by_text.setdefault(other.token, other.logprob)
-        likeliest.append(by_text)
     return {
         "tokens": [each.token for each in entries],
         "token_logprobs": [each.logprob for each in entries],
-        "top_logprobs": likeliest,
+        "top_logprobs": [None if each.logprob is None else _by_text(each) for each in entries],
         "text_offset": [each.offset for each in entries],
     }
+
+
+def _by_text(entry: Entry) -> dict[str, float | None]:
+    """Return the log probabilities of an entry's token and its alternatives, of equal texts that of the likeliest."""
+    found: dict[str, float | None] = {}
+    for each in (*entry.top, entry):
+        found.setdefault(each.token, each.logprob)
+    return found
 
 
 def response_form(entries: Sequence[Entry]) -> list[dict[str, object]]:

@@ -82,11 +82,11 @@ class ChatLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionLogprobs:
-    """text_offset: characters of the choice's text before each token."""
+    """text_offset: characters of the choice's text before each token. With echo the prompt's first token has null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -213,7 +213,7 @@ def description(models: list[str]) -> _Object:
         schema["properties"]["model"]["examples"] = models
         unsupported = UNSUPPORTED_RESPONSES if body is ResponseBody else UNSUPPORTED
         for name, nothing in unsupported.items():
-            schema["properties"][name] = {"enum": [None, *nothing], "description": "Not offered."}
+            schema["properties"].setdefault(name, {"enum": [None, *nothing], "description": "Not offered."})
         for name in NO_EFFECT:
             schema["properties"][name] = {"description": "No effect on the answer."}
         schema["additionalProperties"] = False

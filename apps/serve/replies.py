@@ -122,7 +122,7 @@ class CompletionsReply:
                 body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
             choices.append(body)
         kind = "chat.completion" if self.asked.chat else "text_completion"
-        return self._head(kind) | {"choices": choices, "usage": usage(stats), "timings": timings(stats)}
+        return self._head(kind) | {"choices": choices} | self._figures(stats)
 
     def begins(self, number: int) -> Sequence[Event]:
         return [self._part(number, {"role": "assistant", "content": ""}, None)] if self.asked.chat else []
@@ -155,7 +155,7 @@ class CompletionsReply:
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
         if not self.asked.include_usage or not stats:
             return []
-        return [self._head(self._kind) | {"choices": [], "usage": usage(stats), "timings": timings(stats)}]
+        return [self._head(self._kind) | {"choices": []} | self._figures(stats)]
 
     def encoded(self, event: Event) -> bytes:
         return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
@@ -163,6 +163,9 @@ class CompletionsReply:
     @property
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.asked.chat else "text_completion"
+
+    def _figures(self, stats: Sequence[Stats]) -> dict[str, object]:
+        return {"usage": usage(stats, each=self.asked.each), "timings": timings(stats)}
 
     def _logprobs(self, entries: Sequence[Entry]) -> dict[str, object] | None:
         return chat_form(entries) if self.asked.chat else completion_form(entries)
@@ -185,15 +188,15 @@ class CompletionsReply:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def usage(answers: Sequence[Stats]) -> dict[str, object]:
-    """Return the tokens of all answers to a request."""
-    prompt, written = answers[0].prompt_tokens, sum(stats.tokens for stats in answers)
+def usage(answers: Sequence[Stats], *, each: int) -> dict[str, object]:
+    """Return the tokens of all answers to a request. each: answers to a prompt, which is counted once."""
+    prompt, written = sum(stats.prompt_tokens for stats in answers[::each]), sum(stats.tokens for stats in answers)
     accepted, proposed = sum(stats.accepted for stats in answers), sum(stats.proposed for stats in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in answers[::each])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": proposed - accepted,

@@ -14,6 +14,7 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer
 
+from .echo import Echo, completed
 from .requests.asked import Asked
 from .rounds import Piece, RoundLog
 
@@ -43,13 +44,13 @@ class Failed:
 class Running:
     """An answer in a thread of its own: an asynchronous iterator of chunks. rounds: report how they were made."""
 
-    def __init__(self, session: Session, start: Callable[[Session], Answer], *, rounds: bool = False) -> None:
+    def __init__(self, session: Session, start: Callable[[Session], Answer | Echo], *, rounds: bool = False) -> None:
         self._session, self._start, self._rounds = session, start, rounds
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Piece | Failed | None] = asyncio.Queue()
         self._stopping = threading.Event()
         self._refusal: Busy | None = None
-        self._answer: Answer | None = None
+        self._answer: Answer | Echo | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
         self._done = asyncio.Event()
@@ -99,7 +100,7 @@ class Running:
             if self._refusal is not None and not complete:
                 self._put(Failed(self._refusal))
         except Exception as error:
-            self._put(Failed(error))
+            self._put(Failed(self._refusal or error))
         finally:
             self._put(None)
             self._loop.call_soon_threadsafe(self._done.set)
@@ -144,7 +145,7 @@ class Service:
         except BaseException:
             self._slots.release()
             raise
-        running = Running(session, lambda session: _start(session, asked), rounds=asked.rounds)
+        running = Running(session, lambda session: self._start(session, asked, number), rounds=asked.rounds)
         self._answers.add(running)
         if self.closing:
             running.halt(Busy(_CLOSING))
@@ -207,6 +208,14 @@ class Service:
             self._slots.release()
             async with self._freed:
                 self._freed.notify_all()
+
+    def _start(self, session: Session, asked: Asked, number: int) -> Answer | Echo:
+        if not asked.chat:
+            if asked.echo or asked.max_tokens == 0:
+                return Echo(session, self.pair.tokenizer, asked, number=number)
+            return completed(session, asked, asked.prompt(number))
+        most, top = asked.max_tokens, asked.top_logprobs
+        return session.stream(asked.message, max_tokens=most, stop=asked.stop, top_logprobs=top)
 
     async def _session(self, options: SessionOptions, asked: Asked) -> Session:
         """Return a session that continues the request's messages: an idle one with the longest prefix, or a new one.
@@ -281,14 +290,6 @@ def _reset(session: Session, asked: Asked) -> Session:
         session.close()  # nobody else knows it any more
         raise
     return session
-
-
-def _start(session: Session, asked: Asked) -> Answer:
-    if not asked.chat:
-        return session.complete(
-            asked.text, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=asked.top_logprobs
-        )
-    return session.stream(asked.message, max_tokens=asked.max_tokens, stop=asked.stop, top_logprobs=asked.top_logprobs)
 
 
 def _shared(session: Session, asked: Asked) -> int:

@@ -147,14 +147,18 @@ class BareSession:
         """Collect a stream of this session into a completion, with the statistics of that answer."""
         return completion_of(chunks, chunks.stats if isinstance(chunks, Answer) else self.stats)
 
+    def stop(self) -> None:
+        """Make the running answer, or scoring, end after its pass. From any thread; it does not wait."""
+        if (running := self._running) is not None:
+            running.stop()
+
     def close(self) -> None:
         """Stop a running answer, wait until it has ended, and release the memory. Idempotent.
 
         Called within a round of the same thread (a finalizer, a signal handler, a drafter) it closes after the round.
         """
         self._closed = True
-        if (running := self._running) is not None:
-            running.stop()
+        self.stop()
         when_free(lambda: self._own.run(self._end))
 
     def __enter__(self) -> Self:

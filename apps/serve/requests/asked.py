@@ -17,6 +17,7 @@ from edgedecode.typed_json import JsonValue
 from .answer_form import FormBody, read_form
 from .chat_messages import MessageBody, read_message
 from .fields import check_fields, one_of, read_object, typed_body
+from .prompts import Prompt, PromptField, read_prompts
 from .tools import ChoiceBody, ToolBody, Tools, read_tools
 
 __all__ = [
@@ -67,7 +68,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked request. messages: all but the last for a chat; `text` is the user's, or the text to continue."""
+    """A checked request. messages: all but the last for a chat, whose text is `text`."""
 
     text: str
     messages: tuple[Message, ...]
@@ -77,8 +78,13 @@ class Asked:
     stop: tuple[str, ...]
     seed: int | None
     answers: int
+    """Of all prompts together, those of one prompt after the other."""
     stream: bool
     include_usage: bool
+    prompts: tuple[Prompt, ...] = ()
+    """What completions continue; of a chat: none."""
+    echo: bool = False
+    """Whether completions begin with their prompt."""
     rounds: bool = False
     """Whether streamed events report how they were made."""
     top_logprobs: int | None = None
@@ -104,10 +110,19 @@ class Asked:
         """The last message of a chat."""
         return Message(self.role, self.text)
 
+    @property
+    def each(self) -> int:
+        """Answers to each prompt."""
+        return self.answers // max(1, len(self.prompts))
+
+    def prompt(self, number: int) -> Prompt:
+        """Return what an answer of this number continues."""
+        return self.prompts[number // self.each]
+
     def session_options(self, base: SessionOptions, *, number: int) -> SessionOptions:
         """Return the options of a session for one of the answers, over the server's own."""
         first = base.seed if self.seed is None else self.seed
-        seed = None if first is None or first < 0 else (first + number) % (1 << 63)
+        seed = None if first is None or first < 0 else (first + number % self.each) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         options = replace(options, grammar=grammar, ignore_eos=self.ignore_eos or base.ignore_eos)
@@ -164,9 +179,13 @@ class ChatBody(_Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionBody(_Body):
-    """The body of /v1/completions. prompt: a text, or a list of one text."""
+    """The body of /v1/completions. prompt: a text, token ids, or a list of texts or of lists of ids.
 
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+    max_tokens: 0 gives none, as with echo to score the prompt.
+    """
+
+    prompt: PromptField
+    echo: bool | None = None
     logprobs: bool | Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
@@ -199,10 +218,13 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, CompletionBody)
-    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+    if body.echo and body.return_rounds:
+        raise InputError("return_rounds reports how answers are made, and echo is none: leave one of them out")
+    prompts = read_prompts(body.prompt)
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
-    asked = _asked(value, body, defaults, text=prompt, messages=(), chat=False)
+    asked = _asked(value, body, defaults, text="", messages=(), chat=False)
+    asked = replace(asked, prompts=prompts, answers=asked.answers * len(prompts), echo=bool(body.echo))
     return replace(asked, top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs))
 
 
@@ -234,7 +256,7 @@ def _asked(
         messages=messages,
         chat=chat,
         sampling=replace(defaults, **{name: each for name, each in given.items() if each is not None}),
-        max_tokens=_limit(body),
+        max_tokens=_limit(body, least=1 if chat else 0),
         stop=tuple(each for each in stop if each),
         seed=body.seed,
         answers=body.n or 1,
@@ -246,13 +268,13 @@ def _asked(
     )
 
 
-def _limit(body: _Body) -> int | None:
+def _limit(body: _Body, *, least: int) -> int | None:
     """Return the most tokens of an answer; None: the pack's default. Raises InputError."""
     given = {name: most for name in _LIMITS if (most := getattr(body, name)) is not None}
     if len({*given.values()}) > 1:
         raise InputError(f"{' and '.join(given)} differ: give one of them")
     for name, most in given.items():
-        if most == 0:
-            raise InputError(f"{name} is 0: give 1 or more, or -1 for no limit")
+        if 0 <= most < least:
+            raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
         return _NO_LIMIT if most < 0 else most
     return None

@@ -1,0 +1,201 @@
+"""`serve`: /v1/completions with lists, token ids, `echo` and the prompt's log probabilities, as evaluations use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode import SessionOptions
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.sessions.target_reading import TargetReading
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+from edgedecode.apps.serve.application import Limits
+from tests.apps.test_serve import Running, wait_for
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+PATH = "/v1/completions"
+TEXTS = ["A frog sat by the", "The capital of France is", "One, two, three,"]
+GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits(), parallel=2, waiting=2, options=SessionOptions(context=256))
+        yield running
+        running.close()
+
+
+def complete(server: Running, **fields: Any) -> dict[str, Any]:
+    status, reply = server.post(GREEDY | fields, PATH)
+    assert status == 200, reply
+    return dict(reply)
+
+
+def scores(server: Running, prompt: str | list[int]) -> tuple[list[int], list[float | None]]:
+    """Return a prompt's tokens and their log probabilities."""
+    with server.pair.session(SessionOptions(context=256)) as session:
+        found = session.score(prompt)
+        return [*session.tokens], [None if each is None else each.logprob for each in found]
+
+
+def test_a_list_of_prompts_gives_each_its_answers_in_order(server: Running) -> None:
+    lone = [complete(server, prompt=text) for text in TEXTS]
+    texts = [each["choices"][0]["text"] for each in lone]
+    assert len({*texts}) == len(texts)
+    ids = [server.pair.tokenizer.encode(text, add_special=True) for text in TEXTS]
+    for prompt in (TEXTS, ids):
+        reply = complete(server, prompt=prompt)
+        assert [(each["index"], each["text"]) for each in reply["choices"]] == [*enumerate(texts)]
+        for kind in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert reply["usage"][kind] == sum(each["usage"][kind] for each in lone)
+    assert complete(server, prompt=ids[0])["choices"][0]["text"] == texts[0]
+    found = server.client.completions.create(prompt=TEXTS, stream=True, model="demo", temperature=0, max_tokens=5)
+    parts = [choice for part in found for choice in part.choices]
+    assert [part.index for part in parts] == sorted(part.index for part in parts)
+    assert ["".join(part.text for part in parts if part.index == index) for index in range(3)] == texts
+
+
+def test_several_answers_to_each_prompt_of_a_list(server: Running) -> None:
+    fields = {"temperature": 1, "seed": 3, "n": 2}
+    lone = [complete(server, prompt=text, **fields) for text in TEXTS]
+    reply = complete(server, prompt=TEXTS, **fields)
+    texts = [choice["text"] for each in lone for choice in each["choices"]]
+    assert [(each["index"], each["text"]) for each in reply["choices"]] == [*enumerate(texts)]
+    assert reply["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in lone)
+
+
+def test_a_long_list_waits_for_itself(server: Running) -> None:
+    """Two answers run at a time, and two requests may wait: 40 prompts of one request are no 38 waiting requests."""
+    reply = complete(server, prompt=[f"{number} ducks" for number in range(40)], max_tokens=1)
+    assert len(reply["choices"]) == 40
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_repeats_the_prompt_with_its_log_probabilities(server: Running, *, ids: bool, stream: bool) -> None:
+    tokens, wanted = scores(server, TEXTS[0])
+    plain = complete(server, prompt=TEXTS[0], logprobs=2)["choices"][0]
+    prompt: Any = tokens if ids else TEXTS[0]
+    fields: Any = GREEDY | {"prompt": prompt, "echo": True, "logprobs": 2}
+    if stream:
+        parts = [part.choices[0] for part in server.client.completions.create(**fields, stream=True)]
+        text = "".join(part.text for part in parts)
+        found: dict[str, list[Any]] = {name: [] for name in plain["logprobs"]}
+        for part in parts:
+            for name, values in (part.logprobs.to_dict() if part.logprobs else {}).items():
+                found[name] += values  # type: ignore[arg-type]
+    else:
+        text = (choice := complete(server, **fields)["choices"][0])["text"]
+        found = choice["logprobs"]
+    assert text == TEXTS[0] + plain["text"]
+    assert {len(values) for values in found.values()} == {len(tokens) + len(plain["logprobs"]["tokens"])}
+    assert found["token_logprobs"][: len(tokens)] == wanted
+    assert (found["token_logprobs"][0], found["top_logprobs"][0]) == (None, None)
+    assert all(2 <= len(each) <= 3 for each in found["top_logprobs"][1:])
+    assert found["token_logprobs"][len(tokens) :] == pytest.approx(plain["logprobs"]["token_logprobs"], abs=1e-4)
+    placed = zip(found["text_offset"], found["tokens"], strict=True)
+    assert all(text[start:].startswith(token) for start, token in placed if token != "<|im_end|>")
+    assert "".join(found["tokens"]).removesuffix("<|im_end|>") == text
+
+
+def test_log_probabilities_of_a_choice_rank_it_as_sessions_do(server: Running) -> None:
+    """What an evaluation of multiple-choice questions computes: the sum over a continuation, and if it is greedy."""
+    context, endings = "How many days are in a week?", [" Seven.", " Purple.", " A week has seven days."]
+    size = len(server.pair.tokenizer.encode(context, add_special=True))
+    sums = []
+    ids = [server.pair.tokenizer.encode(context + ending, add_special=True) for ending in endings]
+    reply = complete(server, prompt=ids, echo=True, logprobs=1, max_tokens=1, seed=1234)
+    for choice, tokens in zip(reply["choices"], ids, strict=True):
+        found = choice["logprobs"]["token_logprobs"]
+        assert len(found) == len(tokens) + 1
+        sums.append(sum(found[size:-1]))
+        assert found[:-1] == scores(server, tokens)[1]
+        for logprob, top in zip(found[1:], choice["logprobs"]["top_logprobs"][1:], strict=True):
+            assert max(top.values()) >= logprob
+            assert logprob in top.values()
+    assert max(sums) == sums[2]
+
+
+def test_no_tokens_are_asked_for(server: Running) -> None:
+    tokens, wanted = scores(server, TEXTS[1])
+    choice = (reply := complete(server, prompt=TEXTS[1], echo=True, logprobs=0, max_tokens=0))["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (TEXTS[1], "length")
+    assert choice["logprobs"]["token_logprobs"] == wanted
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (len(tokens), 0)
+    empty = complete(server, prompt=TEXTS[1], max_tokens=0)
+    assert (empty["choices"][0]["text"], empty["choices"][0]["logprobs"]) == ("", None)
+    assert empty["usage"]["prompt_tokens"] == len(tokens)
+    assert complete(server, prompt=TEXTS[1], max_tokens=0, echo=True)["choices"][0]["text"] == TEXTS[1]
+    streamed = server.client.completions.create(model="demo", prompt=TEXTS[1], max_tokens=0, echo=True, stream=True)
+    assert "".join(part.choices[0].text for part in streamed) == TEXTS[1]
+
+
+def test_echo_with_a_prompt_as_long_as_the_context(server: Running) -> None:
+    ids = (server.pair.tokenizer.encode("the duck swims in the lake and " * 60, add_special=True))[:256]
+    full = complete(server, prompt=ids, echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]
+    assert len(full["tokens"]) == 256
+    assert complete(server, prompt=ids[:255], echo=True, logprobs=1)["usage"]["completion_tokens"] == 1
+    for prompt, most in ((ids, 1), ([*ids, 5], 0)):
+        status, reply = server.post(GREEDY | {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": most}, PATH)
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        assert reply["error"]["message"].startswith(f"prompt is too long: {len(prompt)} tokens > 255 maximum")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0] is empty"),
+        ({"prompt": ["a", ""]}, "prompt[1] is empty"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": ["a", 1]}, "a list of texts, or a list of lists"),
+        ({"prompt": [[1], 2]}, "a list of texts, or a list of lists"),
+        ({"prompt": [["a"]]}, "prompt[0][0]"),
+        ({"prompt": ["a"] * 2049}, "the most is 2048"),
+        ({"prompt": [1, 999_999]}, "token id 999999 is not in the vocabulary"),
+        ({"prompt": [[1], [-1]], "echo": True, "logprobs": 1}, "token id -1 is not in the vocabulary"),
+        ({"prompt": [1 << 70], "max_tokens": 0}, "is not in the vocabulary"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
+        ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
+        ({"prompt": "a", "echo": True, "stream": True, "return_rounds": True}, "return_rounds"),
+        ({"prompt": "a", "echo": 1}, "echo"),
+    ],
+)
+def test_bad_prompts_are_refused(fields: dict[str, Any], said: str, server: Running) -> None:
+    status, reply = server.post(GREEDY | fields, PATH)
+    assert (status, said in reply["error"]["message"]) == (400, True), reply
+
+
+def test_a_client_that_leaves_stops_the_scoring(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    import http.client
+    import json
+
+    passes = 0
+
+    def endless(*_: object, **__: object) -> Iterator[tuple[Any, ...]]:
+        nonlocal passes
+        while True:
+            passes += 1
+            yield ()
+
+    monkeypatch.setattr(TargetReading, "score", endless)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    body = GREEDY | {"prompt": "a", "echo": True, "logprobs": 1}
+    connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+    wait_for(lambda: passes > 3)
+    connection.close()
+    wait_for(lambda: not server.service.running)
+    monkeypatch.undo()
+    assert complete(server, prompt="a")["usage"]["completion_tokens"] == 5
