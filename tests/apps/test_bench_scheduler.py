@@ -78,17 +78,12 @@ def test_requests_restore_the_experience_of_the_warm_up(toy: Pair) -> None:
 
 
 def test_requests_do_not_draft_from_an_earlier_answer(toy: Pair) -> None:
-    """A suffix drafter finds an earlier answer in the store, so the store is emptied between requests."""
     timed, chosen = TimedPair(toy, with_draft=False), settings(max_tokens=30)
     requests = Requests(timed, chosen)
     arm = Arm("suffix", 8)
     runs = [requests.answer(PROMPT, arm) for _ in range(2)]
     counts = [[(stats.proposed, stats.accepted) for stats in run.stats] for run in runs]
     assert counts[0] == counts[1]
-    options = SessionOptions(sampling=SamplingOptions(), drafter="suffix", draft_max=8, context=1024, seed=0)
-    with toy.session(options) as session:  # without emptying, the same answer is found again
-        session.generate(PROMPT.turns[0], max_tokens=30)
-        assert session.stats.accepted > counts[0][0][1]
 
 
 def test_requests_with_sampling_generate_the_same_tokens_in_every_arm(toy: Pair) -> None:

@@ -114,7 +114,7 @@ def test_devices_lists_the_cpu(run: Run) -> None:
         (["--min-p", "1.5"], "min_p 1.5 is out of range"),
         (["--repeat-penalty", "0"], "repetition_penalty 0.0 is out of range"),
         (["--ctx-size", "1"], "out of range"),
-        (["--ctx-size", "4"], "the prompt has"),
+        (["--ctx-size", "4"], "prompt is too long"),
         (["--draft-max", "99"], "draft length 99 is out of range"),
         (["--memory", "lots"], "is not a size"),
     ],

@@ -204,7 +204,7 @@ def test_session_options_take_missing_sampling_from_the_pack(
         (["--drafter", "psychic"], "there is no drafter 'psychic'"),
         (["--draft-max", "65"], "draft length 65 is out of range"),
         (["--ctx-size", "1000000"], "out of range"),
-        (["--ctx-size", "20"], "the prompt has"),
+        (["--ctx-size", "20"], "prompt is too long"),
         (["--rule", "ratio", "--drafter", "suffix"], "ratio rule"),
         (["--stop", ""], "stop string cannot be empty"),
         (["--raw", "--temp", "0"], ""),
