@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
@@ -44,10 +44,11 @@ _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
 _FIELDS = frozenset(UNSUPPORTED) | {
     each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)
 }
-_PATH = re.compile(r"([a-z_]+)[\w.\[\]]*")
+_PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
 _Form: TypeAlias = Callable[[Asked, str], Reply]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
+_LONGEST_NOTE = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class _Endpoints:
             response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
             if asked.notes:
                 self._metrics.count_notes(len(asked.notes))
-                response.headers[_NOTE] = "; ".join(asked.notes).encode("ascii", "replace").decode()
+                response.headers[_NOTE] = _header(asked.notes)
             return response
         except EdgeDecodeError as error:
             return _refused(error)
@@ -175,7 +176,7 @@ class _Endpoints:
                     logprobs += entries.of(piece.chunk.logprobs)
                     reason = piece.chunk.finish_reason or reason
                 stats = running.stats
-            self._metrics.count_answer(stats)
+            self._metrics.count_answer(stats, calls_of(reply.asked, text, reason))
             return text, reason, stats, logprobs
 
         async with asyncio.TaskGroup() as group:
@@ -232,8 +233,8 @@ class _Endpoints:
                 text += piece.chunk.text
                 reason = piece.chunk.finish_reason
                 ended = reason is not None
-                held = reply.asked.tools is not None and text.startswith("{")
-                calls = calls_of(reply.asked, text) if held and ended else ()
+                held = reply.asked.tools is not None and reply.asked.tools.may_call(text)
+                calls = calls_of(reply.asked, text, reason) if held and ended else ()
                 shown = "" if calls or (held and not ended) else text[sent:]
                 sent += len(shown)
                 unsent += entries.of(piece.chunk.logprobs)
@@ -248,7 +249,7 @@ class _Endpoints:
             for event in reply.fails(" ".join(str(error).split())):
                 yield reply.encoded(event)
         every.append(running.stats)
-        self._metrics.count_answer(running.stats)
+        self._metrics.count_answer(running.stats, calls)
 
 
 class _AnswerFailed(EdgeDecodeError):
@@ -329,6 +330,12 @@ async def _disconnected(request: Request) -> None:
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return
+
+
+def _header(notes: Sequence[str]) -> str:
+    """Return notes as a header, of a length that clients and proxies take."""
+    found = "; ".join(" ".join(note.split()) for note in notes).encode("ascii", "replace").decode()
+    return found if len(found) <= _LONGEST_NOTE else f"{found[:_LONGEST_NOTE]} and more: {len(notes)} in all"
 
 
 def _failure(error: EdgeDecodeError) -> Event:

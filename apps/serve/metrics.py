@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgedecode.decoding.stats import Stats
 
+from .requests.tools import Call
 from .running import Service
 
 __all__ = ["Counting", "Metrics"]
@@ -20,7 +21,7 @@ class Metrics:
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._notes = 0
+        self._notes = self._faults = 0
 
     def count_request(self, path: str, status: int) -> None:
         self._requests[path, status] += 1
@@ -29,7 +30,9 @@ class Metrics:
         """Count what requests asked for and did not get."""
         self._notes += count
 
-    def count_answer(self, stats: Stats) -> None:
+    def count_answer(self, stats: Stats, calls: Sequence[Call] = ()) -> None:
+        """Count an answer and the calls that it makes."""
+        self._faults += sum(call.fault is not None for call in calls)
         self._tokens["prompt"] += stats.prompt_tokens
         self._tokens["cached"] += stats.cached_tokens
         self._tokens["written"] += stats.tokens
@@ -45,6 +48,7 @@ class Metrics:
         kinds = ("prompt", "cached", "written", "drafted", "accepted")
         lines += [f'edgedecode_tokens_total{{kind="{kind}"}} {self._tokens[kind]}' for kind in kinds]
         lines += ["# TYPE edgedecode_notes_total counter", f"edgedecode_notes_total {self._notes}"]
+        lines += ["# TYPE edgedecode_call_faults_total counter", f"edgedecode_call_faults_total {self._faults}"]
         budget = service.pair.budget
         gauges = {
             "answers_running": service.running,

@@ -88,9 +88,14 @@ class Reply(Protocol):
         ...
 
 
-def calls_of(asked: Asked, text: str) -> tuple[Call, ...]:
-    """Return the calls that a complete answer makes."""
-    return () if asked.tools is None else asked.tools.calls(text)
+def calls_of(asked: Asked, text: str, reason: FinishReason | None) -> tuple[Call, ...]:
+    """Return the calls that an answer makes, the last of them maybe cut off by the limit."""
+    return () if asked.tools is None else asked.tools.calls(text, cut=reason is FinishReason.LENGTH)
+
+
+def _end(reason: FinishReason | None, calls: Sequence[Call]) -> str | None:
+    """Return OpenAI's name of why an answer ended."""
+    return "tool_calls" if calls and reason is FinishReason.STOP else finish_name(reason)
 
 
 @dataclass(slots=True)
@@ -113,11 +118,12 @@ class CompletionsReply:
     ) -> dict[str, object]:
         choices: list[dict[str, object]] = []
         for number, (text, reason, entries) in enumerate(zip(texts, reasons, logprobs, strict=True)):
-            body: dict[str, object] = {"index": number, "finish_reason": finish_name(reason)}
+            calls = calls_of(self.asked, text, reason)
+            body: dict[str, object] = {"index": number, "finish_reason": _end(reason, calls)}
             body["logprobs"] = self._logprobs(entries)
-            if calls := calls_of(self.asked, text):
+            if calls:
                 message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict() for call in calls]}
-                body |= {"message": message, "finish_reason": "tool_calls"}
+                body["message"] = message
             else:
                 body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
             choices.append(body)
@@ -146,8 +152,8 @@ class CompletionsReply:
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
         deltas = [{"tool_calls": [{"index": index, **call.as_dict()}]} for index, call in enumerate(calls)]
-        end = "tool_calls" if calls else finish_name(reason)
-        return [*(self._part(number, delta, None) for delta in deltas), self._part(number, {}, end, logprobs=logprobs)]
+        end = self._part(number, {}, _end(reason, calls), logprobs=logprobs)
+        return [*(self._part(number, delta, None) for delta in deltas), end]
 
     def fails(self, message: str) -> Sequence[Event]:
         return [{"error": {"message": message, "type": "server_error", "param": None, "code": None}}]

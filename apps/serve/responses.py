@@ -60,7 +60,7 @@ class ResponsesReply:
     ) -> dict[str, object]:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
-        calls = calls_of(self.asked, text)
+        calls = calls_of(self.asked, text, reason)
         self._output = [_call_item(call, reason) for call in calls] or [self._message(text, reason)]
         return self._response(reason, stats)
 

@@ -20,7 +20,7 @@ from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .schema_check import checked_schema
 
-__all__ = ["GrammarTokens", "GuidanceConstraint", "compiled_nbytes", "grammar_nbytes"]
+__all__ = ["GrammarTokens", "GuidanceConstraint", "compiled_nbytes", "grammar_nbytes", "schema_fault"]
 
 Untyped = Any
 """llguidance's objects, which have no types that hold."""
@@ -272,12 +272,42 @@ def _engine() -> Untyped:
     return llguidance
 
 
+def schema_fault(schema: dict[str, JsonValue]) -> str | None:
+    """Return why answers cannot follow a schema exactly; None: they can. It is compiled without a tokenizer."""
+    try:
+        given = checked_schema(json.dumps(schema))
+        for each in (given, closed(given)):  # closed options exclude each other, and an answer may still fit two
+            _compile_alone(each)
+    except InputError as error:
+        return str(error).removeprefix(_UNSUPPORTED)
+    except (ValueError, RecursionError) as error:
+        return "it is nested too deeply" if isinstance(error, RecursionError) else _reason(str(error))
+    return None
+
+
+def _compile_alone(schema: dict[str, JsonValue]) -> None:
+    """Compile a schema without a tokenizer. Raises ValueError."""
+    engine = _engine()
+    source = engine.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_USUAL)
+    fault = engine.LLMatcher.validate_grammar(source, None, limits=engine.LLParserLimits(**_LIMITS))
+    if fault:
+        raise ValueError(fault)
+
+
+_UNSUPPORTED = "the json_schema is not supported: "
+
+
 def _refused(grammar: Grammar, reason: str) -> InputError:
-    if "coerce_one_of" in reason:  # llguidance's advice loosens the schema
-        reason = "the options of a oneOf do not provably exclude each other: use anyOf"
-    elif "NoExtension" in reason:
-        reason = "no answer follows it"
-    return InputError(f"the {grammar.kind} is not supported: {_line(reason)}")
+    return InputError(f"the {grammar.kind} is not supported: {_reason(reason)}")
+
+
+def _reason(text: str) -> str:
+    """Return llguidance's reason without its advice, which loosens the schema, and without the grammar's own text."""
+    if text.startswith("oneOf constraints are not supported"):
+        return "the options of a oneOf do not provably exclude each other: use anyOf"
+    if "NoExtension" in text:
+        return "no answer follows it"
+    return _line(text)
 
 
 def _line(text: str) -> str:

@@ -17,7 +17,7 @@ from edgedecode.typed_json import JsonValue
 
 from .grammar import is_text
 
-__all__ = ["DRAFTS", "checked_schema", "fits", "named", "subschemas"]
+__all__ = ["DRAFTS", "checked_schema", "fault_of_keyword", "fits", "named", "subschemas"]
 
 _Schema = dict[str, JsonValue]
 
@@ -30,11 +30,13 @@ _MULTIPLE = 10_000
 _DIGITS = 12
 _EXACT = 1 << 53
 """llguidance holds numbers as floats, where larger integers are rounded."""
+_EXACTLY = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+"""Keywords whose numbers have to be exact."""
 _OPTIONS = 500
 """Most references in `oneOf` that are followed."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has schemas by name."""
-_VALUES = ("const", "enum", "required")
+_VALUES = ("const", "enum", "required", "default", "example", "examples")
 """Keywords whose value has no schemas. A $ref may name one in any other."""
 DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[4-7]/schema|draft/20(19-09|20-12)/schema)#?")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -101,20 +103,37 @@ def _check(root: _Schema) -> None:
 
 
 def _check_keywords(schema: _Schema) -> None:
-    if "$schema" in schema:
-        raise _refusal("it has a $schema inside of it, or one of no known draft")
-    if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
-        raise _refusal("prefixItems with the older additionalItems, or with a list of items, is read without the first")
-    least, required = schema.get("minProperties"), schema.get("required")
-    named = len({each for each in required if isinstance(each, str)}) if isinstance(required, list) else 0
-    if isinstance(least, int) and least > named + 1:
-        raise _refusal(f"minProperties {least} with {named} required: an answer could repeat a key to reach it")
-    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-    for value in _leaves([schema.get(name) for name in (*bounds, "const", "enum")]):
+    for keyword in schema:
+        if (fault := fault_of_keyword(keyword, schema)) is not None:
+            raise _refusal(fault)
+
+
+def fault_of_keyword(keyword: str, schema: _Schema) -> str | None:
+    """Return why a keyword of a schema would not be followed exactly; None: it is, or llguidance refuses it itself."""
+    value = schema[keyword]
+    if keyword == "$schema":
+        return "it has a $schema inside of it, or one of no known draft"
+    if keyword == "prefixItems" and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
+        return "prefixItems with the older additionalItems, or with a list of items, is read without the first"
+    if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+        return f"{keyword} is a boolean, as in draft 4: give the number"
+    if keyword == "required" and not isinstance(value, list):
+        return "required is not a list of names"
+    if keyword == "minProperties":
+        required = schema.get("required")
+        count = len({each for each in required if isinstance(each, str)}) if isinstance(required, list) else 0
+        if isinstance(value, int) and value > count + 1:
+            return f"minProperties {value} with {count} required: an answer could repeat a key to reach it"
+    return _fault_of_values(value) if keyword in _EXACTLY else None
+
+
+def _fault_of_values(given: JsonValue) -> str | None:
+    for value in _leaves(given):
         if isinstance(value, int | float) and abs(value) >= _EXACT:
-            raise _refusal(f"the number {value!r:.40} is beyond 2^53, where numbers are no longer exact")
+            return f"the number {value!r:.40} is beyond 2^53, where numbers are no longer exact"
         if isinstance(value, str) and (found := _CONTROL.search(value)):
-            raise _refusal(f"the control character {found.group()!r} in const or enum cannot be written")
+            return f"the control character {found.group()!r} in const or enum cannot be written"
+    return None
 
 
 def _check_multiples(multiples: list[Decimal]) -> None:

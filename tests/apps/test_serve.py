@@ -48,6 +48,8 @@ class Running:
         self.port: int = self.socket.getsockname()[1]
         self._made = threading.Event()
         self._settings = limits, parallel, waiting, options or SessionOptions()
+        self.note = ""
+        """What the last reply of `post` says was not followed."""
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._made.wait()
@@ -80,6 +82,7 @@ class Running:
         connection.request("POST", path, data, given)
         reply = connection.getresponse()
         value = json.loads(reply.read())
+        self.note = reply.headers.get("Edgedecode-Note", "")
         connection.close()
         return reply.status, value
 

@@ -63,12 +63,15 @@ def form(schema: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("levels", [150, 490, 900, 975])
 @pytest.mark.parametrize("field", ["tools", "metadata", "response_format"])
-def test_a_deeply_nested_body_is_refused(field: str, levels: int, server: Running) -> None:
+def test_a_deeply_nested_body_is_refused_or_its_schema_is_left_out(field: str, levels: int, server: Running) -> None:
     value = {"tools": [tool("X")], "metadata": "X", "response_format": form("X")}[field]
     body = json.dumps(asked(max_tokens=2, **{field: value})).replace('"X"', '{"a":' * levels + "1" + "}" * levels)
     status, reply = server.post(body.encode())
-    if field == "metadata" and levels < 200:
+    if levels < 200 and field == "tools":  # as text it is too long for this model
+        assert reply["error"]["code"] == "context_length_exceeded"
+    elif levels < 200:
         assert status == 200
+        assert field == "metadata" or "nested" in server.note
     else:
         assert (status, "nested" in reply["error"]["message"]) == (400, True), reply
 
@@ -101,7 +104,7 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"max_completion_tokens": 3}, "max_tokens and max_completion_tokens differ"),
         (CHAT, {"truncation": "middle"}, "truncation must be auto or disabled"),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "function", "name": "weather"}}, '"function": {'),
-        (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "allowed_tools"}}, "allowed_tools is not supported"),
+        (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "allowed_tools"}}, "names no function"),
         (COMPLETIONS, {"suffix": "the end"}, "suffix is not supported"),
         (COMPLETIONS, {"messages": []}, "'messages' is no field"),
         (RESPONSES, {"logit_bias": {"1": 5}}, "logit_bias is not supported"),

@@ -195,7 +195,11 @@ FUNCTION = {"name": "f"}
         ([{"type": "function", "function": FUNCTION}], {"type": "function", "function": {"name": "g"}}, "names no"),
         ([{"type": "function", "function": FUNCTION}], {"type": "custom", "function": FUNCTION}, "names no"),
         ([], "required", "there are no tools"),
-        ([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], None, "not supported"),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}],
+            None,
+            "tools[0].function.parameters.not: not cannot be followed",
+        ),
     ],
 )
 def test_functions_that_cannot_be_offered_are_refused(
@@ -209,7 +213,7 @@ def test_functions_that_cannot_be_offered_are_refused(
 def test_other_uses_of_functions_are_refused(server: Running) -> None:
     base = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     for more, said in (
-        ({"response_format": {"type": "json_object"}}, "exclude each other"),
+        ({"guided_regex": "a+"}, "go with a JSON Schema only"),
         ({"model": "demo@switch"}, "leave out switching"),
     ):
         status, value = server.post({**base, **more})
@@ -218,4 +222,4 @@ def test_other_uses_of_functions_are_refused(server: Running) -> None:
     assert (status, "belong to chat completions" in value["error"]["message"]) == (400, True)
     bad = {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": "{"}}]}
     status, value = server.post({**base, "messages": [base["messages"][0], bad, base["messages"][0]]})  # type: ignore[index]
-    assert (status, "are not JSON" in value["error"]["message"]) == (400, True)
+    assert (status, "are not a JSON object" in value["error"]["message"]) == (400, True)

@@ -11,17 +11,40 @@ from msgspec import Meta
 from edgedecode import InputError
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.structured.loosening import OPEN, nearest
 from edgedecode.typed_json import JsonValue
 
 from .fields import one_of
 
-__all__ = ["FormBody", "FormatBody", "read_form"]
+__all__ = ["Form", "FormBody", "FormatBody", "read_form"]
 
 _Schema: TypeAlias = dict[str, Any] | bool | str
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
 _TYPES = ("text", "json_object", "json_schema", "regex", "grammar")
 _BESIDE_SCHEMA = {"name", "description", "strict"}
 """What OpenAI's `json_schema` has besides `schema`; anything else in it is a schema's own keyword."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer follows. schema: as JSON Schema, if it is one. notes: what of it is not followed."""
+
+    grammar: Grammar
+    schema: dict[str, JsonValue] | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_schema(cls, schema: JsonValue, place: str, *, strict: bool = False) -> Form:
+        """Return the form of a JSON Schema, the nearest one that can be followed. Raises InputError.
+
+        strict: refuse a schema that cannot be followed as it is.
+        """
+        if not isinstance(schema, dict):
+            return cls(Grammar.of_schema(schema), {})
+        near = nearest(schema, path=place)
+        if strict and near.changes:
+            raise InputError(f"{near.changes[0]} (strict is set)")
+        return cls(Grammar.of_schema(near.schema), near.schema, tuple(map(str, near.changes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +60,7 @@ class FormatBody:
     schema: _Schema | None = None
     pattern: str | None = None
     grammar: str | None = None
+    strict: Annotated[bool, Meta(description="Refuse a schema that cannot be followed exactly.")] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +90,10 @@ class FormBody:
     structured_outputs: _Structured | None = None
 
 
-def read_form(body: FormBody) -> Grammar | None:
+_JSON_OBJECT = Form(Grammar.json_object(), OPEN)
+
+
+def read_form(body: FormBody) -> Form | None:
     """Return what the answer has to follow; None: nothing. Raises InputError, also for several that differ."""
     structured = body.structured_outputs or _Structured()
     asked = {
@@ -81,15 +108,15 @@ def read_form(body: FormBody) -> Grammar | None:
         "structured_outputs.regex": _of_regex(structured.regex),
         "structured_outputs.choice": _of_choices(structured.choice),
         "structured_outputs.grammar": _of_rules(structured.grammar),
-        "structured_outputs.json_object": Grammar.json_object() if structured.json_object else None,
+        "structured_outputs.json_object": _JSON_OBJECT if structured.json_object else None,
     }
-    found = {name: grammar for name, grammar in asked.items() if grammar is not None}
-    if len({*found.values()}) > 1:
+    found = {name: form for name, form in asked.items() if form is not None}
+    if len({form.grammar for form in found.values()}) > 1:
         raise InputError(f"{' and '.join(found)} exclude each other: give one of them")
     return next(iter(found.values()), None)
 
 
-def read_format(form: FormatBody) -> Grammar | None:
+def read_format(form: FormatBody) -> Form | None:
     """Return what `response_format` asks for. Raises InputError."""
     match form.type:
         case "text":
@@ -99,9 +126,13 @@ def read_format(form: FormatBody) -> Grammar | None:
             if len(schemas) > 1 and schemas[0] != schemas[1]:
                 raise InputError("response_format.schema and response_format.json_schema differ: give one of them")
             if schemas:
-                return _of_schema(schemas[0], "response_format.schema")
+                inside, place = form.json_schema, "response_format.schema"
+                strict = form.strict or (isinstance(inside, dict) and inside.get("strict") is True)
+                if form.schema is None and isinstance(inside, dict):
+                    place = "response_format.json_schema" + (".schema" if "schema" in inside else "")
+                return _of_schema(schemas[0], place, strict=strict)
             if form.type == "json_object":
-                return Grammar.json_object()
+                return _JSON_OBJECT
             raise InputError("response_format.schema is missing: give it there, or as json_schema.schema")
         case "regex" if form.pattern:
             return _of_regex(form.pattern)
@@ -120,23 +151,23 @@ def _inner(given: dict[str, Any] | bool | None) -> _Schema | None:
     return given if given.keys() - _BESIDE_SCHEMA else None
 
 
-def _of_schema(given: _Schema | None, name: str) -> Grammar | None:
+def _of_schema(given: _Schema | None, name: str, *, strict: bool = False) -> Form | None:
     schema: JsonValue = given
     if isinstance(given, str):
         try:
             schema = json.loads(given, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError):
             raise InputError(f"{name} is not JSON") from None
-    return None if schema is None else Grammar.of_schema(schema)
+    return None if schema is None else Form.of_schema(schema, name, strict=strict)
 
 
-def _of_regex(pattern: str | None) -> Grammar | None:
-    return Grammar(GrammarKind.REGEX, pattern) if pattern else None
+def _of_regex(pattern: str | None) -> Form | None:
+    return Form(Grammar(GrammarKind.REGEX, pattern)) if pattern else None
 
 
-def _of_choices(choices: list[str] | None) -> Grammar | None:
-    return None if choices is None else Grammar.of_choices(choices)
+def _of_choices(choices: list[str] | None) -> Form | None:
+    return None if choices is None else Form(Grammar.of_choices(choices))
 
 
-def _of_rules(text: str | None) -> Grammar | None:
-    return Grammar.of_rules(text) if text else None
+def _of_rules(text: str | None) -> Form | None:
+    return Form(Grammar.of_rules(text)) if text else None

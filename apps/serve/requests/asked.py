@@ -14,8 +14,8 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
 from edgedecode.typed_json import JsonValue
 
-from .answer_form import FormBody, read_form
-from .chat_messages import MessageBody, read_message
+from .answer_form import Form, FormBody, read_form
+from .chat_messages import MessageBody, read_messages
 from .fields import check_fields, one_of, read_object, typed_body
 from .prompts import Prompt, PromptField, read_prompts
 from .tools import ChoiceBody, ToolBody, Tools, read_tools
@@ -193,25 +193,30 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, ChatBody)
-    messages = [read_message(message, number) for number, message in enumerate(body.messages)]
+    messages = read_messages(body.messages)
     if messages[-1].role not in ("user", "tool"):
         raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
-    if not messages[-1].content.strip():
+    if messages[-1].role == "user" and not messages[-1].content.strip():
         raise InputError("the last of messages has no text")
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs needs logprobs: set it to true")
-    last, before = messages[-1], tuple(messages[:-1])
-    asked = _asked(value, body, defaults, text=last.content, messages=before, chat=True)
+    last, before, form = messages[-1], tuple(messages[:-1]), read_form(body)
+    asked = _asked(value, body, defaults, form=form, text=last.content, messages=before, chat=True)
     if body.truncation not in (None, "auto", "disabled"):
         raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
     asked = replace(asked, truncates=body.truncation == "auto")
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    tools = read_tools(value.get("tools"), value.get("tool_choice"), several=bool(body.parallel_tool_calls))
+    schema = None if form is None else form.schema
+    tools = read_tools(
+        value.get("tools"), value.get("tool_choice"), several=bool(body.parallel_tool_calls), form=schema
+    )
     if tools is None:
         return replace(asked, role=last.role)
-    if asked.grammar is not None:
-        raise InputError("tools and a response_format of JSON exclude each other: leave one of them out")
-    return replace(asked, role=last.role, messages=tools.introduced(before), grammar=tools.grammar, tools=tools)
+    if form is not None and schema is None:
+        raise InputError("tools go with a JSON Schema only, not with a regular expression, choices or a grammar")
+    notes = (*asked.notes, *map(str, tools.changes))
+    asked = replace(asked, role=last.role, grammar=tools.grammar, tools=tools, notes=notes)
+    return replace(asked, messages=tools.introduced(before))
 
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
@@ -223,7 +228,7 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     prompts = read_prompts(body.prompt)
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
-    asked = _asked(value, body, defaults, text="", messages=(), chat=False)
+    asked = _asked(value, body, defaults, form=read_form(body))
     asked = replace(asked, prompts=prompts, answers=asked.answers * len(prompts), echo=bool(body.echo))
     return replace(asked, top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs))
 
@@ -233,9 +238,10 @@ def _asked(
     body: _Body,
     defaults: SamplingOptions,
     *,
-    text: str,
-    messages: tuple[Message, ...],
-    chat: bool,
+    form: Form | None,
+    text: str = "",
+    messages: tuple[Message, ...] = (),
+    chat: bool = False,
 ) -> Asked:
     if not chat and value.get("tools") not in (None, []):
         raise InputError("tools belong to chat completions: leave them out")
@@ -262,7 +268,8 @@ def _asked(
         answers=body.n or 1,
         stream=bool(body.stream),
         rounds=bool(body.return_rounds),
-        grammar=read_form(body),
+        grammar=None if form is None else form.grammar,
+        notes=() if form is None else form.notes,
         ignore_eos=bool(body.ignore_eos),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -13,7 +15,7 @@ from edgedecode.text.messages import ROLES
 from .fields import one_of
 from .tools import Call, call_text
 
-__all__ = ["MessageBody", "read_message"]
+__all__ = ["MessageBody", "read_messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +27,88 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _Called:
     name: str
-    arguments: Annotated[str, Meta(description="JSON.")]
+    arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON; empty: no arguments.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     function: _Called
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBody:
+    """A message. tool_call_id, name: of a tool's result, the call that it answers and the function's name."""
+
     role: Annotated[str, one_of(*ROLES, "developer")]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
     function_call: Annotated[None, Meta(description="The older form of tool_calls is not offered.")] = None
 
 
-def read_message(message: MessageBody, number: int) -> Message:
+def read_messages(bodies: Sequence[MessageBody]) -> list[Message]:
+    """Return the messages, with the results of calls in the order of the calls. Raises InputError."""
+    messages = [_message(body, f"messages[{number}]") for number, body in enumerate(bodies)]
+    caller = 0
+    while caller < len(bodies):
+        end = next((each for each in range(caller + 1, len(bodies)) if bodies[each].role != "tool"), len(bodies))
+        first = caller if bodies[caller].role == "tool" else caller + 1  # a conversation may begin with a result
+        messages[first:end] = [messages[place] for place in _in_order(bodies, caller, range(first, end))]
+        caller = end
+    return messages
+
+
+def _in_order(bodies: Sequence[MessageBody], caller: int, results: Sequence[int]) -> list[int]:
+    """Return the places of results in the order of the calls that they answer. Raises InputError."""
+    calls = bodies[caller].tool_calls or []
+    ids = [call.id for call in calls if call.id]
+    if len({*ids}) < len(ids):
+        raise InputError(f"messages[{caller}].tool_calls has two calls of one id")
+    answers: dict[int, int] = {}
+    for number in results:
+        place = _answered(bodies[number], number, calls, caller)
+        if place in answers:
+            raise InputError(f"messages[{number}].tool_call_id: messages[{answers[place]}] is the result of that call")
+        answers[place] = number
+    missing = [place for place in range(len(calls)) if place not in answers]
+    if answers and missing:
+        raise InputError(f"messages[{caller}].tool_calls[{missing[0]}] has no result, and others have")
+    return [answers[place] for place in sorted(answers)]
+
+
+def _answered(result: MessageBody, number: int, calls: Sequence[_Call], caller: int) -> int:
+    """Return which of the calls a result answers; where there are none, its own number. Raises InputError."""
+    id, place = result.tool_call_id, number
+    if id:
+        known = {call.id: place for place, call in enumerate(calls)}
+        if id not in known:
+            raise InputError(f"messages[{number}].tool_call_id: messages[{caller}] has no call {id[:80]!r}")
+        place = known[id]
+    elif len(calls) > 1:
+        raise InputError(f"messages[{number}].tool_call_id is missing: messages[{caller}] makes {len(calls)} calls")
+    elif calls:
+        place = 0
+    if calls and result.name and result.name != (name := calls[place].function.name):
+        raise InputError(f"messages[{number}].name: that call is one of {name[:64]!r}")
+    return place
+
+
+def _message(message: MessageBody, place: str) -> Message:
     content = message.content
     if isinstance(content, list):
         if wrong := [part.type for part in content if part.type != "text"]:
-            raise InputError(f"messages[{number}] has a part of type {wrong[0][:40]!r}: this server reads text only")
+            raise InputError(f"{place} has a part of type {wrong[0][:40]!r}: this server reads text only")
         content = "".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
     try:
-        calls = [call_text(Call(each.function.name, each.function.arguments)) for each in message.tool_calls or []]
+        calls = [call_text(_read_call(each.function)) for each in message.tool_calls or []]
         return Message(role, "\n".join([*([content] if content else []), *calls]))
     except InputError as error:
-        raise InputError(f"messages[{number}]: {error}") from None
+        raise InputError(f"{place}: {error}") from None
+
+
+def _read_call(called: _Called) -> Call:
+    given = called.arguments
+    return Call(called.name, json.dumps(given) if isinstance(given, dict) else given or "")

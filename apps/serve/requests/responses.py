@@ -133,6 +133,7 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
         name = "input" if found[1] == "messages" else found[1]
         return name if found[2] is None else f"{name}[{numbers[found[1]][int(found[2])]}]"
 
+    message = re.sub(r"(?<=tools\[\d\])\.function\b|(?<=tools\[\d\d\])\.function\b", "", message)
     message = message.replace("response_format", "text.format").replace("max_tokens", "max_output_tokens")
     return _PLACES.sub(named, message)
 

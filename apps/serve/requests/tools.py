@@ -9,73 +9,118 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar, is_text
-from edgedecode.structured.schema_check import DRAFTS
+from edgedecode.structured.guidance import schema_fault
+from edgedecode.structured.loosening import OPEN, Change, nearest
 from edgedecode.typed_json import JsonValue, typed
 
-__all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "call_text", "read_tools"]
+__all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "arguments_fault", "call_text", "read_tools"]
 
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
 _FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
 _DECODER = json.JSONDecoder()
+_OPENING = '{"name":"'
+_OPENING_MOST = 64
+"""Characters of an answer in which a call's opening is looked for, with the white space in it."""
+_BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w-]*)("?)(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
+"""The beginning of a call: the name, whether it is complete, and the arguments so far."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """parameters: the JSON Schema of its arguments."""
+    """parameters: the JSON Schema of its arguments, as given. followed: the nearest one that a grammar can follow."""
 
     name: str
     description: str
     parameters: dict[str, JsonValue]
+    followed: dict[str, JsonValue]
+    changes: tuple[Change, ...] = ()
+
+    def opened(self, number: int) -> Function:
+        """Return the function with a grammar that takes any object as its arguments."""
+        reason = "all functions together are too large for a grammar"
+        return replace(
+            self, followed=OPEN, changes=(*self.changes, Change(f"tools[{number}].function.parameters", reason))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that an answer makes. arguments: JSON, as the model wrote it."""
+    """A call that an answer makes. arguments: JSON, as the model wrote it. fault: why they do not follow the schema."""
 
     name: str
     arguments: str
+    fault: str | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return it as OpenAI's replies have it."""
         function = {"name": self.name, "arguments": self.arguments}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        fault = {} if self.fault is None else {"schema_error": self.fault}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function, **fault}
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What an answer may call. required: it has to be a call; else the model decides, by its first character.
 
-    several: it may be up to 8 calls.
+    several: it may be up to 8 calls. form: the JSON Schema of an answer that is not a call; None: any text.
     """
 
     functions: tuple[Function, ...]
     required: bool = False
     several: bool = False
+    form: dict[str, JsonValue] | None = None
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of an answer: calls, or if none is required also any text that does not begin with a brace."""
+        """The grammar of an answer: calls, or if none is required also its form, or any text that does not begin with
+        a brace."""
+        lines = _MOST_CALLS if self.several else 1
+        return Grammar.of_schema(self._schema(), or_text=not self.required and self.form is None, lines=lines)
+
+    def _schema(self) -> dict[str, JsonValue]:
         calls: list[JsonValue] = [
             {
                 "type": "object",
-                "properties": {"name": {"const": each.name}, "arguments": _moved(each.parameters, number)},
+                "properties": {
+                    "name": {"const": each.name},
+                    "arguments": _moved(each.followed, f"#/anyOf/{number}/properties/arguments"),
+                },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
             for number, each in enumerate(self.functions)
         ]
-        lines = _MOST_CALLS if self.several else 1
-        return Grammar.of_schema({"anyOf": calls}, or_text=not self.required, lines=lines)
+        if self.form is not None and not self.required:
+            calls.append(_moved(self.form, f"#/anyOf/{len(calls)}"))
+        return {"anyOf": calls}
+
+    def fitting(self) -> Tools:
+        """Return tools with a grammar that can be compiled: the largest functions take any object if needed."""
+        places = sorted(range(len(self.functions)), key=lambda place: -len(json.dumps(self.functions[place].followed)))
+
+        def opened(count: int) -> Tools:
+            large = {*places[:count]}
+            found = enumerate(self.functions)
+            return replace(self, functions=tuple(each.opened(n) if n in large else each for n, each in found))
+
+        counts = range(len(places))
+        return opened(bisect_left(counts, True, key=lambda count: schema_fault(opened(count)._schema()) is None))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What of the functions' schemas is not followed, and is checked after decoding."""
+        return tuple(change for each in self.functions for change in each.changes)
 
     def introduced(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages with a description of the functions in the system message."""
@@ -94,23 +139,64 @@ class Tools:
             return (Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:])
         return (Message("system", text), *messages)
 
-    def calls(self, answer: str) -> tuple[Call, ...]:
-        """Return the calls that a complete answer makes; none if it is text, or was cut off."""
+    def may_call(self, answer: str) -> bool:
+        """Return whether an answer that begins so may be a call."""
+        begun = "".join(answer[:_OPENING_MOST].split())
+        return bool(begun) and (begun.startswith(_OPENING) or _OPENING.startswith(begun))
+
+    def calls(self, answer: str, *, cut: bool = False) -> tuple[Call, ...]:
+        """Return the calls that an answer makes; none if it is text. cut: the limit ended it, maybe within a call."""
         found: list[Call] = []
-        rest = answer
+        rest = answer.strip()
         while rest.startswith("{") and (self.several or not found):
             try:
                 value, end = _DECODER.raw_decode(rest)
-                found.append(_call(value, rest[:end]))
+                found.append(self._checked(_call(value, rest[:end])))
             except (ValueError, KeyError, TypeError, RecursionError):
-                return ()
-            rest = rest[end + 1 :] if rest.startswith("\n{", end) else rest[end:]
-        return () if rest else tuple(found)
+                begun = self._begun(rest) if cut else None
+                return () if begun is None else (*found, begun)
+            rest = rest[end:].lstrip()
+        known = {each.name for each in self.functions}
+        return () if rest or any(each.name not in known for each in found) else tuple(found)
+
+    def _begun(self, text: str) -> Call | None:
+        """Return the call whose beginning a text is, as far as it tells the function."""
+        begin = _BEGUN.match(text)
+        names = [each.name for each in self.functions if begin and each.name == begin[1]]
+        if begin is None or (not names and begin[2]):
+            return None
+        if not names:  # the name itself is cut off
+            names = [each.name for each in self.functions if each.name.startswith(begin[1])]
+        return Call(names[0], begin[3] or "") if len(names) == 1 else None
+
+    def _checked(self, call: Call) -> Call:
+        """Return a call with what is wrong about its arguments, where the grammar did not follow the whole schema."""
+        function = next((each for each in self.functions if each.name == call.name), None)
+        if function is None or not function.changes:
+            return call
+        return replace(call, fault=arguments_fault(function.parameters, call.arguments))
+
+
+def arguments_fault(schema: dict[str, JsonValue], arguments: str) -> str | None:
+    """Return why arguments do not follow a schema; None: they do, or the schema itself is wrong."""
+    import jsonschema_rs  # of the extra `serve`; rarely needed, so it is not loaded before
+
+    try:
+        found = jsonschema_rs.validator_for(schema)
+    except ValueError:  # such as a reference that leads nowhere
+        return None
+    fault = next(iter(found.iter_errors(json.loads(arguments))), None)
+    if fault is None:
+        return None
+    place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in fault.instance_path)
+    return f"arguments{place}: {' '.join(str(fault.message).split())[:300]}"
 
 
 def _call(value: dict[str, JsonValue], text: str) -> Call:
-    """Return the call that a value is, which the model wrote as `text`. Raises KeyError."""
+    """Return the call that a value is, which the model wrote as `text`. Raises KeyError and TypeError for another."""
     name, arguments = str(value["name"]), value["arguments"]
+    if len(value) != 2:
+        raise KeyError(name)
     start = f'{{"name": {json.dumps(name)}, "arguments": '
     return Call(name, text[len(start) : -1] if text.startswith(start) else _spelled(arguments))
 
@@ -118,9 +204,14 @@ def _call(value: dict[str, JsonValue], text: str) -> Call:
 def call_text(call: Call) -> str:
     """Return the text of a call in an earlier message, as models spell it. Raises InputError."""
     try:
-        return _spelled({"name": call.name, "arguments": json.loads(call.arguments)})
+        arguments = json.loads(call.arguments) if call.arguments.strip() else {}
+        if isinstance(arguments, str):  # some clients encode them twice
+            arguments = json.loads(arguments)
+        if not isinstance(arguments, dict):
+            raise ValueError
+        return _spelled({"name": call.name, "arguments": arguments})
     except (ValueError, RecursionError):
-        raise InputError(f"the arguments of the call of {call.name[:64]!r} are not JSON") from None
+        raise InputError(f"the arguments of the call of {call.name[:64]!r} are not a JSON object") from None
 
 
 def _spelled(value: JsonValue) -> str:
@@ -151,20 +242,27 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
+class _Allowed:
+    mode: Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})] = "auto"
+    tools: list[ToolBody] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceBody:
-    """The field `tool_choice`, where it names a function."""
+    """The field `tool_choice`, where it names a function, or some that are allowed."""
 
-    type: Annotated[str, _FUNCTION]
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools"]})]
     function: _Named | None = None
+    allowed_tools: _Allowed | None = None
 
 
-def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) -> Tools | None:
+def read_tools(
+    given: JsonValue, choice: JsonValue, *, several: bool = False, form: dict[str, JsonValue] | None = None
+) -> Tools | None:
     """Read the fields `tools` and `tool_choice`; None: nothing may be called. Raises InputError.
 
-    several: an answer may make several calls.
+    several: an answer may make several calls. form: as in `Tools`.
     """
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        raise InputError("tool_choice of the type allowed_tools is not supported: send only these functions as tools")
     if isinstance(choice, dict) and "name" in choice and "function" not in choice:
         raise InputError('tool_choice names a function as {"type": "function", "function": {"name": ...}}')
     try:
@@ -174,42 +272,61 @@ def read_tools(given: JsonValue, choice: JsonValue, *, several: bool = False) ->
         raise InputError(str(error)[:300]) from None
     if len(tools) > _MOST_FUNCTIONS:
         raise InputError(f"tools has {len(tools)} functions, the most is {_MOST_FUNCTIONS}")
-    functions = tuple(_function(tool, number) for number, tool in enumerate(tools))
+    functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
     names = [each.name for each in functions]
     if len({*names}) < len(names):
         raise InputError("tools has two functions of one name")
     if isinstance(asked, ChoiceBody):
-        if asked.type != "function" or asked.function is None or asked.function.name not in names:
-            raise InputError("tool_choice names no function of tools")
-        return Tools((functions[names.index(asked.function.name)],), required=True, several=several)
-    if asked not in (None, "none", "auto", "required"):
+        allowed, required = _allowed(asked, names)
+        functions = tuple(each for each in functions if each.name in allowed)
+    elif asked in (None, "none", "auto", "required"):
+        required = asked == "required"
+    else:
         raise InputError("tool_choice must be none, auto, required, or name a function")
-    if asked == "required" and not functions:
+    if required and not functions:
         raise InputError("tool_choice is required and there are no tools")
     if not functions or asked == "none":
         return None
-    return Tools(functions, required=asked == "required", several=several)
+    return Tools(functions, required=required, several=several, form=form).fitting()
 
 
-def _function(tool: ToolBody, number: int) -> Function:
+def _allowed(choice: ChoiceBody, names: Sequence[str]) -> tuple[list[str], bool]:
+    """Return which functions a choice allows, and whether one of them has to be called. Raises InputError."""
+    if choice.type == "function" and choice.function is not None:
+        found, required = [choice.function.name], True
+    elif choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        given = choice.allowed_tools
+        if given.mode not in ("auto", "required"):
+            raise InputError("tool_choice.allowed_tools.mode must be auto or required")
+        found = [each.function.name for each in given.tools or [] if each.function is not None]
+        required = given.mode == "required"
+    else:
+        found, required = [], False
+    if not found or not {*found} <= {*names}:
+        raise InputError("tool_choice names no function of tools")
+    return found, required
+
+
+def _function(tool: ToolBody, place: str) -> Function:
     found = tool.function
     if tool.type != "function" or found is None:
-        raise InputError(f"tools[{number}] is no function: this server offers functions only")
+        raise InputError(f"{place} is no function: this server offers functions only")
     if not _NAME.fullmatch(found.name):
-        raise InputError(f"tools[{number}] has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
-    parameters = dict(found.parameters or {"type": "object", "properties": {}})
-    if isinstance(draft := parameters.get("$schema"), str) and DRAFTS.fullmatch(draft):
-        del parameters["$schema"]  # the schema becomes a part of another, where this and $id are not allowed
-    parameters.pop("$id", None)
-    return Function(found.name, found.description or "", parameters)
+        raise InputError(f"{place} has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
+    parameters = found.parameters or {}
+    given = {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
+    near = nearest(given, path=f"{place}.function.parameters")
+    if near.changes and found.strict:
+        raise InputError(f"{near.changes[0]} (of the function {found.name!r}, which has strict set)")
+    return Function(found.name, found.description or "", given, near.schema, near.changes)
 
 
-def _moved(schema: JsonValue, number: int) -> JsonValue:
-    """Return a function's schema with its references to its own root, which is now inside another schema."""
+def _moved(schema: JsonValue, root: str) -> JsonValue:
+    """Return a schema with its references to its own root, which is now inside another schema, at `root`."""
     if isinstance(schema, dict):
-        moved = {name: _moved(value, number) for name, value in schema.items()}
+        moved = {name: _moved(value, root) for name, value in schema.items()}
         target = schema.get("$ref")
         if isinstance(target, str) and target.startswith("#"):
-            moved["$ref"] = f"#/anyOf/{number}/properties/arguments{target[1:]}"
+            moved["$ref"] = f"{root}{target[1:]}"
         return moved
-    return [_moved(value, number) for value in schema] if isinstance(schema, list) else schema
+    return [_moved(value, root) for value in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,318 @@
+"""`serve`: calls and their results in a conversation, cut calls, and the bodies that agents' libraries send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode import InputError, SamplingOptions
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.requests.asked import Asked, read_chat
+from edgedecode.apps.serve.requests.tools import Call, read_tools
+from tests.apps.test_serve import Running
+from tests.apps.test_serve_tools import QUESTION, TOOLS, WEATHER
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        yield running
+        running.close()
+
+
+def call(id: str | None, name: str = "now", arguments: object = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def caller(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [*calls], **more}
+
+
+def result(id: str | None, content: object = "noon", **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content, **more}
+
+
+def read(*messages: dict[str, Any], **more: Any) -> Asked:
+    return read_chat(json.dumps({"messages": [*messages], **more}).encode(), SamplingOptions())
+
+
+def contents(asked: Asked) -> list[str]:
+    return [message.content for message in (*asked.messages, asked.message)]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{}", "", " ", None, {}, '"{}"', '"{\\"a\\": 1}"', '{"a":1}', {"a": 1}], ids=repr
+)
+def test_arguments_of_one_meaning_are_accepted(arguments: object) -> None:
+    inside = '{"a": 1}' if "a" in str(arguments) else "{}"
+    found = contents(read(USER, caller(call("c", arguments=arguments)), result("c")))
+    assert found[1] == f'{{"name": "now", "arguments": {inside}}}'
+
+
+@pytest.mark.parametrize("arguments", ["{", "1", "[]", "null", '"a"', '"\\"{}\\""'])
+def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
+    with pytest.raises(InputError, match=r"^messages\[1\]: the arguments of the call of 'now' are not a JSON object"):
+        read(USER, caller(call("c", arguments=arguments)), result("c"))
+
+
+@pytest.mark.parametrize("content", ["", None, []])
+def test_empty_contents_are_accepted(content: object, server: Running) -> None:
+    messages = [USER, {**caller(call("c")), "content": content}, result("c", content)]
+    status, _ = server.post({"messages": messages, "tools": TOOLS, "max_tokens": 2})
+    assert status == 200
+    assert contents(read(USER, {"role": "assistant", "content": content, "tool_calls": []}, USER))[1] == ""
+
+
+def test_results_are_in_the_order_of_their_calls() -> None:
+    calls = caller(call("a"), call("b", "weather"), call("c"))
+    found = contents(read(USER, calls, result("c", "3"), result("a", "1"), result("b", "2", name="weather"), USER))
+    assert found[2:5] == ["1", "2", "3"]
+    two = contents(read(USER, caller(call("a")), result("a", "1"), caller(call("a")), result("a", "2")))
+    assert (two[2], two[4]) == ("1", "2")
+    assert contents(read(USER, caller(call(None)), result(None, "1")))[2] == "1"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([USER, caller(call("a")), result("b")], r"^messages\[2\]\.tool_call_id: messages\[1\] has no call 'b'"),
+        ([USER, result("b")], r"^messages\[1\]\.tool_call_id"),
+        ([result("b"), USER], r"^messages\[0\]\.tool_call_id"),
+        ([USER, caller(call("a")), USER, result("a")], r"^messages\[3\]\.tool_call_id"),
+        (
+            [USER, caller(call("a"), call("b")), result("a"), result("a"), USER],
+            r"^messages\[3\]\.tool_call_id: messages\[2\] is the result",
+        ),
+        ([USER, caller(call("a"), call("b")), result(None), result(None)], r"^messages\[2\]\.tool_call_id is missing"),
+        ([USER, caller(call("a")), result(None), result(None)], r"^messages\[3\]\.tool_call_id: messages\[2\] is"),
+        ([USER, caller(call("a"), call("b")), result("a"), USER], r"^messages\[1\]\.tool_calls\[1\] has no result"),
+        ([USER, caller(call("a"), call("a")), USER], r"^messages\[1\]\.tool_calls has two calls of one id"),
+        ([USER, caller(call("a")), result("a", name="weather")], r"^messages\[2\]\.name: that call is one of 'now'"),
+    ],
+)
+def test_results_that_belong_to_no_call_are_refused(messages: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(*messages)
+
+
+def test_outputs_of_responses_are_matched_too(server: Running) -> None:
+    items = [
+        {"role": "user", "content": QUESTION},
+        {"type": "function_call", "call_id": "x", "name": "now", "arguments": ""},
+        {"type": "function_call_output", "call_id": "x", "output": ""},
+    ]
+    status, _ = server.post({"input": items, "max_output_tokens": 2}, "/v1/responses")
+    assert status == 200
+    items[2]["call_id"] = "y"
+    status, reply = server.post({"input": items}, "/v1/responses")
+    assert (status, reply["error"]["param"]) == (400, "input[2].tool_call_id")
+
+
+# -- calls that the limit cuts off -------------------------------------------------------------------------------------
+
+WRITTEN = '{"name": "weather", "arguments": {"city": "Athens", "days": 3}}'
+
+
+@pytest.mark.parametrize("text", [WRITTEN, WRITTEN.replace(" ", ""), WRITTEN.replace("{", "{\n  ")])
+def test_every_beginning_of_a_call_is_text_or_that_call(text: str) -> None:
+    tools = read_tools(TOOLS, "required")
+    assert tools is not None
+    seen = set[tuple[Call, ...]]()
+    for end in range(1, len(text)):
+        assert tools.may_call(text[:end])
+        assert tools.calls(text[:end]) == ()
+        cut = tools.calls(text[:end], cut=True)
+        seen.add(cut)
+        for each in cut:
+            assert each.name == "weather"
+            assert text[:end].rstrip().endswith(each.arguments)
+    assert len(seen) > 20
+    (whole,) = tools.calls(text, cut=True)
+    assert json.loads(whole.arguments) == {"city": "Athens", "days": 3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_is_a_call(server: Running, *, stream: bool) -> None:
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "tools": TOOLS, "temperature": 0}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    for limit in (6, 12, 20):
+        reply = server.client.chat.completions.create(
+            model="demo", tool_choice=choice, max_tokens=limit, stream=stream, **given
+        )
+        chunks = [*reply] if stream else []
+        pieces = [chunk.choices[0].delta for chunk in chunks] or [reply.choices[0].message]
+        reason = (chunks[-1] if stream else reply).choices[0].finish_reason
+        (made,) = [made for piece in pieces for made in piece.tool_calls or []]
+        assert (reason, made.function.name) == ("length", "weather")
+        assert "".join(piece.content or "" for piece in pieces) == ""
+        assert "name" not in made.function.arguments
+
+
+# -- functions and a form ----------------------------------------------------------------------------------------------
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}, "job": {"type": "string"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+EXTRACT = "Extract age, job as JSON.\nUma is 61 and works as a pilot."
+
+
+@pytest.mark.parametrize("form", [FORM, {"type": "json_object"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_a_call_or_follows_the_form(server: Running, form: dict[str, Any], *, stream: bool) -> None:
+    body: dict[str, Any] = {"model": "demo", "tools": TOOLS, "response_format": form, "temperature": 0}
+    found = []
+    for text, choice in ((EXTRACT, "auto"), (QUESTION, "required")):
+        reply = server.client.chat.completions.create(
+            messages=[{"role": "user", "content": text}], tool_choice=choice, stream=stream, max_tokens=60, **body
+        )
+        pieces = [chunk.choices[0].delta for chunk in reply] if stream else [reply.choices[0].message]
+        calls = [made for piece in pieces for made in piece.tool_calls or []]
+        found.append(("".join(piece.content or "" for piece in pieces), len(calls), len(pieces)))
+    (answer, no_calls, parts), (no_text, one_call, _) = found
+    assert isinstance(json.loads(answer), dict)
+    assert (no_calls, no_text, one_call) == (0, "", 1)
+    assert not stream or parts > 4  # an answer that is no call is not held back
+
+
+# -- what agents' libraries send (their request bodies, shortened) -----------------------------------------------------
+
+_STRICT = {**WEATHER, "additionalProperties": False}
+_TITLED = {"title": "weather", "properties": {"city": {"title": "City", "type": "string"}}, "required": ["city"]}
+BODIES: dict[str, dict[str, Any]] = {
+    "openai parse": {
+        "messages": [USER],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": _STRICT, "strict": True}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "P", "strict": True, "schema": PERSON}},
+    },
+    "openai-agents": {
+        "messages": [{"role": "system", "content": "Be brief."}, USER],
+        "tools": [{"type": "function", "function": {"name": "weather", "description": "", "parameters": _STRICT}}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "final_output", "strict": True, "schema": PERSON},
+        },
+        "stream": False,
+        "store": None,
+        "parallel_tool_calls": False,
+        "metadata": None,
+    },
+    "LangChain with_structured_output": {
+        "messages": [{"content": "Hi", "role": "user"}],
+        "tools": [{"type": "function", "function": {"name": "weather", "description": "x", "parameters": _TITLED}}],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "parallel_tool_calls": False,
+        "n": 1,
+        "temperature": 0.0,
+    },
+    "LangChain agent": {
+        "messages": [
+            {"content": "Hi", "role": "user"},
+            {
+                "content": None,
+                "role": "assistant",
+                "tool_calls": [call("call_1", "weather", '{"city": "Oslo", "days": 1}')],
+            },
+            {"content": "", "role": "tool", "tool_call_id": "call_1"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {**_TITLED, "type": "object"}}}],
+        "response_format": FORM,
+    },
+    "pydantic-ai": {
+        "messages": [USER],
+        "tools": [
+            {"type": "function", "function": {"name": "weather", "description": "", "parameters": WEATHER}},
+            {
+                "type": "function",
+                "function": {"name": "final_result", "description": "The final response", "parameters": PERSON},
+            },
+        ],
+        "tool_choice": "required",
+        "response_format": {"type": "json_object"},
+        "stream": False,
+    },
+    "Vercel AI SDK": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "parameters": {**_STRICT, "$schema": "http://json-schema.org/draft-07/schema#"},
+                    "strict": False,
+                },
+            }
+        ],
+        "tool_choice": "auto",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": PERSON, "strict": False, "name": "response", "description": None},
+        },
+        "stream_options": None,
+    },
+    "semantic-kernel": {
+        "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "Ann"}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "plugin-weather",
+                    "description": "x",
+                    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+                },
+            }
+        ],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_schema", "json_schema": {"schema": PERSON, "name": "P", "strict": True}},
+        "parallel_tool_calls": None,
+    },
+    "instructor": {
+        "messages": [USER],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "P", "description": "Correctly extracted `P`", "parameters": _TITLED},
+            }
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "P"}},
+    },
+    "allowed_tools": {
+        "messages": [USER],
+        "tools": TOOLS,
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_agents_libraries_are_answered(server: Running, name: str) -> None:
+    status, reply = server.post({"model": "gpt-4o", "max_tokens": 60, "temperature": 0, **BODIES[name]})
+    assert status == 200, reply
+    choice = reply["choices"][0]
+    calls = choice["message"].get("tool_calls")
+    forced = BODIES[name].get("tool_choice", "auto") != "auto"
+    if forced:
+        assert calls
+    if calls and choice["finish_reason"] == "tool_calls":
+        names = {each["function"]["name"] for each in BODIES[name]["tools"]}
+        assert {each["function"]["name"] for each in calls} <= names
+        assert all(isinstance(json.loads(each["function"]["arguments"]), dict) for each in calls)

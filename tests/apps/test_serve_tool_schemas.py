@@ -1,0 +1,234 @@
+"""`serve`: schemas of functions as tool servers publish them. None fails a request; what is left out is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+import jsonschema_rs
+
+from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.requests.tools import Tools, read_tools
+from edgedecode.structured.guidance import schema_fault
+from edgedecode.structured.loosening import OPEN, nearest
+from tests.apps.test_serve import Running
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+TEXT, NUMBER = {"type": "string"}, {"type": "number"}
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+def of(properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*required], **more}
+
+
+FOLLOWED: list[dict[str, Any]] = [
+    {},
+    {"type": "object"},
+    {"type": "object", "properties": {}},
+    {"properties": {"path": TEXT}},
+    of({"path": TEXT, "head": NUMBER, "tail": NUMBER}, "path", additionalProperties=False, **{"$schema": DRAFT_7}),
+    of({"edits": {"type": "array", "items": of({"oldText": TEXT, "newText": TEXT}, "oldText", "newText")}}, "edits"),
+    of({"owner": TEXT, "perPage": {"type": "number", "minimum": 1, "maximum": 100, "description": "x"}}, "owner"),
+    of({"state": {"type": "string", "enum": ["open", "closed", "all"], "default": "open"}}),
+    of({"labels": {"anyOf": [{"type": "array", "items": TEXT}, {"type": "null"}], "default": None, "title": "Labels"}}),
+    of({"value": {"type": ["string", "number", "boolean", "null"]}}),
+    of({"url": {"type": "string", "format": "uri"}, "when": {"type": "string", "format": "date-time"}}, "url"),
+    of({"id": {"type": "string", "pattern": "^[0-9a-f]{8}$"}}, "id"),
+    of({"node": {"$ref": "#/$defs/Node"}}, **{"$defs": {"Node": of({"next": {"$ref": "#/$defs/Node"}})}}),
+    of({"node": {"$ref": "#/definitions/Node"}}, definitions={"Node": of({"name": TEXT}, "name")}),
+    of({"filter": {"type": "object", "additionalProperties": {"type": "string"}}}),
+    of({"timeout": {"type": "integer", "exclusiveMinimum": 0, "default": 30}}),
+    of({"point": {"type": "array", "prefixItems": [NUMBER, NUMBER], "items": False}}),
+    of({"a": {"type": "integer", "format": "int64"}}),
+    of({"kind": {"const": "file"}}, "kind", **{"x-order": 3, "examples": [1]}),
+]
+LOOSENED: list[tuple[dict[str, Any], str]] = [
+    (of({"tags": {"type": "array", "items": TEXT, "uniqueItems": True}}), ".properties.tags.uniqueItems"),
+    (of({"a": TEXT}, propertyNames={"pattern": "^[a-z]+$"}), ".propertyNames"),
+    (of({"a": {"not": {"type": "null"}}}), ".properties.a.not"),
+    (of({"a": {"type": "array", "contains": TEXT, "minContains": 1}}), ".properties.a.contains"),
+    (of({"a": TEXT, "b": TEXT}, **{"if": of({"a": TEXT}), "then": {"required": ["b"]}}), ".if"),
+    (of({"a": TEXT, "b": TEXT}, dependentRequired={"a": ["b"]}), ".dependentRequired"),
+    (of({"a": TEXT}, dependentSchemas={"a": of({"b": TEXT})}), ".dependentSchemas"),
+    (of({"a": TEXT}, dependencies={"a": ["b"]}), ".dependencies"),
+    (of({"a": {"type": "string", "format": "file-path"}}), ".properties.a.format"),
+    (of({"a": {"type": "string", "pattern": "^(?!x).*$"}}), ".properties.a.pattern"),
+    (of({"a": {"type": "string", "pattern": "("}}), ".properties.a.pattern"),
+    (of({"a": {"type": "integer", "maximum": 9223372036854775807}}), ".properties.a.maximum"),
+    (of({"a": {"type": "integer", "minimum": -9007199254740992}}), ".properties.a.minimum"),
+    (of({"a": {"type": "integer", "minimum": 1, "exclusiveMinimum": True}}), ".properties.a.exclusiveMinimum"),
+    (of({"a": {"type": "any"}}), ".properties.a.type"),
+    (of({"a": {"type": "file", "description": "upload"}}), ".properties.a.type"),
+    (of({"a": {"type": "string", "required": True}}), ".properties.a.required"),
+    (of({"a": {"enum": []}}, "a"), ".properties.a.enum"),
+    (of({"a": {"$ref": "#/components/schemas/Pet"}}), ".properties.a.$ref"),
+    (of({"a": {"$ref": "other.json#/x"}}), ".properties.a.$ref"),
+    (of({"a": {"oneOf": [TEXT, {"type": "string", "maxLength": 3}]}}), "oneOf"),
+    (of({"a": {"oneOf": [of({"k": TEXT}), of({"l": TEXT})]}}), "oneOf"),
+    (of({}, minProperties=2), ".minProperties"),
+    (of({"a": {"type": "object", "patternProperties": {"^(?=x)": TEXT}}}), ".properties.a.patternProperties"),
+    (of({"a": {"type": "string", "const": "a\u0000b"}}), ".properties.a.const"),
+    (of({"a": {"const": 2**60}}), ".properties.a.const"),
+    (of({"a": {"type": "number", "multipleOf": 1e-13}}), "multipleOf"),
+    (of({"a": {"allOf": [TEXT, {"type": "integer"}]}}, "a"), "allOf"),
+    (of({"a": TEXT}, unevaluatedProperties=False), ".unevaluatedProperties"),
+    (of({"a": {"type": "array", "items": [TEXT], "additionalItems": False, "uniqueItems": True}}), ".uniqueItems"),
+    (of({"a": {"type": "string", "minLength": "3"}}), ".properties.a.minLength"),
+    (of({"a": {"type": "array", "items": "string"}}), ".properties.a.items"),
+    (of({"a": {"type": "number", "minimum": 3, "maximum": 1}}, "a"), ""),
+    ({"type": "object", "properties": ["a", "b"]}, ".properties"),
+    (of({"a": {"$dynamicRef": "#x"}}), ".properties.a.$dynamicRef"),
+]
+DEEP: dict[str, Any] = TEXT
+for _ in range(80):
+    DEEP = of({"a": DEEP})
+
+
+def tool(parameters: dict[str, Any], name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+def only(tools: Tools | None) -> Tools:
+    assert tools is not None
+    return tools
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        yield running
+        running.close()
+
+
+def ask(server: Running, tools: list[dict[str, Any]], **more: Any) -> tuple[int, Any]:
+    messages = [{"role": "user", "content": "Will it rain in Athens on Monday?"}]
+    return server.post({"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 4, **more})
+
+
+@pytest.mark.parametrize("schema", FOLLOWED, ids=str)
+def test_schemas_that_are_followed_stay_as_they_are(schema: dict[str, Any]) -> None:
+    assert only(read_tools([tool(schema, strict=True)], "required")).changes == ()
+
+
+@pytest.mark.parametrize(("schema", "place"), LOOSENED, ids=lambda each: str(each)[:60])
+def test_what_cannot_be_followed_is_left_out_and_named(schema: dict[str, Any], place: str) -> None:
+    found = nearest(schema)
+    assert found.changes
+    assert place in found.changes[0].path + found.changes[0].reason
+    assert schema_fault(found.schema) is None
+    with pytest.raises(edgedecode.InputError, match=r"^tools\[0\]\.function\.parameters.*strict"):
+        read_tools([tool(schema, strict=True)], None)
+
+
+def test_a_looser_schema_allows_what_the_given_one_allows() -> None:
+    values: list[Any] = [
+        {"a": each}
+        for each in ("x", "a\u0000b", 1, 2, 2**60, 2**53, None, ["x"], [1, 2], {"k": "x"}, {"l": "x"}, {}, "abcd")
+    ]
+    values += [{}, {"tags": ["a", "b"]}, {"a": "x", "b": "y"}, {"b": "y"}]
+    checked = 0
+    for schema, _ in LOOSENED:
+        try:
+            given = jsonschema_rs.validator_for(schema)
+        except ValueError:  # it is no schema
+            continue
+        loose = jsonschema_rs.validator_for(nearest(schema).schema)
+        fits = [value for value in values if given.is_valid(value) and _names(value) <= _names(schema["properties"])]
+        assert all(loose.is_valid(value) for value in fits), schema
+        checked += len(fits)
+    assert checked > 60
+
+
+def _names(value: dict[str, Any]) -> set[str]:
+    return {*value}
+
+
+def test_an_odd_schema_fails_neither_its_own_nor_another_function(server: Running) -> None:
+    tools = [tool(schema, f"f{number}") for number, schema in enumerate([*FOLLOWED, *(each for each, _ in LOOSENED)])]
+    tools += [tool(of({f"p{number}": TEXT}), f"g{number}") for number in range(4)]
+    for each in tools:
+        status, reply = ask(server, [each], tool_choice="required")
+        assert status == 200, (each, reply)
+        assert ("tools[0]" in server.note) == any(each["function"]["parameters"] is odd for odd, _ in LOOSENED), each
+    found = only(read_tools([*tools, tool(DEEP, "deep")], "required"))
+    assert schema_fault(json.loads(found.grammar.text)) is None
+    assert {change.path.partition(".")[0] for change in found.changes} >= {
+        f"tools[{len(FOLLOWED) + number}]" for number in range(len(LOOSENED))
+    }
+
+
+def test_functions_that_are_too_large_together_take_any_object() -> None:
+    large = of({f"p{number}": {"type": "string", "enum": [f"v{number}"]} for number in range(300)})
+    found = only(read_tools([tool(large, f"f{number}") for number in range(12)] + [tool(of({"a": TEXT}), "g")], None))
+    assert schema_fault(json.loads(found.grammar.text)) is None
+    opened = [each.name for each in found.functions if each.followed == OPEN]
+    assert 0 < len(opened) < 12
+    assert "g" not in opened
+
+
+def test_arguments_are_checked_against_the_given_schema() -> None:
+    schema = of({"tags": {"type": "array", "items": TEXT, "uniqueItems": True}}, "tags")
+    tools = only(read_tools([tool(schema), tool(of({"a": TEXT}), "g")], None))
+    (right,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "b"]}}')
+    (wrong,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "a"]}}')
+    assert right.fault is None
+    assert wrong.fault is not None
+    assert wrong.fault.startswith("arguments.tags: ")
+    assert wrong.as_dict()["schema_error"] == wrong.fault
+    assert "schema_error" not in right.as_dict()
+
+
+def test_a_refusal_names_the_function_the_place_and_the_keyword(server: Running) -> None:
+    odd = of({"when": {"type": "string", "format": "moon-phase"}})
+    status, reply = ask(server, [tool(of({"a": TEXT}), "g"), tool(odd, strict=True)])
+    assert status == 400
+    assert reply["error"]["param"] == "tools[1].function.parameters.properties.when.format"
+    assert "moon-phase" in reply["error"]["message"]
+    assert "'f'" in reply["error"]["message"]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": odd}}
+    status, reply = server.post({"messages": [{"role": "user", "content": "hi"}], "response_format": form})
+    assert status == 400
+    assert reply["error"]["param"] == "response_format.json_schema.schema.properties.when.format"
+    form["json_schema"]["strict"] = False  # type: ignore[index]
+    status, reply = server.post(
+        {"messages": [{"role": "user", "content": "hi"}], "response_format": form, "max_tokens": 2}
+    )
+    assert status == 200
+    assert server.note.startswith("response_format.json_schema.schema.properties.when.format")
+
+
+def test_a_body_of_responses_is_refused_by_its_own_names(server: Running) -> None:
+    odd = {"type": "function", "name": "f", "strict": True, "parameters": of({"a": {"not": {}}})}
+    status, reply = server.post({"input": "hi", "tools": [{"type": "web_search"}, odd]}, "/v1/responses")
+    assert (status, reply["error"]["param"]) == (400, "tools[1].parameters.properties.a.not")
+
+
+def test_loosened_functions_are_counted(server: Running) -> None:
+    import http.client
+
+    def notes() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return int(next(line for line in lines if line.startswith("edgedecode_notes_total ")).split()[1])
+
+    before = notes()
+    status, _ = ask(server, [tool(LOOSENED[0][0])])
+    assert (status, notes() - before) == (200, 1)
