@@ -251,7 +251,11 @@ BAD: list[tuple[object, int, str]] = [
     (asked(frequency_penalty=0.5), 400, "frequency_penalty is not supported"),
     (asked(response_format={"type": "xml"}), 400, "response_format.type must be one of text, json_object"),
     (asked(response_format={"type": "json_schema"}), 400, "response_format.schema is missing"),
-    (asked(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), 400, "not supported"),
+    (
+        asked(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}, "strict": True}}),
+        400,
+        "response_format.json_schema.schema.not: not cannot be followed",
+    ),
     (asked(response_format={"type": "json_object"}, model="demo@switch"), 400, "leave out switching"),
     (asked(messages=[{"role": "user", "content": "word " * 9000}]), 400, "context"),
     (b"x" * 100_001, 413, "larger than"),
