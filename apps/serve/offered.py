@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions
@@ -79,7 +79,7 @@ def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
         "mode": SWITCH if options.switch is not None else "" if pair.drafter_names(options) else PLAIN,
         "context": context_length(service),
         "max_tokens": pair.manifest.generation.max_tokens,
-        "sampling": {each.name: getattr(defaults, each.name) for each in fields(defaults) if each.init},
+        "sampling": defaults.as_dict(),
     }
 
 

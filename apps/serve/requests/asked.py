@@ -18,6 +18,7 @@ from .answer_form import Form, FormBody, read_form
 from .chat_messages import MessageBody, read_messages
 from .fields import check_fields, one_of, read_object, typed_body
 from .prompts import Prompt, PromptField, read_prompts
+from .sampling import SamplingBody, read_sampling
 from .tools import ChoiceBody, ToolBody, Tools, read_tools
 
 __all__ = [
@@ -44,7 +45,6 @@ Most = Annotated[int, Meta(ge=-1, le=1 << 24, description="-1: no limit.")]
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
 _NO_LIMIT = 1 << 24
-TopK = Annotated[int, Meta(ge=-1, le=1 << 20, description="0 and -1: off.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +144,11 @@ class _StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body(FormBody):
+class _Body(FormBody, SamplingBody):
     model: Annotated[str, Meta(description="Without it: this server's.")] | None = None
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
     n_predict: Most | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
-    top_k: TopK | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
@@ -248,20 +244,15 @@ def _asked(
     check_fields(value, {each.name for each in fields(body)} | {"tools"})
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: set it to true")
-    given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")
-    if given["top_p"] == 0:  # the smallest set of tokens is the likeliest one
-        given |= {"top_p": None, "top_k": 1}
-    elif given["top_k"] == -1:
-        given["top_k"] = 0
     return Asked(
         name=body.model or "",
         text=text,
         messages=messages,
         chat=chat,
-        sampling=replace(defaults, **{name: each for name, each in given.items() if each is not None}),
+        sampling=read_sampling(body, defaults),
         max_tokens=_limit(body, least=1 if chat else 0),
         stop=tuple(each for each in stop if each),
         seed=body.seed,

@@ -29,9 +29,6 @@ NO_EFFECT = (
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "audio": ({},),
     "modalities": (["text"],),
     "best_of": (1,),
@@ -46,7 +43,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "n_probs"), (0,)),
     **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
     "tfs_z": (1,),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
+    "repeat_last_n": (-1,),  # the repetition penalty counts all tokens
     **dict.fromkeys(
         ("use_beam_search", "timings_per_token", "include_stop_str_in_output", "continue_final_message"), (False,)
     ),

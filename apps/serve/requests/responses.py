@@ -15,14 +15,16 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.typed_json import JsonValue
 
 from .answer_form import FormatBody
-from .asked import TRUNCATION, Asked, Most, Seed, Stop, TopK, read_chat
+from .asked import TRUNCATION, Asked, Most, Seed, Stop, read_chat
 from .fields import UNSUPPORTED, check_fields, one_of, read_object, typed_body
+from .sampling import SamplingBody
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
 
 _SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "stream", "seed", "stop", "tool_choice"),
-    *("parallel_tool_calls", "top_logprobs", "truncation", "ignore_eos"),
+    *(each.name for each in fields(SamplingBody)),
+    *("model", "stream", "seed", "stop", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
+    "ignore_eos",
 )
 """Fields that mean the same for chat completions."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -50,7 +52,7 @@ UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "max_tokens": (),
     "response_format": (),
     "stream_options": ({}, {"include_obfuscation": False}),
-    **{name: UNSUPPORTED[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "store")},
+    "store": UNSUPPORTED["store"],
 }
 """Fields that would change the answer, or need a store, with the values that mean nothing."""
 _ECHOED = (
@@ -74,18 +76,14 @@ class _Reasoning:
     generate_summary: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseBody(SamplingBody):
     """The body of /v1/responses. input: a text, or messages, calls and their outputs."""
 
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Most | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
-    top_k: TopK | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None

@@ -1,0 +1,58 @@
+"""Reads how tokens are to be sampled: OpenAI's fields, and those of llama.cpp's and vLLM's clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from edgedecode import InputError, SamplingOptions
+
+__all__ = ["SamplingBody", "read_sampling"]
+
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Repetition = Annotated[float, Meta(gt=0, le=100, description="Tokens of the prompt count too; 1: off.")]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_MOST_DIGITS = 9
+_SAME = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, so that a body may have another base with slots
+class SamplingBody:
+    """The fields of a body that choose the next token. repeat_penalty: llama.cpp's name of repetition_penalty."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="0 and -1: off.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: _Repetition | None = None
+    repeat_penalty: _Repetition | None = None
+    logit_bias: Annotated[dict[str, _Bias], Meta(description="By token id; -100: never.")] | None = None
+
+
+def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOptions:
+    """Return the sampling of a request. defaults: the pack's. Raises InputError that begins with the field's name."""
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {"top_p": body.top_p}
+    if body.top_p == 0:  # the smallest set of tokens is the likeliest one
+        given |= {"top_p": None, "top_k": 1}
+    elif body.top_k == -1:
+        given["top_k"] = 0
+    repetitions = {each for each in (body.repetition_penalty, body.repeat_penalty) if each is not None}
+    if len(repetitions) > 1:
+        raise InputError("repetition_penalty and repeat_penalty differ: give one of them")
+    given["repetition_penalty"] = next(iter(repetitions), None)
+    given["logit_bias"] = None if body.logit_bias is None else _biases(body.logit_bias)
+    return replace(defaults, **{name: each for name, each in given.items() if each is not None})
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    """Return biases by id. Raises InputError for a key that is none, or two keys of one id."""
+    found: dict[int, float] = {}
+    for key, amount in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS and int(key) not in found):
+            raise InputError(f"logit_bias has the key {key[:40]!r}: give each token's id once, as digits")
+        found[int(key)] = amount
+    return found
