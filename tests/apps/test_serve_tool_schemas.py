@@ -20,7 +20,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 import jsonschema_rs
 
 from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.requests.tools import Tools, read_tools
+from edgedecode.apps.serve.requests.tools import Tools, arguments_fault, read_tools
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, nearest
 from tests.apps.test_serve import Running
@@ -232,3 +232,9 @@ def test_loosened_functions_are_counted(server: Running) -> None:
     before = notes()
     status, _ = ask(server, [tool(LOOSENED[0][0])])
     assert (status, notes() - before) == (200, 1)
+
+
+def test_references_to_files_and_other_machines_are_not_read() -> None:
+    for uri in ("http://127.0.0.1:9/x", "file:///etc/passwd"):
+        assert arguments_fault({"$ref": uri}, "{}") is None
+        assert [change.path for change in nearest(of({"a": {"$ref": uri}})).changes] == [".properties.a.$ref"]

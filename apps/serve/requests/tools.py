@@ -182,14 +182,19 @@ def arguments_fault(schema: dict[str, JsonValue], arguments: str) -> str | None:
     import jsonschema_rs  # of the extra `serve`; rarely needed, so it is not loaded before
 
     try:
-        found = jsonschema_rs.validator_for(schema)
-    except ValueError:  # such as a reference that leads nowhere
+        found = jsonschema_rs.validator_for(schema, retriever=_retrieved)
+    except (ValueError, jsonschema_rs.ReferencingError):  # such as a reference that leads nowhere
         return None
     fault = next(iter(found.iter_errors(json.loads(arguments))), None)
     if fault is None:
         return None
     place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in fault.instance_path)
     return f"arguments{place}: {' '.join(str(fault.message).split())[:300]}"
+
+
+def _retrieved(uri: str) -> None:
+    """Refuse to fetch what a schema refers to: a request must not make this machine read files or other servers."""
+    raise ValueError(f"{uri[:80]} is not read")
 
 
 def _call(value: dict[str, JsonValue], text: str) -> Call:
