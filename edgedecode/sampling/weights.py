@@ -129,8 +129,8 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float,
         SamplingOption(
-            (_ABOVE_0, 100.0),
-            allowed="above 0 (1 is off), up to 100",
+            (1e-6, 100.0),
+            allowed="0.000001 to 100 (1 is off)",
             flag="--repeat-penalty X",
             help="divide the logits of tokens in prompt and answer; 1: off",
             gguf="penalty_repeat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import edgedecode
-from edgedecode import SessionOptions
+from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -24,6 +25,8 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 import openai
 
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.command import command
+from edgedecode.apps.serve.requests.responses import read_response
 from tests.apps.test_serve import KEY, STORY, Running, asked, lone
 
 pytestmark = pytest.mark.skipif(
@@ -326,6 +329,18 @@ def test_any_page_may_be_allowed(server: Running) -> None:
         running.close()
 
 
+def test_an_origin_is_what_a_browser_sends(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    given = ["https://Chat.example/", "http://localhost:3000", "null", "*", "app://obsidian.md"]
+    read = parser.parse_args([word for each in given for word in ("--allow-origin", each)])
+    assert read.allow_origin == ["https://chat.example", "http://localhost:3000", "null", "*", "app://obsidian.md"]
+    for wrong in ("chat.example", "https://chat.example/page", "https://", ""):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--allow-origin", wrong])
+        assert "is no origin: give scheme and host" in capsys.readouterr().err
+
+
 CODEX: dict[str, Any] = {
     "model": "demo",
     "instructions": "You are a coding agent.",
@@ -399,12 +414,30 @@ def test_what_codex_sends_is_answered(server: Running) -> None:
     assert (reply.status, events[0]["type"], events[-1]["type"]) == (200, "response.created", "response.incomplete")
     note = reply.headers["Edgedecode-Note"]
     assert "tools of the types custom, local_shell, web_search were left out" in note
+    assert "input items of the types reasoning were left out" in note
     assert "reasoning.effort was not followed" in note
     assert notes(server) == before
     body = BASE[RESPONSES] | {"tools": [{"type": "web_search"}]}
     assert server.client.responses.with_raw_response.create(**body).headers["Edgedecode-Note"].startswith("tools of")
     assert notes(server) == before + 1
     assert send(server, "POST", RESPONSES, BASE[RESPONSES]).headers["Edgedecode-Note"] is None
+
+
+def test_calls_of_tools_that_are_no_functions_are_read_as_calls() -> None:
+    items = [
+        {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "function_call_output", "call_id": "a", "output": "a.py"},
+        {"type": "custom_tool_call", "call_id": "b", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "done"}]},
+    ]
+    asked = read_response(json.dumps({"input": items}).encode(), SamplingOptions())
+    shell, result, patch = asked.messages
+    assert (shell.role, result.role, patch.role) == ("assistant", "tool", "assistant")
+    assert "local_shell" in shell.content
+    assert '"ls"' in shell.content
+    assert result.content == "a.py"
+    assert "*** Begin" in patch.content
+    assert asked.message.content == "done"
 
 
 def notes(server: Running) -> int:

@@ -137,7 +137,7 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
         ({"input": None}, "input"),
         ({"input": 7}, "input is '7'"),
         ({"input": [7]}, "input[0] is '7'"),
-        ({"input": [{"type": "local_shell_call"}]}, "input[0] is of type 'local_shell_call'"),
+        ({"input": [{"type": "compaction"}]}, "input[0] is of type 'compaction'"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0] refers to a stored item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "this server reads text only"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id is not supported"),

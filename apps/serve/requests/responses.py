@@ -39,6 +39,7 @@ _INCLUDED = (
 """All but the first are parts of items that no answer of this server has."""
 _LEFT_OUT = ("reasoning", "web_search_call")
 """Items of the input that other servers' models made for themselves: no chat template has a place for them."""
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _PLACES = re.compile(r"\b(messages|tools)\b(?:\[(\d+)\](?:\.function\b)?)?")
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (),
@@ -138,11 +139,18 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
 
 def _notes(body: ResponseBody) -> list[str]:
     """Return what is not followed, since the client can do without it."""
-    kinds = sorted({str(tool["type"])[:40] for tool in body.tools or [] if tool["type"] != "function"})
-    notes = [f"tools of the types {', '.join(kinds)} were left out: this server offers functions only"] if kinds else []
+    items = body.input if isinstance(body.input, list) else []
+    notes = [
+        *_left_out("tools", {str(tool["type"])[:40] for tool in body.tools or []} - {"function"}),
+        *_left_out("input items", {item["type"] for item in items if item.get("type") in _LEFT_OUT}),
+    ]
     if body.reasoning is not None and body.reasoning.effort not in (None, "none"):
         notes.append("reasoning.effort was not followed: this pack has no such setting")
     return notes
+
+
+def _left_out(what: str, kinds: set[str]) -> list[str]:
+    return [f"{what} of the types {', '.join(sorted(kinds))} were left out"] if kinds else []
 
 
 def _includes_logprobs(include: Sequence[str]) -> bool:
@@ -161,16 +169,16 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
         kind = item.get("type") or "message"
         if kind in _LEFT_OUT:
             continue
-        if kind not in ("function_call", "custom_tool_call"):
+        if kind not in _CALLS:
             calls = []
         match kind:
             case "message":
                 found.append({"role": item.get("role"), "content": _content(item.get("content"), number)})
-            case "function_call" | "custom_tool_call":
+            case _ if kind in _CALLS:
                 if not calls:  # the calls of one answer are one message, as the model wrote them
                     found.append({"role": "assistant", "tool_calls": calls})
                 calls.append(_call(item))
-            case "function_call_output" | "custom_tool_call_output":
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 output = _content(item.get("output"), number)
                 found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
             case "item_reference":
@@ -182,10 +190,13 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
 
 
 def _call(item: Mapping[str, JsonValue]) -> JsonValue:
-    """Return a call as chat completions have it; the text that a custom tool was called with becomes an argument."""
-    custom = item.get("type") == "custom_tool_call"
-    arguments = json.dumps({"input": item.get("input")}) if custom else item.get("arguments")
-    return {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": arguments}}
+    """Return a call as chat completions have it, also of a tool that is no function: what it was given is JSON then."""
+    name, arguments = item.get("name"), item.get("arguments")
+    if item.get("type") == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input")})
+    elif item.get("type") == "local_shell_call":
+        name, arguments = "local_shell", json.dumps(item.get("action"))
+    return {"id": item.get("call_id"), "function": {"name": name, "arguments": arguments}}
 
 
 def _content(content: JsonValue, number: int) -> JsonValue:

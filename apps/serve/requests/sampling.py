@@ -12,7 +12,7 @@ from edgedecode import InputError, SamplingOptions
 __all__ = ["SamplingBody", "read_sampling"]
 
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_Repetition = Annotated[float, Meta(gt=0, le=100, description="Tokens of the prompt count too; 1: off.")]
+_Repetition = Annotated[float, Meta(ge=1e-6, le=100, description="Tokens of the prompt count too; 1: off.")]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _MOST_DIGITS = 9
 _SAME = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty")
