@@ -50,7 +50,8 @@ def _ids(vocabulary: Any, text: bytes, *, special: bool) -> list[int]:  # noqa: 
     room = 2 * len(text) + 8
     found = (llama_cpp.llama_token * room)()
     count = llama_cpp.llama_tokenize(vocabulary, text, len(text), found, room, special, True)
-    assert count >= 0
+    if count < 0:
+        raise SystemExit(f"llama.cpp makes {-count} tokens of {len(text)} bytes")
     ids: Sequence[int] = found[:count]
     return list(ids)
 

@@ -158,9 +158,12 @@ class Context:
 
     def decode(self) -> None:
         """Run a forward pass of the batch. Raises RuntimeUnavailable with the engine's reason."""
-        count = self.batch.count
-        assert 0 < count <= self.plan.rows_per_pass, "more rows abort the process"
-        assert self.batch.outputs <= self.plan.outputs, "more outputs abort the process"
+        count, outputs = self.batch.count, self.batch.outputs
+        if (
+            not 0 < count <= self.plan.rows_per_pass or outputs > self.plan.outputs
+        ):  # the engine would abort the process
+            most = f"{self.plan.rows_per_pass} and {self.plan.outputs}"
+            raise ValueError(f"a pass of {count} rows with {outputs} outputs: the context was planned for {most}")
         with self._busy:
             self._check_open()
             if self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,42 @@ def test_kernels_on_arm64_give_the_bits_of_this_processor(pytestconfig: pytest.C
     )  # without dot products: no illegal instruction may run
     assert set(plain) == {"generic"}
     assert set(drawn.values()) == set(drawn_here.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processor", "kernels"), [("Denverton", set()), ("SandyBridge", set()), ("Haswell", {"avx2"})]
+)
+def test_kernels_on_older_processors_run_no_unknown_instruction(
+    processor: str, kernels: set[str], pytestconfig: pytest.Config
+) -> None:
+    """Without AVX, with AVX, and with AVX2."""
+    if platform.machine() != "x86_64":
+        pytest.skip("for x86-64 processors")
+    program = build(pytestconfig, "here", compiler("g++"), "-O2")
+    found, drawn = digests([compiler("qemu-x86_64"), "-cpu", processor, str(program), "3"])
+    here, drawn_here = digests([str(program), "3"])
+    assert set(found) == {"generic"} | kernels
+    assert set(found.values()) == set(here.values())
+    assert set(drawn.values()) == set(drawn_here.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="reads /proc/cpuinfo")
+def test_kernels_are_those_that_the_system_reports() -> None:
+    from edgedecode.runtimes.onnx.kernels.trial import tried
+
+    library, reason = tried()
+    if library is None:
+        pytest.skip(f"no kernels: {reason}")
+    line = next(line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "flags" in line)
+    flags = set(line.split())
+    needed = {
+        "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"},
+        "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
+        "avx2": {"avx2", "fma", "f16c"},
+        "generic": set[str](),
+    }
+    assert library.instruction_sets == tuple(name for name, names in needed.items() if names <= flags)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")

@@ -112,15 +112,19 @@ class KernelLibrary:
         return int(self._nbytes(byref(matrix._native())))
 
     def prepare(self, matrix: Matrix, out: npt.NDArray[np.uint8]) -> None:
-        """Write a matrix as tiles to `out`, uint8 [prepared_nbytes]."""
-        assert out.nbytes == self.prepared_nbytes(matrix)
-        assert out.flags.c_contiguous
+        """Write a matrix as tiles to `out`, uint8 [prepared_nbytes]. Raises ValueError for another size."""
+        self._check_tiles(matrix, out)
         self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 32), out.ctypes.data)
 
     def unpack(self, matrix: Matrix, tiles: npt.NDArray[np.uint8], column: int) -> FloatArray:
-        """Return one column's weights, [blocks · block], from tiles of the matrix."""
-        assert 0 <= column < matrix.columns
-        assert tiles.nbytes == self.prepared_nbytes(matrix)
+        """Return one column's weights, [blocks · block], from tiles of the matrix. Raises ValueError as `prepare`."""
+        self._check_tiles(matrix, tiles)
+        if not 0 <= column < matrix.columns:
+            raise ValueError(f"there is no column {column} of {matrix.columns}")
         found = np.empty(matrix.packed.shape[1] * matrix.block, np.float32)
         self._unpack(byref(matrix._native()), tiles.ctypes.data, column, found.ctypes.data)
         return found
+
+    def _check_tiles(self, matrix: Matrix, tiles: npt.NDArray[np.uint8]) -> None:
+        if tiles.nbytes != (nbytes := self.prepared_nbytes(matrix)) or not tiles.flags.c_contiguous:
+            raise ValueError(f"the tiles of this matrix are {nbytes} bytes in one piece, not {tiles.nbytes}")

@@ -16,6 +16,27 @@ struct Domain;
 struct Options;
 
 constexpr uint32_t kVersion = 22;
+
+// Places in the table, by the names of the functions in the engine's header.
+enum Place : int {
+  kCreateStatus = 0,
+  kCreateCustomOpDomain = 26,
+  kCustomOpDomainAdd = 27,
+  kAddCustomOpDomain = 28,
+  kGetTensorMutableData = 51,
+  kGetDimensionsCount = 61,
+  kGetDimensions = 62,
+  kGetTensorTypeAndShape = 65,
+  kKernelInfoGetAttributeFloat = 85,
+  kKernelInfoGetAttributeInt64 = 86,
+  kKernelContextGetInputCount = 88,
+  kKernelContextGetInput = 90,
+  kKernelContextGetOutput = 91,
+  kReleaseStatus = 93,
+  kReleaseTensorTypeAndShapeInfo = 99,
+  kKernelContextParallelFor = 274,
+};
+
 enum Type : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 
@@ -52,20 +73,21 @@ struct CustomOp {
 
 extern const void* const* api;
 
-template <class Function>
-Function entry(int place) {
-  return reinterpret_cast<Function>(const_cast<void*>(api[place]));
+// Calls a function of the table; the arguments must have exactly the types of its parameters.
+template <class Result = Status*, class... Types>
+Result call(Place place, Types... arguments) {
+  return reinterpret_cast<Result (*)(Types...)>(const_cast<void*>(api[place]))(arguments...);
 }
 
-inline Status* fail(const char* message) { return entry<Status* (*)(int, const char*)>(0)(1, message); }
+inline Status* fail(const char* message) { return call(kCreateStatus, 1, message); }
 inline void drop(Status* status) {
-  if (status != nullptr) entry<void (*)(Status*)>(93)(status);
+  if (status != nullptr) call<void>(kReleaseStatus, status);
 }
 
 // Reads an integer or float attribute, or returns the default if the node lacks it.
 inline int64_t integer(const KernelInfo* info, const char* name, int64_t otherwise) {
   int64_t value = otherwise;
-  if (Status* status = entry<Status* (*)(const KernelInfo*, const char*, int64_t*)>(86)(info, name, &value)) {
+  if (Status* status = call(kKernelInfoGetAttributeInt64, info, name, &value)) {
     drop(status);
     return otherwise;
   }
@@ -73,7 +95,7 @@ inline int64_t integer(const KernelInfo* info, const char* name, int64_t otherwi
 }
 inline float number(const KernelInfo* info, const char* name, float otherwise) {
   float value = otherwise;
-  if (Status* status = entry<Status* (*)(const KernelInfo*, const char*, float*)>(85)(info, name, &value)) {
+  if (Status* status = call(kKernelInfoGetAttributeFloat, info, name, &value)) {
     drop(status);
     return otherwise;
   }
@@ -104,23 +126,23 @@ struct Tensor {
 
 inline void* memory(const Value* value) {
   void* data = nullptr;
-  drop(entry<Status* (*)(const Value*, void**)>(51)(value, &data));
+  drop(call(kGetTensorMutableData, value, &data));
   return data;
 }
 
 inline Tensor input(const Context* context, size_t index) {
   Tensor tensor;
   size_t count = 0;
-  drop(entry<Status* (*)(const Context*, size_t*)>(88)(context, &count));
+  drop(call(kKernelContextGetInputCount, context, &count));
   const Value* value = nullptr;
-  if (index < count) drop(entry<Status* (*)(const Context*, size_t, const Value**)>(90)(context, index, &value));
+  if (index < count) drop(call(kKernelContextGetInput, context, index, &value));
   if (value == nullptr) return tensor;
   Info* info = nullptr;
-  drop(entry<Status* (*)(const Value*, Info**)>(65)(value, &info));
-  drop(entry<Status* (*)(const Info*, size_t*)>(61)(info, &tensor.dimensions));
+  drop(call(kGetTensorTypeAndShape, value, &info));
+  drop(call(kGetDimensionsCount, info, &tensor.dimensions));
   tensor.readable = tensor.dimensions <= kMostDimensions;
-  if (tensor.readable) drop(entry<Status* (*)(const Info*, int64_t*, size_t)>(62)(info, tensor.shape, tensor.dimensions));
-  entry<void (*)(Info*)>(99)(info);
+  if (tensor.readable) drop(call(kGetDimensions, info, tensor.shape, tensor.dimensions));
+  call<void>(kReleaseTensorTypeAndShapeInfo, info);
   tensor.data = memory(value);
   return tensor;
 }
@@ -128,14 +150,13 @@ inline Tensor input(const Context* context, size_t index) {
 // Allocates an output; null if it is left out or cannot be allocated.
 inline void* output(Context* context, size_t index, const int64_t* shape, size_t dimensions) {
   Value* value = nullptr;
-  drop(entry<Status* (*)(Context*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, shape, dimensions, &value));
+  drop(call(kKernelContextGetOutput, context, index, shape, dimensions, &value));
   return value == nullptr ? nullptr : memory(value);
 }
 
 // Runs parts on the session's own threads and waits for them; returns false on failure.
 inline bool parallel(const Context* context, size_t parts, void (*run)(void*, size_t), void* data) {
-  using Run = void (*)(void*, size_t);
-  Status* status = entry<Status* (*)(const Context*, Run, size_t, size_t, void*)>(274)(context, run, parts, parts, data);
+  Status* status = call(kKernelContextParallelFor, context, run, parts, parts, data);
   drop(status);
   return status == nullptr;
 }

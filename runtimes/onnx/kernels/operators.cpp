@@ -1,5 +1,6 @@
 // The library's operators as ONNX Runtime calls them: attributes, shapes, scratch memory and threads.
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -572,7 +573,14 @@ constexpr int F = ort::kFloat, U = ort::kUint8, B = ort::kInt8, I = ort::kInt32,
 // The engine calls this when a session's options name the library. The operators live as long as the process.
 EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::ApiBase* base) {
   using namespace edgedecode;
-  ort::api = base->GetApi(ort::kVersion);
+  const void* const* api = base->GetApi(ort::kVersion);
+  ort::api = api != nullptr ? api : base->GetApi(1);  // of which an older engine has at least kCreateStatus
+  if (api == nullptr) {
+    char message[120];
+    snprintf(message, sizeof message, "it needs ONNX Runtime 1.%u or newer, and this is %s: upgrade onnxruntime",
+             ort::kVersion, base->GetVersionString());
+    return ort::fail(message);
+  }
   static Operator* const operators[] = {
       make<RowsProduct>({"RowsProduct", 8, 1, {F, U, F, U, U, U, U, U}, {F}, 2, 7, 1, 12}),
       make<TileRows>({"TileRows", 2, 1, {L, U}, {F}, 12, 12, 1, 12}),
@@ -584,9 +592,9 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
       make<FloatOperator>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),
   };
   ort::Domain* domain = nullptr;
-  if (ort::Status* status = ort::entry<ort::Status* (*)(const char*, ort::Domain**)>(26)("edgedecode", &domain)) return status;
+  if (ort::Status* status = ort::call(ort::kCreateCustomOpDomain, "edgedecode", &domain)) return status;
   for (const Operator* each : operators)
-    if (ort::Status* status = ort::entry<ort::Status* (*)(ort::Domain*, const ort::CustomOp*)>(27)(domain, &each->op))
+    if (ort::Status* status = ort::call(ort::kCustomOpDomainAdd, domain, &each->op))
       return status;
-  return ort::entry<ort::Status* (*)(ort::Options*, ort::Domain*)>(28)(options, domain);
+  return ort::call(ort::kAddCustomOpDomain, options, domain);
 }

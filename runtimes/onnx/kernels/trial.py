@@ -108,6 +108,9 @@ def kernels_line() -> str:
         return (
             f"{VARIABLE}={choice} is not available: this processor or build has {', '.join(library.instruction_sets)}"
         )
+    if choice == "auto" and library.instruction_sets == INSTRUCTION_SETS[-1:]:
+        faster = ", ".join(INSTRUCTION_SETS[:-1])
+        return f"edgedecode's kernels: generic, because this processor or build has none of {faster}"
     name = library.instruction_sets[0] if choice == "auto" else choice
     return f"edgedecode's kernels: {name} (of {', '.join(library.instruction_sets)})"
 
