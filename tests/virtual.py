@@ -256,7 +256,7 @@ def simulate(
         text += emitted
         if asked is not None:
             asked.observe(text, verdict)
-        if drafting is not None and drafting.timed:
+        if drafting is not None:
             drafting.spent(verdict, pass_seconds=seconds, host_seconds=proposed - started)
         name = draft.source if len(draft) else "none"
         result.rounds.append((place - prompt - 1, name, len(draft), accepted))

@@ -40,6 +40,8 @@ class OpenOffers:
         """
         scores: list[Score] = []
         for drafter, offers in self._open.items():
+            if not offers:
+                continue
             waiting: list[_Open] = []
             for index, offer in enumerate(offers):
                 known = len(tokens) - offer.at
@@ -60,8 +62,10 @@ class OpenOffers:
 
 
 def _common(drafted: Sequence[int], tokens: Sequence[int], *, at: int) -> int:
-    most = min(len(drafted), len(tokens) - at)
-    return next((index for index in range(most) if drafted[index] != tokens[at + index]), most)
+    most, matched = min(len(drafted), len(tokens) - at), 0
+    while matched < most and drafted[matched] == tokens[at + matched]:
+        matched += 1
+    return matched
 
 
 def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, int]:

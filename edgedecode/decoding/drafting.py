@@ -21,7 +21,6 @@ from .drafts import EMPTY_DRAFT, Draft
 from .policy import (
     ASKED,
     MAX_DRAFT,
-    NO_DRAFTER,
     NO_SPEED_UP,
     FixedLength,
     Offer,
@@ -79,15 +78,13 @@ class Drafting:
         """Drafting during the running round's pass; None: there was none."""
         self._chains_only = chains_only
         self._offers = OpenOffers()
-        self._rest: RoundCost | None = None
-        """The first round of a rest; the policy observes it once the number of rounds that followed is known."""
+        self._rest: list[tuple[float, float]] = []
+        """Seconds of the passes and of the host in a rest, of which the policy observes the medians when it ends."""
         self._tokens: Sequence[int] = ()
         """The generation's tokens, which grow in place."""
         self._resting = self._rested = 0
         """Resting rounds: those left, and those of this rest so far."""
-        self.timed = True
-        """Whether to call `spent` for the running round; of a rest's rounds, which are alike, only for the first."""
-        self._asked = NO_DRAFTER
+        self._asked = ASKED
         self._read = 0
         self._draft_seconds = 0.0
         self._learning_seconds = 0.0
@@ -123,13 +120,9 @@ class Drafting:
         A resting round is plain decoding and only decrements a counter.
         """
         if not self._resting:
-            self.timed = True
             return True
         self._resting -= 1  # self.plan stays: a resting plan is plain
         self._rested += 1
-        self.timed = self._rested == 1
-        if self.timed:
-            self._asked, self._read, self._draft_seconds = NO_DRAFTER, 0, 0.0
         return False
 
     def propose(self, tokens: Sequence[int], *, room: int, constraint: Constraint | None = None) -> Draft:
@@ -196,7 +189,10 @@ class Drafting:
 
         pass_seconds: with the wait for drafting beside the pass.
         """
-        drafted, plan, beside = len(verdict.draft), self.plan, None if self._rested else self._beside
+        if self._rested:
+            self._rest.append((pass_seconds, host_seconds))
+            return
+        drafted, plan, beside = len(verdict.draft), self.plan, self._beside
         late = 0.0 if beside is None else beside.late_seconds
         cost = RoundCost(
             width=1 + drafted,
@@ -215,12 +211,9 @@ class Drafting:
             cut=self._returned - drafted,
             stopped=plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
         )
-        if self._rested:
-            self._rest = cost
-        else:
-            started = self.clock()
-            self.policy.observe(cost, self._scores())
-            self._learning_seconds = self.clock() - started
+        started = self.clock()
+        self.policy.observe(cost, self._scores())
+        self._learning_seconds = self.clock() - started
 
     def close(self) -> None:
         """Close the drafters, and the policy if it is closable, even if one of them fails. Idempotent.
@@ -248,10 +241,10 @@ class Drafting:
 
     def _end_rest(self) -> None:
         """Report a finished rest to the policy."""
-        rest, rested = self._rest, self._rested
-        self._rest, self._rested = None, 0
-        if rest is not None:
-            self.policy.observe(replace(rest, repeats=rested - 1), self._scores())
+        rest, self._rest, self._rested = self._rest, [], 0
+        if rest:
+            passes, hosts = (sorted(seconds)[(len(rest) - 1) // 2] for seconds in zip(*rest, strict=True))
+            self.policy.observe(RoundCost(1, passes, hosts, repeats=len(rest) - 1), self._scores())
 
     def _scores(self) -> tuple[Score, ...]:
         scores = (*self._offers.settle(self._tokens), *self._head_scores)
@@ -270,8 +263,8 @@ class Drafting:
             context_tokens=len(tokens),
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
-            unread=tuple(self._unread(tokens)),
-            rates=tuple(self._changed_rates()),
+            unread=tuple(self._unread(tokens)) if self._models else (),
+            rates=tuple(self._changed_rates()) if self._branching else (),
         )
 
     def _unread(self, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:

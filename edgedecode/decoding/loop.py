@@ -196,7 +196,7 @@ def decode(
                 plain=unread == 1 and not len(draft),
             )
             counts = (switching is None or asked is not None) and not forced
-            if drafting is not None and drafting.timed and counts:
+            if drafting is not None and counts:
                 drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
         yield verdict
         if verdict.outcome is Outcome.ENDED:

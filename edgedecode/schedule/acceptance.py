@@ -30,6 +30,9 @@ STREAK = 3
 the text has changed."""
 CARRIED = 0.25
 """Weight of an answer's counts in the session's next answer, and of the history in a new kind of answers."""
+DOUBTED = 0.5
+"""Drafts that the history counts as once it is doubted. With 1, exploration gave up a draft model whose only draft
+beside other work had failed."""
 DEPTHS = 8
 """Depths with separate counts; deeper positions share the last one."""
 
@@ -100,6 +103,14 @@ class History:
         self.kinds = kinds or {}
         """The histories of other kinds of answers (see `Policy.begin`); this one covers those of no kind."""
 
+    def doubt(self) -> None:
+        """Let the counts weigh at most `DOUBTED` drafts."""
+        for counts in self.tables.values():
+            counts.settle()
+            counts.fade(min(1.0, DOUBTED / max(_MIN_SCALE, *counts.tried)))
+        for history in self.kinds.values():
+            history.doubt()
+
     def under(self, kind: str) -> History:
         """Return the history of a kind of answers; a new one starts with a share of the history of no kind."""
         if not kind:
@@ -129,10 +140,13 @@ class Acceptance:
         self.history = self._plain = history
         self._tables: dict[Key, Counts] = {}
         self._kinds = {"": self._tables}
+        self.counted: dict[str, int] = {}
+        """By drafter, the number of outcomes learnt in this session."""
 
     def begin(self, kind: str = "") -> None:
         """Start an answer of a kind (see `Policy.begin`)."""
         self.history = self._plain.under(kind)
+        self.counted = {}
         self._tables = self._kinds.setdefault(kind, {})
         for counts in self._tables.values():
             counts.fade(CARRIED)
@@ -144,6 +158,7 @@ class Acceptance:
     def add(self, score: Score) -> None:
         """Learn the outcome of an offer or a draft."""
         if score.length > 0:
+            self.counted[score.drafter] = self.counted.get(score.drafter, 0) + 1
             key = score.drafter, match_bucket(score.match)
             counts = self._of(key)
             counts.failed = 0 if score.accepted else counts.failed + 1

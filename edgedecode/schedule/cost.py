@@ -40,10 +40,12 @@ WIDEST = MAX_DRAFT + 1
 PRIOR_BETA = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
 """β by width before anything is measured: expensive, as measured on two slow cores (0.2 to 0.5)."""
 PRIOR_WEIGHT = 0.01
-"""Passes that the prior counts as."""
+"""Passes that the prior counts as, or a curve that is doubted: so few that one new pass corrects all widths."""
 ENOUGH = 8
 """Passes over which the cost of a width is averaged, and after which it has full weight. Higher: less noise, but slower
 to follow a machine that changes."""
+LEAST_BETA = 0.01
+"""Least kept β, so that a measured one is a multiple of it."""
 AGEING = 0.998
 """Decay per pass, of any width, of the weight of earlier passes. Lower: costs that were measured under load are
 replaced sooner."""
@@ -86,7 +88,10 @@ class CostTable:
     by width; wider passes count as WIDEST. plain: baseline passes measured. widths: as in `ModelCard.widths`.
     """
 
-    __slots__ = ("_curve", "_least", "_plain", "_stale", "_wide", "beta", "plain", "seen", "step", "widths")
+    __slots__ = (
+        *("_curve", "_first_step", "_kept", "_least", "_plain", "_stale", "_wide"),
+        *("beta", "fits", "plain", "seen", "step", "widths"),
+    )
 
     def __init__(
         self,
@@ -99,11 +104,16 @@ class CostTable:
         self.widths = tuple(widths)
         self.step = step
         self._plain = Recent(step)
+        self._first_step: float | None = None
         self.plain = plain if plain is not None else 0 if step is None else 1
         self.beta = np.zeros(WIDEST + 1)
         self.seen = np.zeros(WIDEST + 1)
         for width, value in (beta or {}).items():
             self.beta[width], self.seen[width] = value, 1
+        self._kept: npt.NDArray[np.float64] | None = None
+        """β by width as measured earlier, which is doubted; None: it was never measured."""
+        self.fits = 0
+        """How often the curve was fitted."""
         self._curve: list[float] = []
         self._least: list[float] = []
         self._stale = self._wide = 0
@@ -127,13 +137,42 @@ class CostTable:
         """Forget the earlier baseline passes: the next one becomes the step."""
         self._plain = Recent()
 
-    def observe(self, width: int, seconds: float) -> None:
-        """Learn from one pass. Multi-row passes are ignored until the baseline step is known."""
+    def doubt(self, *, loaded: bool = False) -> None:
+        """Take everything measured so far as a guess: the machine may have been busy.
+
+        loaded: another process measured it, of whose speed nothing is known: no guess is higher than the prior.
+        """
+        if self.seen[2:].any():
+            self._kept = np.minimum(self._beta(), _prior(self.widths)) if loaded else self._beta()
+            self.seen[:] = 0
+        if loaded:
+            self.restart()
+            self.plain = 0  # so a baseline pass is due
+        self._curve, self._wide, self._first_step = [], 0, self.step
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the step differs from the one at which the costs were first measured, or doubted."""
+        if self._plain.few or self.step is None:
+            return False
+        self._first_step = self._first_step or self.step
+        return _drift(self.step / self._first_step) != 0
+
+    @property
+    def known_beta(self) -> dict[int, float]:
+        """The measured β by width, and the kept one where no pass was measured since."""
+        measured = (int(each) for each in np.flatnonzero(self.seen[2:]) + 2)
+        kept = {} if self._kept is None else {width: float(self._kept[width]) for width in PRIOR_BETA}
+        return kept | {width: float(self.beta[width]) for width in measured}
+
+    def observe(self, width: int, seconds: float, *, passes: int = 1) -> None:
+        """Learn from one pass, or the median of several. Wider ones are ignored until the baseline step is known."""
         if not 0 < seconds < math.inf or width > (self.widths or [math.inf])[-1]:  # several passes of fixed width
             return
         width = fixed_width(width, self.widths)
         if width == 1:
-            self._plain.observe(seconds)
+            for _ in range(min(passes, LATEST // 2 + 1)):  # so many decide the median
+                self._plain.observe(seconds)
             self.plain += 1
             self.seen *= AGEING
             if self.plain % MEASURE == 0:
@@ -144,8 +183,10 @@ class CostTable:
         if self.step is None:
             return
         predicted = self.step * self.c(width)
-        seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
         width = min(width, WIDEST)
+        # Other work makes a pass slower, never faster, and what is doubted bounds nothing.
+        if self._kept is None or self.seen[width]:
+            seconds = min(seconds, predicted * OUTLIER)
         self.seen *= AGEING
         self.seen[width] += 1
         weight = max(1 / ENOUGH, 1 / self.seen[width])
@@ -157,20 +198,32 @@ class CostTable:
 
     def is_due(self, rounds: int, *, most: int = MEASURE) -> bool:
         """Return whether to measure a baseline pass, `rounds` after the last one: soon at first, rarely later."""
-        return self.step is None or rounds >= min(most, 2.0 ** min(self.plain, 6))
+        return self.step is None or not self.plain or rounds >= min(most, 2.0 ** min(self.plain, 6))
 
     def _refit(self) -> None:
         """Fit β by kernel regression over the measured widths and the prior."""
-        kernel, prior = _kernel(), _prior(self.widths)
-        weights = kernel * np.minimum(self.seen, ENOUGH)
-        weights[:, :2] = 0.0
-        known = weights.sum(axis=1)
-        moved = (PRIOR_WEIGHT + weights @ (self.beta / prior)) / (PRIOR_WEIGHT + known)
-        more = prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1)
+        rows = np.maximum(0, np.arange(WIDEST + 1) - 1)
+        known = self._weights().sum(axis=1)
         self._stale = 0
-        curve = _monotone(np.maximum(1.0, 1.0 + more))
+        self.fits += 1
+        curve = _monotone(np.maximum(1.0, 1.0 + self._beta() * rows))
         least = 1 + (curve - 1) * (1 - 0.5 / (1 + known))
+        if self._kept is not None:  # what is doubted may be wrong by any factor, until such a width is measured again
+            least = np.minimum(least, np.where(known < 0.5, 1 + 0.5 * _prior(self.widths) * rows, np.inf))
         self._curve, self._least = (fixed_curve(found.tolist(), self.widths) for found in (curve, least))
+
+    def _weights(self) -> npt.NDArray[np.float64]:
+        """Return the weight at each width of the passes measured at each other, [width, measured]."""
+        weights = _kernel() * np.minimum(self.seen, ENOUGH)
+        weights[:, :2] = 0.0
+        return weights
+
+    def _beta(self) -> npt.NDArray[np.float64]:
+        """Return the fitted β by width."""
+        prior = np.maximum(_prior(self.widths) if self._kept is None else self._kept, LEAST_BETA)
+        weights = self._weights()
+        found: npt.NDArray[np.float64] = prior * (PRIOR_WEIGHT + weights @ (self.beta / prior))
+        return found / (PRIOR_WEIGHT + weights.sum(axis=1))
 
 
 class Recent:
@@ -188,6 +241,10 @@ class Recent:
     def few(self) -> bool:
         """Whether the first measurements, perhaps cold or under load, can still dominate the median."""
         return len(self._latest) <= self._most // 2
+
+    def doubt(self) -> None:
+        """Count everything so far as one measurement."""
+        self._latest = [] if self.value is None else [self.value]
 
     def observe(self, value: float) -> None:
         self._latest.append(value)
@@ -236,19 +293,28 @@ class CostModel:
         for table in self.tables.values():
             table.widths, table._curve = self.widths, []
 
+    def doubt(self, *, loaded: bool = False) -> None:
+        """Take everything measured so far as a guess that counts as one measurement at most. loaded: as for tables."""
+        for table in self.tables.values():
+            table.doubt(loaded=loaded)
+        for draft in self.drafts.values():
+            draft.step.doubt()
+            draft.read.doubt()
+        for host in self.host.values():
+            host.doubt()
+        self.drift = Recent()
+
     def table(self, context_tokens: int) -> CostTable:
         """Return the bucket's table; a new one starts as a copy of the nearest bucket's."""
         bucket = context_bucket(context_tokens)
         if bucket not in self.tables:
             near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
             known = CostTable() if near is None else self.tables[near]
-            measured = np.flatnonzero(known.seen[2:]) + 2
-            beta = {int(each): known.beta[each] for each in measured}
-            self.tables[bucket] = CostTable(known.step, beta, widths=self.widths)
+            self.tables[bucket] = CostTable(known.step, known.known_beta, widths=self.widths)
         return self.tables[bucket]
 
-    def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
-        """Learn from one round.
+    def observe(self, cost: RoundCost, *, context_tokens: int) -> bool:
+        """Learn from one round. Return whether the machine's speed has changed since the costs were last doubted.
 
         Costs are stored in current baseline steps, because a machine that slows down does so for all of them.
         """
@@ -257,12 +323,13 @@ class CostModel:
             table.restart()
             self.drift = Recent()
         if not cost.ahead:  # the draft model may have slowed that pass
-            table.observe(cost.width, cost.pass_seconds)
+            table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
         if table.step is None:
-            return
+            return False
         self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
         if cost.draft_seconds > 0 and not cost.ready:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
+        return table.has_moved
 
     def drifted(self, ratio: float, drafter: str) -> float:
         """Record a round's ratio of measured to predicted time; return the median of recent rounds."""
@@ -295,6 +362,11 @@ class Prices:
         self._costs, self._table, self.seconds = costs, table, seconds
         self._curve = table.curve()
         self.plain = 1 + self.host(NO_DRAFTER)
+
+    @property
+    def fitted(self) -> int:
+        """A number that changes with the curve of passes."""
+        return self._table.fits
 
     def host(self, drafter: str, *, least: bool = False) -> float:
         """Return the host overhead of a round of this drafter. least: as in `step`."""
@@ -330,9 +402,11 @@ class Prices:
         widths = self._table.widths
         return min(length + most, max(length, fixed_width(length + 1, widths) - 1)) if widths else length + most
 
-    def round(self, length: int, *, step: float = 0.0, host: float = 0.0) -> float:
-        """Return the cost of a round that drafts `length` tokens, in baseline rounds."""
-        return (self._table.c(length + 1) + length * step + host) / self.plain
+    def round(self, length: int, *, step: float = 0.0, host: float = 0.0, least: bool = False) -> float:
+        """Return the cost of a round that drafts `length` tokens, in baseline rounds. least: as in `best_length`."""
+        width = length + 1
+        rows = self._table.curve(least=True)[min(width, WIDEST)] if least else self._table.c(width)
+        return (rows + length * step + host) / self.plain
 
     def best_length(
         self,

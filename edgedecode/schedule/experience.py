@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from .acceptance import DEPTHS, PRIORS, Counts, History
-from .cost import CONTEXT_BUCKETS, STEADY, WIDEST, CostModel, CostTable, DraftCost, Recent
-from .ledger import Ledger
+from .cost import CONTEXT_BUCKETS, PRIOR_WEIGHT, STEADY, WIDEST, CostModel, CostTable, DraftCost, Recent
+from .ledger import GRANT, Ledger
 
 __all__ = ["Experience"]
 
@@ -70,6 +69,12 @@ class Experience:
         self.history = history or History()
         self.ledger = ledger or Ledger()
 
+    def doubt(self) -> None:
+        """Let all that an earlier process learnt, perhaps beside other work, count as one measurement at most."""
+        self.costs.doubt(loaded=True)
+        self.history.doubt()
+        self.ledger.doubt(most=GRANT)
+
     def as_dict(self) -> dict[str, object]:
         """Return the part that is saved, JSON-serialisable."""
         tables, drafts, plain = self.costs.tables, self.costs.drafts, _kept_kind(self.history, self.ledger)
@@ -105,9 +110,9 @@ class Experience:
 
 
 def _kept_table(table: CostTable) -> _Table:
-    measured = [int(width) for width in np.flatnonzero(table.seen[2:]) + 2]
-    beta = {width: float(table.beta[width]) for width in measured}
-    return _Table(table.step, table.plain, beta, {width: float(table.seen[width]) for width in measured})
+    beta = table.known_beta
+    seen = {width: float(table.seen[width]) or PRIOR_WEIGHT for width in beta}
+    return _Table(table.step, table.plain, beta, seen)
 
 
 def _table(kept: _Table) -> CostTable:

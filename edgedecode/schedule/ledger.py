@@ -21,6 +21,9 @@ OVERDRAFT = 0.25
 """Baseline rounds that an account may owe; larger losses are forgiven. Higher: a drafter returns later after a long
 draft that failed."""
 
+PROBE = GRANT / 2
+"""Least balance after a doubt: a draft of a few tokens by a draft model, with the prefill of a window."""
+
 
 class Ledger:
     """Balances by account, and the ledgers of other kinds of answers (see `Policy.begin`), in which drafts may pay
@@ -38,6 +41,12 @@ class Ledger:
     def funds(self, account: str) -> float:
         """Return the balance of an account; that of a new one is GRANT."""
         return self.balances.setdefault(account, GRANT)
+
+    def doubt(self, *, most: float = MOST) -> None:
+        """Let every account pay for a probe, and none hold more than `most`."""
+        self.balances = {account: min(most, max(PROBE, balance)) for account, balance in self.balances.items()}
+        for ledger in self.kinds.values():
+            ledger.doubt(most=most)
 
     def earn(self, tokens: int) -> None:
         """Add the income of these tokens to every account."""

@@ -27,7 +27,7 @@ from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
-from .cost import Prices
+from .cost import REFIT, Prices
 from .experience import Experience
 from .ledger import INCOME
 from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
@@ -47,10 +47,23 @@ HORIZON = 4
 exceed its prefill."""
 READ_WINDOW = 32
 """If a prefill of the full context is not profitable, a draft model reads this many of its most recent tokens."""
+FIRST_REST = 4
+"""Most rounds at the start of an answer in which no drafter is asked. Higher: less overhead in answers whose drafts are
+not profitable, but slower where they are."""
+MISSED = 16
+"""Tokens that lookups would have drafted rightly, at least one each time they were asked, until one of them is drafted
+to measure its cost again, whatever is known of it; then twice as many. Higher: false costs are noticed later."""
 SLACK = 1
 """Tokens by which a draft may exceed the best average length, because the model's confidence ends it token by token."""
 STOP_LOSS = 1.0
 """Baseline rounds that the arm in use may lose before it is dropped. Higher: reacts later to a text that changed."""
+DOUBT_EVERY = 256
+"""Tokens between two probes that the accounts pay for because the machine's speed changed: on a machine that is never
+quiet these cost less than 1%."""
+ASKING_SHARE = 0.05
+"""Share of the time that asking drafters may cost in a text where they propose nothing that pays."""
+PROBING = "probing"
+"""Reason of a draft that only measures the cost of its pass."""
 MOST_REST = 31
 """Most consecutive rounds in which no drafter is asked. Higher: less overhead if drafts are not profitable, but slower
 to notice when they become so."""
@@ -77,7 +90,8 @@ class _Arm(NamedTuple):
     speed_up: float
     plan: Plan
     longest: int
-    match: int = 0
+    alive: Sequence[float] = ()
+    """Of a lookup: for each position, the chance that the draft is accepted up to it."""
     unread: int = 0
     """Tokens of its model's prefill, besides those of its first step. Their cost is lost if the drafts are rejected."""
     horizon: int = 1
@@ -117,6 +131,16 @@ class Scheduler:
         self._unmeasured = 0
         """Rounds since the last baseline pass."""
         self._slowdown = Slowdown()
+        self._missed = self._misses = 0
+        """Tokens of lookups that would have been accepted since the last draft, and the number of these lookups."""
+        self._doubted_at = -DOUBT_EVERY
+        """Tokens of all answers when the accounts were last allowed to pay for a probe."""
+        self._remembered: dict[tuple[str, bool], tuple[object, tuple[int, float]]] = {}
+        """Draft lengths and speed-ups of draft models, expected and hoped for, each with what it was computed from."""
+        self._probing = False
+        """Whether the last draft is one of these probes."""
+        self._patience = MISSED
+        """Missed tokens until the next probe."""
         self._overlaps = self.options.separate
         """Whether drafting may overlap verification in this answer."""
 
@@ -129,18 +153,28 @@ class Scheduler:
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
         self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
-        return min(MOST_REST, self.ledger.empty_rounds // 2)
+        self._missed = self._misses = 0
+        self._remembered.clear()
+        self._patience = max(MISSED, self._patience // 2)
+        return min(FIRST_REST, self.ledger.empty_rounds // 2)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from scores of offers and of other heads' drafts."""
         for score in scores:
             self.acceptance.add(score)
+            if score.drafter in self.free:
+                self._missed, self._misses = self._missed + score.accepted, self._misses + 1
+        if cost.drafted:
+            self._missed = self._misses = 0
         emitted = cost.accepted + 1 + cost.repeats
         self._emitted += emitted
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
         self.ledger.earn(emitted)
         if cost.drafted or cost.draft_seconds:
             self._settle(cost)
+        if cost.drafted and self._probing:
+            self.costs.doubt()
+            self._patience *= 2
         if cost.drafter in self.models and not cost.levels:  # a tree's nodes are not positions
             # If low confidence ended the draft, one more token counts as rejected: expected lengths must not exceed
             # those that the model's confidence allows.
@@ -149,8 +183,13 @@ class Scheduler:
             if cost.stopped or cost.accepted < returned:
                 self.acceptance.ended(cost.drafter, stopped=cost.accepted == returned)
         self.acceptance.passed(emitted)
-        self._slowdown.observe(cost, self.costs.table(self._context))
-        self.costs.observe(cost, context_tokens=self._context)
+        if cost.ahead:
+            self._slowdown.observe(cost, self.costs.table(self._context))
+        if self.costs.observe(cost, context_tokens=self._context):  # they were measured beside other work, or this is
+            self.costs.doubt()
+            if self.experience.history.tokens >= self._doubted_at + DOUBT_EVERY:
+                self._doubted_at = self.experience.history.tokens
+                self.ledger.doubt()
 
     def plan(self, signals: Signals) -> Plan:
         """Return the next round's plan."""
@@ -166,10 +205,11 @@ class Scheduler:
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
         of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
         arms += [arm for arm in of_models if arm is not None]
-        plan = self._best(arms) or self._explore(arms, prices)
+        plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
         if plan is None:
             return self._plain(prices)
         self.ledger.empty_rounds = 0
+        self._probing = plan.reason == PROBING
         plan = self._with_untimed_head(plan)
         if plan.drafter != self._current:
             self._current, self._gained = plan.drafter or "", 0.0
@@ -191,29 +231,38 @@ class Scheduler:
         """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
         best, most = None, SWITCH
         for arm in arms:
-            if arm.plan.shape is not None:  # a tree's rates are learnt without drafting it
+            if arm.plan.shape is not None or self.ledger.funds(arm.account) <= 0:  # a tree's rates are learnt otherwise
                 continue
             name = arm.plan.drafter or ""
-            known, host, step, reading = self._timed_head(name), prices.host(name, least=True), 0.0, 0.0
-            if name in self.models:
-                step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
+            host, step, reading = prices.host(name, least=True), 0.0, 0.0
             longest = min(EXPLORED_LENGTH, arm.longest)
-            alive = self.acceptance.curve(name, longest, arm.match, hope=HOPE)
-            length, hope = prices.best_length(alive, longest, step=step, host=host, least=True)
+            if name in self.models:
+                known = self._timed_head(name)
+                step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
+                length, hope = self._of_draft_model(name, longest, prices, step=step, host=host, least=True)
+            else:
+                length, hope = prices.best_length(arm.alive[:longest], longest, host=host, least=True)
             hope = _with_prefill(hope, reading, arm.horizon)
-            price = prices.round(length, step=step, host=host) - 1 + reading
+            price = prices.round(length, step=step, host=host, least=True) - 1 + reading
             if hope > most and self.ledger.funds(arm.account) >= price:
                 best, most = Plan(length, name, read_max=arm.plan.read_max, reason="exploring"), hope
         return best
+
+    def _probe(self, offers: Sequence[Offer], room: int) -> Plan | None:
+        """Return the plan of a short lookup if many would have been right: its cost may be known wrongly."""
+        if self._missed < max(self._patience, self._misses) or not offers:
+            return None
+        offer = max(offers, key=lambda offer: offer.match)
+        return Plan(min(EXPLORED_LENGTH, offer.length, room), offer.drafter, reason=PROBING)
 
     def _of_offer(self, offer: Offer, room: int, prices: Prices) -> _Arm:
         name = offer.drafter
         if (tree := self._of_tree(name, room, prices)) is not None:
             return tree
         longest = min(offer.length, room)
-        alive = self.acceptance.curve(name, longest, offer.match)
+        alive = [*self.acceptance.curve(name, longest, offer.match)]
         length, speed_up = prices.best_length(alive, longest, host=prices.host(name))
-        return _Arm(name, speed_up, Plan(length, name, reason="speed-up expected"), longest, match=offer.match)
+        return _Arm(name, speed_up, Plan(length, name, reason="speed-up expected"), longest, alive)
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
         known = self._timed_head(name)
@@ -223,9 +272,7 @@ class Scheduler:
         if name in self.trees:
             reading = max(0, window - 1) * read
             return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
-        stops = self.acceptance.stops(name)
-        alive = self.acceptance.curve(name, room)
-        length, promised = prices.best_length(alive, room, step=step, host=host, stops=stops)
+        length, promised = self._of_draft_model(name, room, prices, step=step, host=host)
         overlap, ahead = self._overlapping(known, room, host=host), False
         if overlap is not None and (lowered := overlap.speed * prices.plain / WORTH) >= promised:
             length, promised, ahead = overlap.length, lowered, True
@@ -241,6 +288,23 @@ class Scheduler:
             length = min(room, prices.slack(length, SLACK))
         plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected", ahead=ahead)
         return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
+
+    def _of_draft_model(
+        self, name: str, longest: int, prices: Prices, *, step: float, host: float, least: bool = False
+    ) -> tuple[int, float]:
+        """Return the best draft length and its speed-up without prefill, computed again only if something changed.
+
+        least: with optimistic costs and acceptance.
+        """
+        counted = self.acceptance.counted.get(name, 0), self._emitted // REFIT  # acceptance ages with the text
+        basis = longest, step, host, counted, prices.fitted
+        known = self._remembered.get((name, least))
+        if known is None or known[0] != basis:
+            alive = self.acceptance.curve(name, longest, hope=HOPE if least else 0.0)
+            stops = 0.0 if least else self.acceptance.stops(name)
+            found = prices.best_length(alive, longest, step=step, host=host, stops=stops, least=least)
+            known = self._remembered[name, least] = basis, found
+        return known[1]
 
     def _overlapping(self, name: str, room: int, *, host: float) -> OverlapPlan | None:
         """Return the best plan that overlaps verification; None: it is not faster, or not known to be."""
@@ -306,7 +370,9 @@ class Scheduler:
         if NO_DRAFTER not in self.costs.host:  # without a resting round the cost of asking is unknown
             return Plan(0, rest=1, reason=NO_SPEED_UP)
         asking = prices.host(ASKED) - prices.host(NO_DRAFTER)
-        rest = min(MOST_REST, self.ledger.empty_rounds, max(0, int(2 * asking / INCOME)))
+        rest = min(
+            MOST_REST, max(self.ledger.empty_rounds, int(asking / ASKING_SHARE)), max(0, int(2 * asking / INCOME))
+        )
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
 

@@ -41,14 +41,19 @@ def measured_file(
 
 
 def load_experience(path: Path | None) -> Experience:
-    """Return the experience stored at `path`, an empty one if there is none; a damaged file also gives a notice."""
+    """Return the experience stored at `path`, doubted; an empty one if there is none, for a damaged file with a notice.
+
+    It may have been measured beside other work.
+    """
     try:
         if path is None:
             return Experience()
         value = kept_json(path, dict)
         if value.get("edgedecode_costs") != FORMAT:
             raise ValueError("it has another format than this version writes")
-        return Experience.from_dict(value)
+        experience = Experience.from_dict(value)
+        experience.doubt()
+        return experience
     except FileNotFoundError:
         return Experience()
     except ValueError as error:

@@ -164,8 +164,7 @@ def test_drafting_at_rest_asks_no_drafter_and_keeps_every_cost() -> None:
             assert len(drafts.propose(tokens, room=10)) == 0
         assert drafts.plan.reason == NO_SPEED_UP
         tokens.append(token)
-        if drafts.timed:
-            drafts.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
+        drafts.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
     assert (len(quick.limits), len(policy.shown)) == (1, 1)
     assert drafts.asks()
     drafts.propose(tokens, room=10)
@@ -210,8 +209,7 @@ def test_drafting_reports_an_unfinished_rest_before_the_next_answer_or_at_close(
         before = len(policy.costs)
         for _ in range(2):
             assert not drafts.asks()
-            if drafts.timed:
-                drafts.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
+            drafts.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
         assert policy.costs[before:] == []
         end()  # type: ignore[operator]
         assert [(cost.drafter, cost.repeats) for cost in policy.costs[before:]] == [(NO_DRAFTER, 1)]

@@ -214,8 +214,8 @@ def test_plan_has_no_side_effects() -> None:
 def test_scheduler_does_not_prefill_the_draft_model_for_a_few_tokens() -> None:
     machine = Machine(row=0.35, draft=0.15, read=0.1)
     known = Experience()
-    simulate(scheduler(known), tokens=300, machine=machine, model=some(0.7), prompt=8)  # type: ignore[arg-type]
-    found = simulate(scheduler(known), tokens=6, machine=machine, model=some(0.7), prompt=400)  # type: ignore[arg-type]
+    simulate(scheduler(known), tokens=300, machine=machine, model=some(0.6), prompt=8)  # type: ignore[arg-type]
+    found = simulate(scheduler(known), tokens=6, machine=machine, model=some(0.6), prompt=400)  # type: ignore[arg-type]
     assert not found.used("model")
     long = simulate(scheduler(known), tokens=300, machine=machine, model=some(0.9), prompt=400)  # type: ignore[arg-type]
     assert long.used("model")
