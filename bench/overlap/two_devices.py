@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from edgedecode import CapabilityError
 from edgedecode.plot_file import write_plot
-from edgedecode.schedule.cost import Prices
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.overlap import OverlapPlan, TwoDevices, best_overlap
+from edgedecode.schedule.prices import Prices
 
 from .simulation import Text, simulated_seconds
 

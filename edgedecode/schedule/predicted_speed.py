@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .acceptance import Acceptance
-from .cost import Prices
 from .experience import Experience
+from .prices import Prices, step_seconds
 
 __all__ = ["PredictedSpeed", "predicted_speed"]
 
@@ -31,7 +31,7 @@ def predicted_speed(
     context_tokens: length of the conversation to predict for. adapter: name of the adapter in use; empty: none.
     """
     costs, chances = experience.costs, Acceptance(experience.history.under(adapter))
-    table, seconds = costs.table(context_tokens), costs.step_seconds(context_tokens)
+    table, seconds = costs.table(context_tokens), step_seconds(costs, context_tokens)
     if table.step is None or seconds is None:
         return None
     prices = Prices(costs, table, table.step)

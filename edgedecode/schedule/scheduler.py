@@ -27,10 +27,11 @@ from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
-from .cost import REFIT, Prices
+from .cost import REFIT
 from .experience import Experience
 from .ledger import INCOME
 from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
+from .prices import Prices
 from .trees import Trees
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -141,6 +142,8 @@ class Scheduler:
         """Whether the last draft is one of these probes."""
         self._patience = MISSED
         """Missed tokens until the next probe."""
+        self._models_from = 0
+        """Tokens of the answer from which draft models are considered again."""
         self._overlaps = self.options.separate
         """Whether drafting may overlap verification in this answer."""
 
@@ -153,7 +156,7 @@ class Scheduler:
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
         self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
-        self._missed = self._misses = 0
+        self._missed = self._misses = self._models_from = 0
         self._remembered.clear()
         self._patience = max(MISSED, self._patience // 2)
         return min(FIRST_REST, self.ledger.empty_rounds // 2)
@@ -203,8 +206,9 @@ class Scheduler:
             return Plan(0, reason="measuring")
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
-        of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
-        arms += [arm for arm in of_models if arm is not None]
+        if self._emitted >= self._models_from or self._current in self.models:
+            of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
+            arms += [arm for arm in of_models if arm is not None]
         plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
         if plan is None:
             return self._plain(prices)
@@ -370,9 +374,10 @@ class Scheduler:
         if NO_DRAFTER not in self.costs.host:  # without a resting round the cost of asking is unknown
             return Plan(0, rest=1, reason=NO_SPEED_UP)
         asking = prices.host(ASKED) - prices.host(NO_DRAFTER)
-        rest = min(
-            MOST_REST, max(self.ledger.empty_rounds, int(asking / ASKING_SHARE)), max(0, int(2 * asking / INCOME))
-        )
+        worth = max(self.ledger.empty_rounds, int(asking / ASKING_SHARE))
+        rest = min(MOST_REST, worth, max(0, int(2 * asking / INCOME)))
+        if self.free and asking > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
+            self._models_from = self._emitted + 2 * rest
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
 

@@ -20,8 +20,9 @@ from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.acceptance import Acceptance
-from edgedecode.schedule.cost import CONTEXT_BUCKETS, Prices, context_bucket
+from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.prices import Prices
 from edgedecode.sessions.experience_file import load_experience
 from edgedecode.text.prompts import Prompt
 

@@ -228,11 +228,12 @@ def learnt_before(work: Path) -> None:
 
 
 def learnt_state(work: Path) -> str:
+    from edgedecode.schedule.prices import step_seconds
     from edgedecode.sessions.experience_file import load_experience
 
     path = work / "cache" / "costs" / "some.json"
     json.loads(path.read_text())  # a damaged file would be started again, with less than before
-    return str(load_experience(path).costs.step_seconds(1))
+    return str(step_seconds(load_experience(path).costs, 1))
 
 
 def saved(name: str) -> Work:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from edgedecode.decoding.policy import RoundCost
-from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, CostTable, Prices, context_bucket
+from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, CostTable, context_bucket
+from edgedecode.schedule.prices import Prices
 
 STEP = 0.01
 
