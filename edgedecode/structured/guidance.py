@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -16,6 +16,7 @@ from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue
 
+from .any_order import Spelling, any_order
 from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .schema_check import checked_schema
@@ -35,10 +36,22 @@ _JSON: dict[str, JsonValue] = {
     "coerce_one_of": False,
 }
 _SEPARATORS = b", ", b": "
-_USUAL: dict[str, JsonValue] = {**_JSON, "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_USUAL = Spelling(
+    comma='", "',
+    colon='": "',
+    gap="",
+    options={**_JSON, "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+)
 """JSON on one line, as most models write it: nearly all of it but the values is forced."""
-_OTHER: dict[str, JsonValue] = {**_JSON, "whitespace_pattern": " |\\n {0,24}|\\n\\t{0,8}"}
-"""Pretty-printed, compact and so on. There is at most one of these in a place: small models fill white space until the
+_GAP = " |\\n {0,24}|\\n\\t{0,8}"
+_OTHER = Spelling(
+    comma='"," gap',
+    colon='":" gap',
+    gap="gap",
+    options={**_JSON, "whitespace_pattern": _GAP},
+    rules=("gap: GAP?", f"GAP: /{_GAP}/"),
+)
+"""Pretty-printed, compact and so on. There is at most one gap in a place: small models fill white space until the
 answer is cut off."""
 _LIMITS = {
     "initial_lexer_fuel": 200_000,  # 0.1 s and 20 MB for lists of words; the default is five times as much
@@ -91,8 +104,25 @@ class GrammarTokens:
 
     def _compiled(self, grammar: Grammar) -> tuple[Untyped, ...]:
         """Return a matcher of each spelling, the usual one first."""
+        if grammar.kind is not GrammarKind.SCHEMA:
+            return self._tried(grammar, [self._source(grammar)])
+        given = checked_schema(grammar.text)
+        schema = closed(given)
+        if '"oneOf"' in grammar.text:  # closed options exclude each other, and an answer may still fit two
+            self._matcher(
+                grammar,
+                self._engine.LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=dict(_USUAL.options)),
+            )
+        spellings = _USUAL, _OTHER
+        if all(rules := [any_order(schema, each) for each in spellings]):
+            with suppress(InputError):  # larger than the library's own
+                lark = self._engine.LLMatcher.grammar_from_lark
+                return self._tried(grammar, [lark(_rules(grammar, each)) for each in rules])
+        return self._tried(grammar, [self._whole(grammar, schema, each) for each in spellings])
+
+    def _tried(self, grammar: Grammar, sources: Sequence[str]) -> tuple[Untyped, ...]:
+        matchers = tuple(self._matcher(grammar, source) for source in sources)
         try:
-            matchers = tuple(self._matcher(grammar, source) for source in self._sources(grammar))
             _try(self._constraint(matchers))
         except CapabilityError as error:
             raise _refused(grammar, str(error)) from None
@@ -108,38 +138,34 @@ class GrammarTokens:
             raise _refused(grammar, matcher.get_error())
         return matcher
 
-    def _sources(self, grammar: Grammar) -> Iterator[str]:
-        """Yield the grammar as llguidance writes it, for JSON once for each spelling."""
+    def _source(self, grammar: Grammar) -> str:
+        """Return a grammar that is no schema as llguidance writes it."""
         matcher = self._engine.LLMatcher
         try:
             if grammar.kind is GrammarKind.REGEX:
-                yield matcher.grammar_from_regex(grammar.text)
-            elif grammar.kind is GrammarKind.LARK:
-                yield matcher.grammar_from_lark(grammar.text)
-            elif grammar.kind is GrammarKind.GBNF:
-                yield matcher.grammar_from_lark(self._engine.gbnf_to_lark.gbnf_to_lark(grammar.text))
-            else:
-                given = checked_schema(grammar.text)
-                schema = closed(given)
-                if '"oneOf"' in grammar.text:  # closed options exclude each other, and an answer may still fit two
-                    self._matcher(grammar, matcher.grammar_from_json_schema(json.dumps(given), overrides=_USUAL))
-                for spelling in _USUAL, _OTHER:
-                    if grammar.or_text or grammar.lines > 1:
-                        yield matcher.grammar_from_lark(_rules(grammar, {**schema, "x-guidance": spelling}))
-                    else:
-                        yield matcher.grammar_from_json_schema(json.dumps(schema), overrides=spelling)
-        except InputError:
-            raise
+                return str(matcher.grammar_from_regex(grammar.text))
+            text = grammar.text
+            if grammar.kind is GrammarKind.GBNF:
+                text = self._engine.gbnf_to_lark.gbnf_to_lark(text)
+            return str(matcher.grammar_from_lark(text))
         except Exception as error:  # as above
             raise _refused(grammar, str(error)) from None
 
+    def _whole(self, grammar: Grammar, schema: dict[str, JsonValue], spelling: Spelling) -> str:
+        """Return a grammar that leaves the whole schema to llguidance."""
+        matcher, options = self._engine.LLMatcher, dict(spelling.options)
+        if grammar.or_text or grammar.lines > 1:
+            part = json.dumps({**schema, "x-guidance": options})
+            return str(matcher.grammar_from_lark(_rules(grammar, [f"json: %json {part}"])))
+        return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
 
-def _rules(grammar: Grammar, schema: dict[str, JsonValue]) -> str:
-    """Return the rules, in Lark's syntax, of text or several lines."""
+
+def _rules(grammar: Grammar, json_rules: Sequence[str]) -> str:
+    """Return the rules of an answer, in Lark's syntax."""
     rules = [
         f"start: lines{' | TEXT' if grammar.or_text else ''}",
         f'lines: json ("\\n" json)~0..{grammar.lines - 1}' if grammar.lines > 1 else "lines: json",
-        f"json: %json {json.dumps(schema)}",
+        *json_rules,
         *(["TEXT: /[^{](.|\\n)*/"] if grammar.or_text else []),
     ]
     return "\n".join([*rules, ""])
@@ -288,7 +314,7 @@ def schema_fault(schema: dict[str, JsonValue]) -> str | None:
 def _compile_alone(schema: dict[str, JsonValue]) -> None:
     """Compile a schema without a tokenizer. Raises ValueError."""
     engine = _engine()
-    source = engine.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_USUAL)
+    source = engine.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=dict(_USUAL.options))
     fault = engine.LLMatcher.validate_grammar(source, None, limits=engine.LLParserLimits(**_LIMITS))
     if fault:
         raise ValueError(fault)
