@@ -21,7 +21,7 @@ from edgedecode import (
     load,
     plan,
 )
-from edgedecode.commands import biased_token, count, positive_count, real_number, scaled_name, seed
+from edgedecode.commands import add_pack, biased_token, count, positive_count, real_number, scaled_name, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
@@ -32,7 +32,7 @@ from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.structured.grammar import Grammar, GrammarKind
-from edgedecode.text.printable import checked_text
+from edgedecode.text.printable import checked_text, file_text
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
@@ -52,7 +52,7 @@ __all__ = [
 def add_pack_options(parser: ArgumentParser) -> None:
     """Add the options that choose the pack, the engine and the memory limits."""
     group = parser.add_argument_group("pack and engine")
-    group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
+    add_pack(parser, group)
     group.add_argument(
         "--runtime",
         metavar="NAME",
@@ -330,7 +330,7 @@ def _grammar(arguments: Namespace) -> Grammar | None:
     if path is None:
         return None if arguments.regex is None else Grammar(GrammarKind.REGEX, arguments.regex)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_text(path)
         if arguments.grammar is not None:
             return Grammar.of_rules(text)
         return Grammar.of_schema(json.loads(text))

@@ -6,7 +6,16 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from edgedecode.apps.verb_options import add_pack_options
-from edgedecode.commands import Command, name_list, positive_count, real_number, scaled_name, seed, whole_number
+from edgedecode.commands import (
+    Command,
+    add_json,
+    name_list,
+    positive_count,
+    real_number,
+    scaled_name,
+    seed,
+    whole_number,
+)
 from edgedecode.decoding.policy import MAX_DRAFT
 from edgedecode.plot_file import check_plot
 
@@ -22,7 +31,7 @@ QUICK_REPETITIONS = 3
 
 
 class BenchCommand:
-    """Print tables, and with --json a last line with all figures."""
+    """Print tables, or with --json all figures in one line."""
 
     name = "bench"
     help = "measure plain and speculative decoding, interleaved, on this machine"
@@ -135,7 +144,7 @@ class BenchCommand:
             metavar="FILE",
             help="plot the speed-ups of each family, or the memory sweep, to FILE (.svg or .png)",
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         add_pack_options(parser)
         parser.set_defaults(usage_error=parser.error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from edgedecode import CapabilityError, Pair
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
+from edgedecode.commands import print_json
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import keep_placement
 from edgedecode.pack.hub import find_pack
@@ -97,7 +97,7 @@ def run(arguments: Namespace) -> int:
             bench = _Bench(arguments, timed, settings, requests, prompts.others, report)
             figures = _measure(bench)
     if arguments.json:
-        print(json.dumps({"conditions": asdict(conditions), **figures}))
+        print_json({"conditions": asdict(conditions), **figures})
     return 0
 
 
@@ -224,7 +224,7 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
         keep_placement(manifest, EngineRequest(threads=arguments.threads, kv_type=arguments.kv_type), best.placement)
         print(f"Kept for --runtime auto on this device: {best.placement}.")
     if arguments.json:
-        print(json.dumps({"placements": [asdict(each) for each in measured]}))
+        print_json({"placements": [asdict(each) for each in measured]})
     return 0
 
 
@@ -240,7 +240,7 @@ def _two_devices(arguments: Namespace) -> int:
     if arguments.plot is not None:
         write_overlap_chart(arguments.plot, gains, conditions=conditions)
     if arguments.json:
-        print(json.dumps({"gains": [asdict(gain) for gain in gains]}))
+        print_json({"gains": [asdict(gain) for gain in gains]})
     return 0
 
 
@@ -254,7 +254,7 @@ def _replay(arguments: Namespace) -> int:
             break
     print(line.format(plans))
     if arguments.json:
-        print(json.dumps({"plans": plans, "difference": difference}))
+        print_json({"plans": plans, "difference": difference})
     return 0 if difference is None else 1
 
 

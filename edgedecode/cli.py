@@ -6,13 +6,16 @@ import argparse
 import os
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Container, Sequence
+from contextlib import nullcontext
 from typing import NoReturn, Protocol, TextIO, cast
 
-from edgedecode.commands import Command
+from edgedecode.command_words import QUOTES, attached_option, option_hint, sort_words, verb_hint
+from edgedecode.commands import Command, json_alone
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
-from edgedecode.text.printable import shown, shown_lines
+from edgedecode.text.printable import piped_bytes, shown, shown_lines
 
 __all__ = ["main"]
 
@@ -23,6 +26,7 @@ _DESCRIPTION = "Run and export small language models: speculative decoding insid
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    piped_bytes.cache_clear()
     _open_streams()
     if sys.stdout is None:
         print("edgedecode: standard output is closed: the result cannot be printed", file=sys.stderr)
@@ -114,11 +118,27 @@ def _run(arguments: list[str]) -> int:
             verb.add_argument("--debug", action="store_true", help="show tracebacks and the engines' logs")
     if any("\0" in word for word in arguments):
         parser.error("an argument contains a NUL character, which file names and command lines cannot have")
+    if asked is not None and asked not in entries:
+        parser.error(f"there is no command {shown(repr(asked))}: {verb_hint(asked, entries)}")
+    if asked is not None and (word := attached_option(arguments, parsers[asked])) is not None:
+        parsers[asked].error(f"unrecognized arguments: {shown(word)}{option_hint(word, parsers[asked])}")
     namespace, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        quotes = "" if any(word.startswith("-") for word in unknown) else " (put quotes around a text of several words)"
-        parsers[namespace.verb].error(f"unrecognized arguments: {shown(' '.join(unknown))}{quotes}")
-    return commands[namespace.verb].run(namespace)
+    _check_words(namespace, unknown, parsers[namespace.verb])
+    with json_alone() if getattr(namespace, "json", False) else nullcontext():
+        return commands[namespace.verb].run(namespace)
+
+
+def _check_words(namespace: Namespace, unknown: Sequence[str], verb: ArgumentParser) -> None:
+    """Sort the words without an option; exit with a usage error for an option or a word too many."""
+    options = [word for word in unknown if word.startswith("-") and word != "-"]
+    if options:
+        verb.error(f"unrecognized arguments: {shown(' '.join(unknown))}{option_hint(options[0], verb)}")
+    if hasattr(namespace, "pack") and hasattr(namespace, "model"):
+        wrong = sort_words(namespace, unknown)
+    else:
+        wrong = f"unrecognized arguments: {shown(' '.join(unknown))} ({QUOTES})" if unknown else ""
+    if wrong:
+        verb.error(wrong)
 
 
 def _welcome(verbs: Container[str]) -> str:

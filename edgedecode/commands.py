@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from typing import Protocol
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from typing import Protocol, TextIO
 
 __all__ = [
     "MOST",
     "Command",
+    "add_json",
+    "add_pack",
+    "add_prompt",
     "biased_token",
     "count",
+    "json_alone",
     "name_list",
     "positive_count",
+    "print_json",
     "real_number",
     "scaled_name",
     "seed",
@@ -91,6 +102,53 @@ def scaled_name(text: str) -> tuple[str, float]:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def add_pack(parser: ArgumentParser, group: ArgumentParser | _ArgumentGroup) -> None:
+    """Add the pack as a word, and to `group` as an option; the command line puts either into `model`."""
+    parser.add_argument("pack", nargs="?", metavar="PACK", help="the pack: a folder, a hub id (owner/name) or `demo`")
+    group.add_argument("-m", "--model", metavar="PACK", help="the same, as an option (default: demo, the bundled one)")
+
+
+def add_prompt(parser: ArgumentParser, help: str) -> None:
+    """Add a prompt, after `add_pack`: a single word is the pack if it can only mean one, else the prompt."""
+    parser.add_argument("prompt_text", nargs="?", metavar="PROMPT", help=help)
+
+
+def add_json(parser: ArgumentParser, *, inner: bool = False) -> None:
+    """Add `--json`, with which standard output carries what `print_json` prints and nothing else.
+
+    inner: the parser is one of an action of a verb that has the option too.
+    """
+    default = SUPPRESS if inner else False
+    parser.add_argument("--json", action="store_true", default=default, help="print one line of JSON, and nothing else")
+
+
+_JSON_OUTPUT: ContextVar[TextIO | None] = ContextVar("standard output, while only JSON is printed to it", default=None)
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """While entered, drop what is printed to standard output except by `print_json`."""
+    token = _JSON_OUTPUT.set(sys.stdout)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+            yield
+    finally:
+        _JSON_OUTPUT.reset(token)
+
+
+def print_json(value: object) -> None:
+    """Print a value in one line. Numbers that JSON lacks, which are infinite or undefined, become null."""
+    print(json.dumps(_finite(value), allow_nan=False), file=_JSON_OUTPUT.get() or sys.stdout, flush=True)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Command(Protocol):

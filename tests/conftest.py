@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     """A stand-in for the hub, not installed yet, and a cache for its downloads."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     return Hub()
+
+
+@pytest.fixture
+def tables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command with `--json` print its tables too, so that one slow run serves the tests of both."""
+    monkeypatch.setattr("edgedecode.cli.json_alone", nullcontext)

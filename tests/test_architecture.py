@@ -51,7 +51,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
     },
 }
 MAX_LINES = 400
-MAX_MODULES = 16
+MAX_MODULES = 18
 """Per folder, so that its contents can be taken in at a glance."""
 
 CORE_PACKAGES = {"numpy", "tokenizers", "jinja2", "msgspec"}
@@ -75,6 +75,7 @@ BUNDLE_RUN = BUNDLE_DEVICE / "run.py"
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
+    Path("edgedecode/commands.py"),  # JSON for --json
     BUNDLE_RUN,
     *(path.relative_to(ROOT) for name in ("cli", "bundles/cli") for path in (ROOT / "export" / name).glob("*.py")),
 }  # and everything under apps/ and bench/

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
 from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
-from edgedecode.commands import Command
+from edgedecode.commands import Command, add_json, print_json
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.hub import find_pack
@@ -24,10 +23,14 @@ class AdapterCommand:
     help = "list, add or remove the LoRA adapters of a pack"
 
     def configure(self, parser: ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-        listing = actions.add_parser("list", help="list a pack's adapters", allow_abbrev=False)
-        listing.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
-        listing.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
+        parser.set_defaults(pack=None)
+        actions = parser.add_subparsers(dest="action", metavar="ACTION")
+        listing = actions.add_parser("list", help="list a pack's adapters (default)", allow_abbrev=False)
+        listing.add_argument(
+            "pack", nargs="?", metavar="PACK", help="folder or hub id (default: demo, the bundled pack)"
+        )
+        add_json(listing, inner=True)
         add = actions.add_parser("add", help="copy an adapter into a pack", allow_abbrev=False)
         add.add_argument("pack", metavar="PACK", help="folder of the pack")
         add.add_argument(
@@ -40,24 +43,28 @@ class AdapterCommand:
         remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
         remove.add_argument("pack", metavar="PACK", help="folder of the pack")
         remove.add_argument("adapter_name", metavar="NAME", help="the adapter's name in the pack")
+        add_json(add, inner=True)
+        add_json(remove, inner=True)
 
     def run(self, arguments: Namespace) -> int:
         root = find_pack(arguments.pack)
-        if arguments.action == "list":
-            _list(Manifest.load(root), json_line=arguments.json)
-        elif arguments.action == "add":
+        if arguments.action == "add":
             name, source = arguments.source
             entry = add_adapter(root, name, source)
             activated = ", active from its invocation tokens on" if entry.invocation else ""
             print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
             print(f"edgedecode generate -m {arguments.pack} --adapter {name.removeprefix(DRAFT_ADAPTER)} PROMPT")
-        else:
+        elif arguments.action == "remove":
             remove_adapter(root, arguments.adapter_name)
             print(f"removed {arguments.adapter_name} from {root}")
+        else:
+            _list(Manifest.load(root))
+        if arguments.json:
+            print_json({name: asdict(each) for name, each in Manifest.load(root).adapters.items()})
         return 0
 
 
-def _list(manifest: Manifest, *, json_line: bool) -> None:
+def _list(manifest: Manifest) -> None:
     from rich.table import Table
 
     from ..terminal import table_console
@@ -76,8 +83,6 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
         console.print(table)
     else:
         console.print(f"{manifest.name} has no adapters: `edgedecode adapter add PACK NAME=SOURCE` adds one")
-    if json_line:
-        print(json.dumps({name: asdict(each) for name, each in manifest.adapters.items()}))
 
 
 def _named_source(text: str) -> tuple[str, Path]:

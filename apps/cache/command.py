@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.cache import AREAS, user_cache
-from edgedecode.commands import Command
+from edgedecode.commands import Command, add_json, print_json
 from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory.sizes import format_nbytes
 
@@ -40,23 +39,26 @@ class CacheCommand:
     help = "show or clear the user's cache"
 
     def configure(self, parser: ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-        show = actions.add_parser("show", help="list the cache's folders and their sizes", allow_abbrev=False)
-        show.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
+        actions = parser.add_subparsers(dest="action", metavar="ACTION")
+        show = actions.add_parser("show", help="list the cache's folders and their sizes (default)", allow_abbrev=False)
+        add_json(show, inner=True)
         clear = actions.add_parser("clear", help="delete the named parts of the cache", allow_abbrev=False)
         for name, content in AREAS.items():
             clear.add_argument(f"--{name}", action="append_const", dest="areas", const=name, help=content)
         clear.add_argument("--all", action="store_true", help="everything, including downloaded packs")
+        add_json(clear, inner=True)
         clear.set_defaults(usage_error=clear.error)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.action == "show":
-            _show(_areas(), json_line=arguments.json)
-            return 0
+        if arguments.action != "clear":
+            return _show(_areas(), as_json=arguments.json)
         if not arguments.all and not arguments.areas:
             arguments.usage_error("say what to delete: --all, or one or more of " + ", ".join(f"--{n}" for n in AREAS))
         wanted = None if arguments.all else set(arguments.areas)
-        _clear([area for area in _areas() if wanted is None or area.path.name in wanted])
+        deleted = _clear([area for area in _areas() if wanted is None or area.path.name in wanted])
+        if arguments.json:
+            print_json({"deleted": {area.path.name: area.nbytes for area in deleted}})
         return 0
 
 
@@ -65,18 +67,20 @@ def _areas() -> list[Area]:
     return [Area.measure(path) for path in sorted(root.iterdir())] if root.is_dir() else []
 
 
-def _show(areas: Sequence[Area], *, json_line: bool) -> None:
+def _show(areas: Sequence[Area], *, as_json: bool) -> int:
     print(f"{user_cache()}: {format_nbytes(sum(area.nbytes for area in areas))}")
     for area in areas:
         content = AREAS.get(area.path.name, "")
         print(f"  {area.path.name:<10}  {format_nbytes(area.nbytes):>10}  {area.files:>6} files  {content}".rstrip())
-    if json_line:
+    if as_json:
         kept = {area.path.name: {"files": area.files, "nbytes": area.nbytes} for area in areas}
-        print(json.dumps({"cache": str(user_cache()), "areas": kept}))
+        print_json({"cache": str(user_cache()), "areas": kept})
+    return 0
 
 
-def _clear(areas: Sequence[Area]) -> None:
-    """Delete the areas; of a symbolic link only the link itself."""
+def _clear(areas: Sequence[Area]) -> list[Area]:
+    """Delete the areas and return the deleted ones; of a symbolic link only the link itself."""
+    deleted = []
     for area in areas:
         if area.path.is_symlink() or not area.path.is_dir():
             area.path.unlink(missing_ok=True)
@@ -86,8 +90,10 @@ def _clear(areas: Sequence[Area]) -> None:
         else:
             shutil.rmtree(area.path)
         print(f"deleted {area.path}: {area.files} files, {format_nbytes(area.nbytes)}")
+        deleted.append(area)
     if not areas:
         print(f"nothing to delete in {user_cache()}")
+    return deleted
 
 
 def _held(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode.commands import print_json
 from edgedecode.errors import CapabilityError
 from edgedecode.options import DEFAULT_QUALITY
 from edgedecode.pack.hub import find_pack
@@ -53,9 +54,6 @@ class Calibrated:
 
 def run_calibration(arguments: Namespace) -> int:
     """Calibrate, print the tables, save the curve; return the exit code."""
-    if arguments.pack is not None and arguments.model is not None:
-        raise InputError(f"two packs are named, {arguments.pack!r} and {arguments.model!r}: name one of them")
-    arguments.model = arguments.pack or arguments.model
     if arguments.plot is not None:
         check_plot(Path(arguments.plot))
     tasks = read_tasks(Path(arguments.prompts), limit=arguments.limit)
@@ -76,7 +74,7 @@ def run_calibration(arguments: Namespace) -> int:
     if arguments.plot is not None:
         plot_curve(found.curve, found.arms, Path(arguments.plot), title=name)
     if arguments.json:
-        print(json.dumps(_as_dict(found, root, saves=saves)))
+        print_json(_as_dict(found, root, saves=saves))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_json, positive_count
 from edgedecode.switching.signals import SIGNALS
 
 from ..verb_options import add_pack_options
@@ -21,7 +21,6 @@ class CalibrateCommand:
     help = "measure the quality of switching between a pack's models, for --mode switch"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         parser.add_argument(
             "--prompts",
             required=True,
@@ -58,7 +57,7 @@ class CalibrateCommand:
             help="save the curve in the pack's manifest (default: save if the pack is writable and neither bundled nor "
             "downloaded)",
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         parser.add_argument(
             "--plot", metavar="FILE", help="plot accuracy against the target's share and speed, as .svg or .png"
         )

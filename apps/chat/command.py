@@ -6,7 +6,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from edgedecode import WhenFull
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_prompt, positive_count
+from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..memory_table import sampling
@@ -43,15 +44,19 @@ class ChatCommand:
         )
         add_colour_option(parser)
         add_pack_options(parser)
+        add_prompt(parser, "the first message")
         add_session_options(parser)
 
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
+        from .lines import BegunLines
         from .open_lines import open_lines
         from .slash import SlashAssistant, run_slash
 
         messages = system_messages(arguments.system)
         lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
+        if arguments.prompt_text is not None:
+            lines = BegunLines(checked_text(arguments.prompt_text, "the first message"), lines)
         with sampling(arguments.stats) as sampler, open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
                 pair,

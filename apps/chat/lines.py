@@ -12,7 +12,7 @@ from edgedecode.text.printable import checked_text, decoded_text
 
 from .input_history import InputHistory
 
-__all__ = ["CONTINUED", "PROMPT", "QUITTING", "Assistant", "Lines", "PipedLines", "TerminalLines"]
+__all__ = ["CONTINUED", "PROMPT", "QUITTING", "Assistant", "BegunLines", "Lines", "PipedLines", "TerminalLines"]
 
 PROMPT = "> "
 CONTINUED = "… "
@@ -96,6 +96,26 @@ def _asked(prompt: str) -> str:
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)
     return input()
+
+
+class BegunLines:
+    """Other lines, after a first message that was given on the command line."""
+
+    def __init__(self, first: str, lines: Lines) -> None:
+        self._first: str | None = first
+        self._lines = lines
+        self.interactive, self.keys = lines.interactive, lines.keys
+
+    def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
+        return self._lines.attended(assistant)
+
+    def read(self) -> str | None:
+        first, self._first = self._first, None
+        if first is None:
+            return self._lines.read()
+        if self.interactive:
+            print(f"{PROMPT}{first}", file=sys.stderr)
+        return first
 
 
 class PipedLines:

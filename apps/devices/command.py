@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgedecode import InputError
-from edgedecode.commands import Command
+from edgedecode.commands import Command, add_json, add_pack, print_json
 from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import RUNTIMES, installed
@@ -66,19 +65,13 @@ class DevicesCommand:
     """Print a table of engines and providers, without loading an engine into this process."""
 
     name = "devices"
-    help = "list the engines and providers of this machine, and the engine that auto chooses for a pack"
+    help = "list this machine's engines and providers, the engine that auto chooses for a pack, and a pack's kernels"
 
     def configure(self, parser: ArgumentParser) -> None:
+        add_pack(parser, parser)
         parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
-        parser.add_argument(
-            "-m",
-            "--model",
-            metavar="PACK",
-            help="show the engine that auto chooses for this pack, and the kernels that run its graphs (default: the "
-            "engine for the bundled pack only)",
-        )
         parser.add_argument("--measure", action="store_true", help="measure the engines on that pack now")
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
         from .pack_engines import explain, pack_kernels
@@ -104,7 +97,7 @@ class DevicesCommand:
             chosen = None if auto is None else auto.as_dict()
             graphs = [each.as_dict() for each in kernels]
             facts = {"machine": asdict(machine), "versions": found, "devices": listed, "auto": chosen}
-            print(json.dumps({**facts, "kernels": graphs}))
+            print_json({**facts, "kernels": graphs})
         return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 
-from edgedecode.commands import Command, name_list, positive_count, scaled_name
+from edgedecode.commands import Command, add_json, add_pack, name_list, positive_count, scaled_name
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.sampling.weights import sampling_table
@@ -92,7 +92,7 @@ class EvalCommand:
             help="save the result in the pack's manifest (default: save if the pack is writable and neither bundled "
             "nor downloaded)",
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         _add_engine_options(parser)
         parser.set_defaults(usage_error=parser.error)
 
@@ -170,7 +170,7 @@ def _add_task_options(parser: ArgumentParser) -> None:
 def _add_engine_options(parser: ArgumentParser) -> None:
     """Add the options of `verb_options.add_pack_options` that apply to more than one engine."""
     group = parser.add_argument_group("pack and engines")
-    group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
+    add_pack(parser, group)
     group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for each engine")
     group.add_argument(
         "--memory",

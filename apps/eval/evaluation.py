@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedecode import InputError, Message, Pair, load
+from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.engine_equality import Equality
@@ -75,7 +76,7 @@ def run_evaluation(arguments: Namespace) -> int:
     for line in lines:
         print(line + (saved if line is lines[-1] else ""))
     if arguments.json:
-        print(json.dumps(_json(found, roles, root=root, saved=saves)))
+        print_json(_json(found, roles, root=root, saved=saves))
     equal = all(equality.equal for equality in found.equality.values())
     return EQUAL if equal and bool(found.kv_types) >= arguments.kv_types else DIFFERENT
 

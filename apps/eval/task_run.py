@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode import Pair, SamplingOptions, SessionOptions, load
+from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import models_digest
@@ -104,7 +104,7 @@ def run_tasks(arguments: Namespace) -> int:
             "machine": asdict(Machine.here()),
             "answers": arguments.answers,
         }
-        print(json.dumps(value))
+        print_json(value)
     return 0
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
 from edgedecode.memory.peaks import PeakSampler
 from edgedecode.plot_file import check_plot
-from edgedecode.text.printable import checked_text, decoded_text
+from edgedecode.text.printable import checked_text, decoded_text, file_bytes
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
@@ -59,10 +57,6 @@ class Reply:
         }
 
 
-LARGEST_PROMPT_NBYTES = 64 * 2**20
-"""Guards against device files and endless pipes; no context holds a prompt this long."""
-
-
 def read_prompt(arguments: Namespace) -> str:
     """Return the prompt, without the final newline of a file or of standard input. Raises InputError or OSError.
 
@@ -75,22 +69,13 @@ def read_prompt(arguments: Namespace) -> str:
 
 
 def _given(arguments: Namespace) -> str:
-    if arguments.file is not None:
-        with Path(arguments.file).open("rb") as file:
-            return _read(file, arguments.file)
     prompt = arguments.prompt_text if arguments.prompt is None else arguments.prompt
-    if prompt == "-":
-        if sys.stdin is None:
-            raise InputError("standard input is closed: give the prompt with -p TEXT or --file")
-        return _read(sys.stdin.buffer, "standard input")
-    return checked_text(prompt, "the prompt")
-
-
-def _read(file: BinaryIO, name: str) -> str:
-    data = file.read(LARGEST_PROMPT_NBYTES + 1)
-    if len(data) > LARGEST_PROMPT_NBYTES:
-        raise InputError(f"{name} is longer than {LARGEST_PROMPT_NBYTES >> 20} MiB: no model has such a context")
-    text = decoded_text(data, name).removeprefix("\ufeff")
+    if arguments.file is None and prompt not in (None, "-"):
+        return checked_text(prompt, "the prompt")
+    if arguments.file is None and prompt is None and sys.stdin is not None and sys.stdin.isatty():
+        arguments.usage_error("give a prompt: as a word, with -p TEXT or --file PATH, or on standard input")
+    path = "-" if arguments.file is None else arguments.file
+    text = decoded_text(file_bytes(Path(path)), "standard input" if path == "-" else path).removeprefix("\ufeff")
     return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
 
@@ -101,13 +86,8 @@ class GenerateCommand:
     help = "answer one prompt, streaming the text"
 
     def configure(self, parser: ArgumentParser) -> None:
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument(
-            "prompt_text", nargs="?", metavar="PROMPT", help="the user's message; - reads standard input"
-        )
-        source.add_argument(
-            "-p", "--prompt", metavar="TEXT", help="the same, as an option, for messages that begin with -"
-        )
+        source = parser.add_mutually_exclusive_group()
+        source.add_argument("-p", "--prompt", metavar="TEXT", help="PROMPT as an option, also where it begins with -")
         source.add_argument("--file", metavar="PATH", help="read the user's message from a UTF-8 file")
         framing = parser.add_mutually_exclusive_group()
         framing.add_argument("--system", metavar="TEXT", help="system message before the prompt")
@@ -116,7 +96,7 @@ class GenerateCommand:
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         parser.add_argument("--stats", action="store_true", help="show statistics after the text, with peak memory")
-        parser.add_argument("--json", action="store_true", help="write one JSON line instead of streamed text")
+        add_json(parser)
         parser.add_argument(
             "--plot",
             type=Path,
@@ -125,7 +105,9 @@ class GenerateCommand:
         )
         add_colour_option(parser)
         add_pack_options(parser)
+        add_prompt(parser, "the user's message (default, and -: standard input)")
         add_session_options(parser)
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
@@ -180,7 +162,7 @@ def _finish(arguments: Namespace, session: Session, reply: Reply, *, sampler: Pe
         value = reply.as_dict(session.stats, seed=session.seed)
         if arguments.stats:
             value["memory"] = memory_json(session.stats.planned_nbytes, peak)
-        print(json.dumps(value), flush=True)
+        print_json(value)
 
 
 command: Command = GenerateCommand()

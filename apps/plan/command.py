@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgedecode import BudgetExceeded, InputError, SessionOptions, SwitchOptions
-from edgedecode.commands import Command, count, positive_count
+from edgedecode.commands import Command, add_json, count, positive_count, print_json
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.open_pack import PackPlan, plan
@@ -33,7 +32,6 @@ class PlanCommand:
     help = "show how much memory a conversation needs, and what fits a budget"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         add_pack_options(parser)
         group = parser.add_argument_group("conversation")
         group.add_argument("--turns", type=positive_count, metavar="Q", help="plan a context of this many turns")
@@ -63,18 +61,16 @@ class PlanCommand:
         group.add_argument(
             "--one-resident", action="store_true", help="plan for one of the two models in memory at a time"
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.pack is not None and arguments.model is not None:
-            raise InputError(f"two packs are named, {arguments.pack!r} and {arguments.model!r}: name one of them")
         if arguments.turns is not None and arguments.ctx_size is not None:
             raise InputError("--turns and --ctx-size both set the context size: leave one of the two out")
         if arguments.turn_tokens is not None and arguments.turns is None:
             raise InputError("--turn-tokens is the length of each of the --turns: give both")
         show_notices()
         made = plan(
-            arguments.pack or arguments.model,
+            arguments.model,
             _options(arguments),
             memory=arguments.memory,
             runtime=arguments.runtime,
@@ -88,7 +84,7 @@ class PlanCommand:
         )
         _show(made)
         if arguments.json:
-            print(json.dumps(_as_dict(made)))
+            print_json(_as_dict(made))
         if not made.memory.fits:
             raise _refusal(made)
         return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode import InputError, RuntimeUnavailable
-from edgedecode.commands import Command, count, positive_count
+from edgedecode.commands import Command, add_prompt, count, positive_count
 from edgedecode.memory.process_memory import return_freed_memory
 from edgedecode.user_notices import rarely_repeated
 
@@ -80,9 +80,13 @@ class ServeCommand:
             help="requests that wait (default: %(default)s)",
         )
         add_pack_options(parser)
+        if self._opens:
+            add_prompt(parser, "answer this in the terminal, as `edgedecode generate` does, and open no page")
         add_session_options(parser)
 
     def run(self, arguments: Namespace) -> int:
+        if getattr(arguments, "prompt_text", None) is not None:
+            return _answered(arguments)
         try:
             import uvicorn  # noqa: F401
         except ImportError:
@@ -103,6 +107,15 @@ class ServeCommand:
             server = ClosingServer(config, service)
             server.run(sockets=[listening])
         return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
+
+
+def _answered(arguments: Namespace) -> int:
+    """Answer one question in the terminal. The options that only `generate` has keep their defaults."""
+    from ..generate.command import command as generate
+
+    parser = ArgumentParser(prog="edgedecode run")
+    generate.configure(parser)
+    return generate.run(parser.parse_args([f"--prompt={arguments.prompt_text}"], arguments))
 
 
 def _limits(arguments: Namespace) -> Limits:

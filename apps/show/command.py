@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, add_json, add_pack, print_json
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
@@ -24,12 +24,12 @@ class ShowCommand:
     help = "show the contents of a pack, and check its files"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
+        add_pack(parser, parser)
         parser.add_argument("--verify", action="store_true", help="hash every file and compare it with the manifest")
-        parser.add_argument("--json", action="store_true", help="end with one JSON line, with full digests")
+        add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        root = find_pack(arguments.pack)
+        root = find_pack(arguments.model)
         with opening(root):
             manifest = Manifest.load(root)
             checked = _checked(manifest, root) if arguments.verify else ""
@@ -38,7 +38,7 @@ class ShowCommand:
             print(f"\n{checked}")
         if arguments.json:
             value = {"pack": str(root), "nbytes": manifest.nbytes, **json.loads(manifest.to_json())}
-            print(json.dumps(value | ({"verified": True} if arguments.verify else {})))
+            print_json(value | ({"verified": True} if arguments.verify else {}))
         return 0
 
 

@@ -12,6 +12,7 @@ from edgedecode import CapabilityError, InputError
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.apps.memory_table import memory_json
 from edgedecode.apps.terminal import progress, show_notices
+from edgedecode.commands import print_json
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.engines.selection import AUTO
@@ -59,7 +60,7 @@ def memory_sweep(arguments: Namespace) -> int:
         write_sweep_chart(arguments.plot, runs, conditions=conditions.line())
     if arguments.json:
         value = {"conditions": asdict(conditions), "runs": [_json(run) for run in runs], "not_measured": reasons}
-        print(json.dumps(value))
+        print_json(value)
     return 0 if all(run.kept for run in runs) else 1
 
 

@@ -9,6 +9,8 @@ from edgedecode.errors import InputError
 __all__ = ["decimals", "format_nbytes", "parse_nbytes", "size_option"]
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
+_LEAST = 10**6
+"""A size without a unit below this many bytes is a slip: no process that runs a model is as small."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -33,4 +35,7 @@ def parse_nbytes(text: str) -> int:
     value = float(found["number"]) if found else 0.0
     if found is None or not 0 < value < 1e15:
         raise InputError(f"{text!r} is not a size: write for example 800MB, 1.5GB or 512MiB")
+    if value < _LEAST and not found["unit"] and text.strip()[-1] not in "Bb":
+        unit = "GB" if value < 64 else "MB" if value < 10**5 else "KB"  # what a machine of today may have
+        raise InputError(f"{text!r} has no unit, so it is in bytes: did you mean {value:g}{unit}?")
     return int(value * _UNITS[found["unit"]])

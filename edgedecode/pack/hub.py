@@ -24,33 +24,71 @@ from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
 
-__all__ = ["BUNDLED_PACK", "find_pack"]
+__all__ = ["BUNDLED_PACK", "could_be_pack", "find_pack", "names_pack"]
 
 BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0
 _HUB_METADATA = Path(".cache", "huggingface")
 """Metadata that huggingface_hub stores next to the files."""
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_BUNDLED = "demo"
+"""The bundled pack's name, unless the current folder has a pack of this name."""
+_MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 
 
 def find_pack(name: str | Path | None) -> Path:
     """Return the folder of the pack `name`: a folder, or a hub id (downloaded, or cached when offline).
 
-    None: the bundled pack. Raises ManifestError with one line that says what was tried.
+    None, `demo`: the bundled pack. Raises ManifestError with one line that says what was tried.
     """
-    if name is None:
+    if name is None or (str(name) == _BUNDLED and not (Path(name) / MANIFEST_NAME).is_file()):
         if not BUNDLED_PACK.is_dir():
             raise ManifestError("this installation has no bundled pack: give one with -m, or run `make pack`")
         return BUNDLED_PACK
     if name == "":
         raise ManifestError("the name of the pack is empty: give a folder or a hub id")
-    folder = Path(name)
-    if folder.exists() or isinstance(name, Path) or not _HUB_ID.fullmatch(name):
+    folder = _expanded(name)
+    if folder.exists() or isinstance(name, Path) or not _is_hub_id(name):
         if not folder.exists():
-            raise ManifestError(f"there is no folder {str(name)!r}, and it is not a hub id (owner/name)")
+            hub = "" if _is_path(str(name)) else ", and it is not a hub id (owner/name)"
+            what = "file" if folder.suffix in _MODEL_FILES else "folder"
+            raise ManifestError(f"there is no {what} {str(name)!r}{hub}")
         return folder
     return _from_hub(name)
+
+
+def names_pack(word: str) -> bool:
+    """Return whether a word can only mean a pack or a model: `demo`, one that is here, or a path such as ./name."""
+    if word == _BUNDLED or (_is_path(word) and not re.search(r"\s", word)):
+        return True
+    with suppress(OSError):  # a long text is no file name
+        return any((_expanded(word) / name).is_file() for name in (MANIFEST_NAME, "config.json"))
+    return False
+
+
+def could_be_pack(word: str) -> bool:
+    """Return whether a word may mean a pack where one is expected: also any folder, hub id or path."""
+    if names_pack(word) or re.fullmatch(r"\S*/\S*", word):
+        return True
+    with suppress(OSError):
+        return _expanded(word).is_dir()
+    return False
+
+
+def _is_path(word: str) -> bool:
+    return word.startswith(("./", "../", "~/", ".\\", "..\\")) or word.endswith(_MODEL_FILES)
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not _is_path(name)
+
+
+def _expanded(name: str | Path) -> Path:
+    """Replace a leading ~, which a shell leaves in place after `=`, by the home folder."""
+    with suppress(RuntimeError):  # there is no home
+        return Path(name).expanduser()
+    return Path(name)
 
 
 def _downloads() -> Path:

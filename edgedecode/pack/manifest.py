@@ -10,6 +10,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from msgspec import Meta
@@ -184,13 +185,11 @@ class Manifest:
         """Read and check the manifest of the pack at `root`. Raises ManifestError with a one-line remedy."""
         path = root / MANIFEST_NAME
         if not root.is_dir():
-            raise ManifestError(f"{root} is not a folder: give the folder of a pack (made by `edgedecode export`)")
+            raise ManifestError(f"{root} is not a folder: {_making(root)}")
         try:
             text = _read(path)
         except FileNotFoundError:
-            raise ManifestError(
-                f"{root} is not a pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)"
-            ) from None
+            raise ManifestError(f"{root} is not a pack, it has no {MANIFEST_NAME}: {_making(root)}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path} cannot be read: {error}") from None
         try:
@@ -292,6 +291,20 @@ class Manifest:
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
             )
+
+
+def _making(source: Path) -> str:
+    """Return advice on how to make a pack of a model's file or folder, which was given in place of a pack."""
+    inside = sorted(source.glob("*.gguf"))[:1] if source.is_dir() else [source]
+    if (source / "genai_config.json").exists() or any(source.glob("*.onnx")):
+        model = f"import --onnx {quote(str(source))}"
+    elif (source / "config.json").exists():
+        model = f"export --target {quote(str(source))}"
+    elif inside and inside[0].suffix == ".gguf":
+        model = f"import --target {quote(str(inside[0]))}"
+    else:
+        return "give the folder of a pack (made by `edgedecode export` or `edgedecode import`)"
+    return f"make a pack of it with `edgedecode {model} --out PACK`, then give PACK"
 
 
 def _read(path: Path) -> str:

@@ -220,8 +220,9 @@ class CostTable:
         """Return the fitted β by width."""
         prior = np.maximum(_prior(self.widths) if self._kept is None else self._kept, LEAST_BETA)
         weights = self._weights()
-        found: npt.NDArray[np.float64] = prior * (PRIOR_WEIGHT + weights @ (self.beta / prior))
-        return found / (PRIOR_WEIGHT + weights.sum(axis=1))
+        moved = (PRIOR_WEIGHT + weights @ (self.beta / prior)) / (PRIOR_WEIGHT + weights.sum(axis=1))
+        found: npt.NDArray[np.float64] = prior * moved
+        return found
 
 
 class Recent:

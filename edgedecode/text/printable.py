@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
+from functools import cache
 from pathlib import Path
 
 from edgedecode.errors import InputError
 
-__all__ = ["checked_text", "decoded_text", "file_text", "shown", "shown_answer", "shown_lines"]
+__all__ = [
+    "checked_text",
+    "decoded_text",
+    "file_bytes",
+    "file_text",
+    "piped_bytes",
+    "shown",
+    "shown_answer",
+    "shown_lines",
+]
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -45,11 +56,36 @@ def decoded_text(data: bytes, name: str) -> str:
         ) from None
 
 
+def file_bytes(path: Path) -> bytes:
+    """Read a file of at most 64 MiB; `-` is standard input. Raises InputError, OSError.
+
+    A pipe gives its content once: it stays in memory, so that it can be read again.
+    """
+    return _read(path) if path.is_file() else piped_bytes(path)
+
+
+@cache
+def piped_bytes(path: Path) -> bytes:
+    """Read what is no regular file. The command line clears the cache when it begins."""
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    if str(path) == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed: nothing can be read from it")
+        data = sys.stdin.buffer.read(_LARGEST_FILE + 1)
+    else:
+        with path.open("rb") as file:  # the size that the system states says nothing for devices and pipes
+            data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: pass a part of it")
+    return data
+
+
 def file_text(path: Path) -> str:
     """Read a file that must be text. Raises InputError, OSError."""
-    if path.is_file() and path.stat().st_size > _LARGEST_FILE:
-        raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: pass a part of it")
-    content = decoded_text(path.read_bytes(), str(path))
+    content = decoded_text(file_bytes(path), "standard input" if str(path) == "-" else str(path))
     if "\0" in content:
         raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
     return content

@@ -12,7 +12,7 @@ from typing import TypeVar
 from edgedecode.errors import InputError
 
 from .messages import Message
-from .printable import checked_text, decoded_text
+from .printable import checked_text, decoded_text, file_bytes
 
 __all__ = ["Prompt", "checked_prompt", "interleaved", "parse_prompts", "read_messages", "read_object", "read_prompts"]
 
@@ -33,7 +33,7 @@ def read_prompts(path: Path, *, family: str | None = None) -> list[Prompt]:
 
     family: the default for lines without one; None: every line must have one. Raises InputError or OSError.
     """
-    return parse_prompts(path.read_bytes(), str(path), family=family)
+    return parse_prompts(file_bytes(path), str(path), family=family)
 
 
 def interleaved(rows: Iterable[_Row], *, name: Callable[[_Row], str], most: int | None = None) -> list[_Row]:

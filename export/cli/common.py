@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import json
 import logging
 import re
 import signal
@@ -17,6 +16,7 @@ from threading import Timer, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from edgedecode.commands import print_json
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.user_notices import NOTICES, NoticeLines
 
@@ -82,7 +82,7 @@ def finish(arguments: Namespace, report: Report) -> int:
         report["kernels"] = kernels = _prepare(arguments.out)
         print(_prepared_line(kernels))
     if arguments.json:
-        print(json.dumps(report))
+        print_json(report)
     return 0
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_json, positive_count, print_json
 from edgedecode.errors import InputError
 from edgedecode.pack.chips import CHIPS
+from edgedecode.pack.hub import find_pack
 
 from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest, require_compiler
 from .common import notices_shown, pack_is_there, quiet
@@ -43,7 +43,7 @@ class CompileCommand:
             metavar="N",
             help="past positions (default: the model's context, up to 2048)",
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         _add_options(parser)
         parser.set_defaults(usage_error=parser.error)
 
@@ -52,8 +52,11 @@ class CompileCommand:
         if arguments.soc == _LIST:
             for soc in CHIPS.values():
                 print(f"{soc.number}: {soc.name}")
+            if arguments.json:
+                print_json({str(soc.number): soc.name for soc in CHIPS.values()})
             return 0
         with quiet(debug=arguments.debug):
+            arguments.pack = find_pack(arguments.pack)
             if arguments.remove:
                 from ..npu.npu_files import take_out_static
 
@@ -63,7 +66,7 @@ class CompileCommand:
             else:
                 report = _compile(arguments.pack, _read(arguments))
         if arguments.json:
-            print(json.dumps(report))
+            print_json(report)
         return 0
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, count
+from edgedecode.commands import Command, add_json, count
 
 from .common import add_prepare, finish, quiet
 from .compile_command import add_device, check_device, compile_exported
@@ -48,7 +48,7 @@ class ExportCommand:
         parser.add_argument(
             "--no-cache", action="store_true", help="do not cache finished steps for a rerun after an interruption"
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         add_recipe(parser)
         add_graphs(parser)
         add_gguf(parser)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, count
+from edgedecode.commands import Command, add_json, count
 
 from .common import add_prepare, check_adapter_names, finish, named_path, quiet
 
@@ -57,7 +57,7 @@ class ImportCommand:
             help="positions that kernel noise is measured on (default 2000; 0: not measured)",
         )
         add_prepare(parser)
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, positive_count, real_number, seed
+from edgedecode.commands import Command, add_json, positive_count, print_json, real_number, seed
 from edgedecode.plot_file import check_plot, write_plot
 
 from .common import notices_shown, pack_is_there, quiet, refuse_others
@@ -39,7 +38,7 @@ class TrimCommand:
         _add_calibration(parser)
         parser.add_argument("--report", action="store_true", help="also time complete answers on the trimmed pack")
         parser.add_argument("--plot", type=Path, metavar="FILE", help="plot coverage and speed by size, .svg or .png")
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
         parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as for `generate`)")
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
         parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
@@ -48,7 +47,7 @@ class TrimCommand:
         with quiet(debug=arguments.debug):
             report = _run(arguments)
         if arguments.json:
-            print(json.dumps(report))
+            print_json(report)
         return 0
 
 

@@ -35,10 +35,10 @@ def test_adapter_add_list_remove(pack: Path, tmp_path: Path, capsys: pytest.Capt
     odd = write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201))
     assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 0
     assert "active from its invocation tokens on" in capsys.readouterr().out
+    assert main(["adapter", "list", str(pack)]) == 0
+    assert "onnx, llama" in capsys.readouterr().out
     assert main(["adapter", "list", str(pack), "--json"]) == 0
-    out = capsys.readouterr().out
-    assert "onnx, llama" in out
-    assert json.loads(out.splitlines()[-1])["odd"]["rank"] == 4
+    assert json.loads(capsys.readouterr().out)["odd"]["rank"] == 4
     with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
         assert pair.adapter("odd").name == "odd"
     assert main(["adapter", "remove", str(pack), "odd"]) == 0
@@ -254,13 +254,16 @@ def test_adapter_list_names_the_engines_that_the_model_has(
     assert "llama" not in out
 
 
-@pytest.mark.parametrize(
-    "words", [["add"], ["add", "pack"], ["add", "pack", "odd"], ["add", "pack", "=x"], ["remove"], []]
-)
+@pytest.mark.parametrize("words", [["add"], ["add", "pack"], ["add", "pack", "odd"], ["add", "pack", "=x"], ["remove"]])
 def test_adapter_usage(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["adapter", *words])
     assert ended.value.code == 2
+
+
+def test_adapter_without_an_action_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adapter"]) == 0
+    assert "adapters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("step", ["copy", "manifest", "after"])

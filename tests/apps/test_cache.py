@@ -25,12 +25,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cache_show_lists_areas_with_their_sizes(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["show"], []):
+        assert main(["cache", *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"{cache}: 2.0 MB"
+        assert [line.split()[0] for line in lines[1:]] == ["costs", "locks", "store"]
+        assert "to draft from" in lines[3]
     assert main(["cache", "show", "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{cache}: 2.0 MB"
-    assert [line.split()[0] for line in lines[1:-1]] == ["costs", "locks", "store"]
-    assert "to draft from" in lines[3]
-    areas = json.loads(lines[-1])["areas"]
+    areas = json.loads(capsys.readouterr().out)["areas"]
     assert areas["store"] == {"files": 1, "nbytes": 2_000_000}
 
 

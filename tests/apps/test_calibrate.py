@@ -87,6 +87,7 @@ def test_best_signal_catches_the_differences_with_the_fewest_tokens() -> None:
     assert [round(1 - up, 2) for up in ups] == [0.6, 0.28, 0.13, 0.06]
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     assert main(["calibrate", str(pack), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0

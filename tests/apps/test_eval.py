@@ -231,6 +231,7 @@ def evaluate(root: Path, *more: str) -> int:
     return main([*words, *more])
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     engines: dict[str, Tables], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,7 @@ def sweep(
     return main(["bench", "--memory-sweep", *words])
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_memory_sweep_has_a_row_per_engine_and_budget_and_fails_over_budget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,8 +30,8 @@ def run_plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
 
 
 def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = run_plan(capsys, "--json")
-    value = json.loads(out.splitlines()[-1])
+    out, _ = run_plan(capsys)
+    value = json.loads(run_plan(capsys, "--json")[0])
     assert value["engine"] == "onnx"
     assert value["fits"]
     assert value["cuts"] == []
@@ -44,8 +44,9 @@ def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str
 
 def test_plan_lists_the_cuts_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
     uncut = json.loads(run_plan(capsys, "--json")[0].splitlines()[-1])
-    out, _ = run_plan(capsys, "--memory", f"{uncut['nbytes'] - 8_000_000}", "--json")
-    value = json.loads(out.splitlines()[-1])
+    budget = ("--memory", f"{uncut['nbytes'] - 8_000_000}")
+    value = json.loads(run_plan(capsys, *budget, "--json")[0])
+    out, _ = run_plan(capsys, *budget)
     assert [cut["what"] for cut in value["cuts"]] == ["drafts by " + ", ".join(uncut["choice"]["drafters"][:-1])]
     assert value["choice"]["drafters"] == ["suffix"]
     assert value["nbytes"] <= value["limit"]["nbytes"]
@@ -59,8 +60,8 @@ def test_plan_predicts_the_speed_with_and_without_the_cuts(
         return PredictedSpeed(100.0, 150.0 if "model" in drafters else None)
 
     monkeypatch.setattr(open_pack, "predicted_speed", predicted)
-    out, _ = run_plan(capsys, "--json")
-    value = json.loads(out.splitlines()[-1])
+    out, _ = run_plan(capsys)
+    value = json.loads(run_plan(capsys, "--json")[0])
     assert ": 100 tokens/s without drafts, 150 with the draft model; repetitive text" in out
     assert value["tokens_per_second"] == value["tokens_per_second_uncut"] == {"plain": 100.0, "drafted": 150.0}
     out, _ = run_plan(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
@@ -102,7 +103,8 @@ def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytes
     [
         (("--memory", "0"), "'0' is not a size"),
         (("--memory", "1e9x"), "'1e9x' is not a size"),
-        (("--memory", "10"), "no plan fits 10 bytes (--memory)"),
+        (("--memory", "10B"), "no plan fits 10 bytes (--memory)"),
+        (("--memory", "500"), "'500' has no unit, so it is in bytes: did you mean 500MB?"),
         (("--memory", "-5MB"), "expected one argument"),
         (("--turns", "4", "-c", "100"), "leave one of the two out"),
         (("--turns", "0"), "--turns"),

@@ -106,11 +106,11 @@ def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(copy), "--verify", "--json"]) == 0
-    printed = capsys.readouterr().out
+    assert main(["show", str(copy), "--verify"]) == 0
     count = len(Manifest.load(copy).files)
-    assert f"OK: all {count} files match the manifest" in printed
-    assert json.loads(printed.splitlines()[-1])["verified"] is True
+    assert f"OK: all {count} files match the manifest" in capsys.readouterr().out
+    assert main(["show", str(copy), "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is True
     path = copy / "draft" / "weights.bin"
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
@@ -124,7 +124,8 @@ def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[
 def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        f"edgedecode: {tmp_path} is not a pack: it has no edgedecode.json (make one with `edgedecode export`)\n"
+        f"edgedecode: {tmp_path} is not a pack, it has no edgedecode.json: give the folder of a pack (made by "
+        "`edgedecode export` or `edgedecode import`)\n"
     )
     assert main(["show", "no/such/pack"]) == 1
     assert "it is not a hub id" in capsys.readouterr().err

@@ -232,6 +232,14 @@ def test_parse_nbytes_reports_an_invalid_size_in_one_line(text: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"), [("500", "500MB"), ("1.5", "1.5GB"), ("16", "16GB"), (" 2e3 ", "2000MB"), ("800000", "800000KB")]
+)
+def test_parse_nbytes_asks_for_the_unit_of_a_number_that_no_process_fits(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
+        parse_nbytes(text)
+
+
 def test_format_nbytes_uses_megabytes() -> None:
     assert format_nbytes(12_345_678) == "12.3 MB"
 

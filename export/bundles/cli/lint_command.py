@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgedecode.cache import aside
-from edgedecode.commands import Command
+from edgedecode.commands import Command, add_json, print_json
 
 __all__ = ["lint_verb"]
 
@@ -26,6 +26,7 @@ class LintCommand:
         parser.add_argument(
             "--format", choices=("text", "json", "sarif"), default="text", help="of the findings (default: %(default)s)"
         )
+        add_json(parser)
         parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write them there instead")
         parser.add_argument("--rules", action="store_true", help="list the rules, and check nothing")
         parser.set_defaults(usage_error=parser.error)
@@ -37,13 +38,15 @@ class LintCommand:
         if arguments.rules:
             for rule in RULES:
                 print(f"{rule.id} ({rule.level}): {rule.what}")
+            if arguments.json:
+                print_json([{"id": rule.id, "level": rule.level, "what": rule.what} for rule in RULES])
             return 0
         if arguments.bundle is None:
             arguments.usage_error("the following arguments are required: BUNDLE")
         findings = lint_bundle(arguments.bundle)
         errors = sum(finding.level == "error" for finding in findings)
+        value = {"bundle": str(arguments.bundle), "errors": errors, "findings": [asdict(each) for each in findings]}
         if arguments.format == "json":
-            value = {"bundle": str(arguments.bundle), "errors": errors, "findings": [asdict(each) for each in findings]}
             text = json.dumps(value, indent=1)
         elif arguments.format == "sarif":
             text = json.dumps(sarif(arguments.bundle, findings), indent=1)
@@ -52,6 +55,8 @@ class LintCommand:
             others = len(findings) - errors
             lines.append(f"{arguments.bundle}: {_count(errors, 'error')}, {_count(others, 'other finding')}")
             text = "\n".join(lines)
+        if arguments.json:
+            print_json(value)
         if arguments.out is None:
             print(text)
         else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_json, positive_count, print_json
 from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
@@ -59,7 +58,7 @@ class PackageCommand:
             metavar="FILE",
             help="signs it; the password is that of EDGEDECODE_KEYSTORE_PASSWORD (default: Android's debug key)",
         )
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
         from ...cli.display import LiveDisplay
@@ -72,12 +71,12 @@ class PackageCommand:
                 bundle = make_bundle(request, Stages(display))
             _show(request.out, bundle)
         if arguments.json:
-            print(json.dumps(asdict(bundle)))
+            print_json(asdict(bundle))
         return 0
 
 
 def _read(arguments: Namespace) -> PackageRequest:
-    from edgedecode.pack.hub import BUNDLED_PACK, find_pack
+    from edgedecode.pack.hub import find_pack
 
     from ..devices import PHONES, find_device
     from ..request import PackageRequest, check_package_name, read_chip
@@ -100,7 +99,7 @@ def _read(arguments: Namespace) -> PackageRequest:
         what = f"has the chip {device.soc}" if device.soc else "has none of these chips"
         raise InputError(f"--soc {arguments.soc}: {device.name} {what}: leave --soc or --device out")
     return PackageRequest(
-        pack=BUNDLED_PACK if arguments.pack == "demo" else find_pack(arguments.pack),
+        pack=find_pack(arguments.pack),
         target=find_target(arguments.target),
         out=arguments.out,
         device=device,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, add_json, positive_count, print_json
 
 if TYPE_CHECKING:
     from ..selftest.lane import LaneResult
@@ -40,7 +39,7 @@ class SelftestCommand:
             "--llama-server", type=Path, metavar="FILE", help="llama: the program (default: the one on PATH)"
         )
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="default: as planned")
-        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
         from ..request import read_chip
@@ -64,7 +63,7 @@ class SelftestCommand:
         if not ran:
             print("Nothing could be run here: see the reasons above.")
         if arguments.json:
-            print(json.dumps([asdict(result) | {"passed": result.passed} for result in results]))
+            print_json([asdict(result) | {"passed": result.passed} for result in results])
         return 0 if passed else 1
 
 

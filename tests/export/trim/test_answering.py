@@ -92,7 +92,7 @@ def test_answer_prompts_replaces_damaged_files(pair: Pair, tmp_path: Path) -> No
 
 
 def test_answer_prompts_names_a_prompt_that_does_not_fit(pair: Pair) -> None:
-    with pytest.raises(ContextExceeded, match=r"the prompt 'x{40}' cannot be answered: the prompt has"):
+    with pytest.raises(ContextExceeded, match=r"the prompt 'x{40}' cannot be answered: prompt is too long"):
         answer_prompts(pair, [Prompt("a", (), ("x" * 1200,))], TWICE, kept=no_cache())
 
 

@@ -1,0 +1,110 @@
+"""What the words of a command line mean: packs and prompts without an option, and names known from other programs."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from edgedecode.text.printable import shown
+
+__all__ = ["QUOTES", "attached_option", "option_hint", "sort_words", "verb_hint"]
+
+_VERBS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("list", "ls", "ps"), "`edgedecode cache` lists what was downloaded, `edgedecode show PACK` a pack"
+    ),
+    **dict.fromkeys(("pull", "download", "get"), "`edgedecode run OWNER/NAME` downloads a pack when it is first used"),
+    **dict.fromkeys(("rm", "remove", "delete"), "`edgedecode cache clear --packs` deletes downloaded packs"),
+    **dict.fromkeys(("create", "convert", "quantize"), "`edgedecode export` makes a pack, `edgedecode import` of GGUF"),
+    **dict.fromkeys(("complete", "prompt", "ask", "cli"), "did you mean `edgedecode generate`?"),
+    **dict.fromkeys(("server", "start", "api"), "did you mean `edgedecode serve`?"),
+    **dict.fromkeys(("info", "inspect"), "did you mean `edgedecode show`?"),
+    **dict.fromkeys(("ui", "web", "open"), "did you mean `edgedecode run`?"),
+    "perplexity": "did you mean `edgedecode eval`?",
+    "help": "did you mean `edgedecode --help`?",
+    "version": "did you mean `edgedecode --version`?",
+}
+"""Commands of other programs, with what does the same here."""
+_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("n-predict", "predict", "num-predict", "max-new-tokens", "max-length", "tokens"), "--max-tokens"),
+    **dict.fromkeys(("temperature", "t"), "--temp"),
+    **dict.fromkeys(("s", "random-seed"), "--seed"),
+    **dict.fromkeys(("f", "prompt-file"), "--file"),
+    **dict.fromkeys(("ngl", "gpu-layers", "n-gpu-layers", "num-gpu", "dev", "device", "gpu"), "--provider"),
+    **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v", "kv-cache-type", "kv-cache-dtype"), "--kv-type"),
+    **dict.fromkeys(("ctx", "num-ctx", "n-ctx", "context", "context-length", "max-model-len"), "--ctx-size"),
+    **dict.fromkeys(("sys", "system-prompt", "instructions"), "--system"),
+    **dict.fromkeys(("grammar-file", "gbnf"), "--grammar"),
+    **dict.fromkeys(("j", "schema", "format", "response-format"), "--json-schema"),
+    **dict.fromkeys(("num-threads", "tb", "threads-batch", "n-threads"), "--threads"),
+    **dict.fromkeys(("np", "n-parallel"), "--parallel"),
+    **dict.fromkeys(("draft", "draft-n", "num-speculative-tokens", "speculative-tokens"), "--draft-max"),
+    **dict.fromkeys(("api-key", "key"), "--api-key-file"),
+    **dict.fromkeys(("verbose", "v", "timings"), "--stats"),
+    **dict.fromkeys(("engine", "backend"), "--runtime"),
+    **dict.fromkeys(("output", "o", "outfile"), "--out"),
+}
+"""Options of other programs, without hyphens in front, and ours."""
+QUOTES = "put quotes around a text of several words"
+
+
+def verb_hint(word: str, verbs: Iterable[str]) -> str:
+    """Return what to use instead of a command that does not exist."""
+    near = [word] if word in _VERBS else get_close_matches(word, [*verbs, *_VERBS], n=1)
+    if not near:
+        return "`edgedecode --help` lists the commands"
+    return _VERBS.get(near[0], f"did you mean `edgedecode {near[0]}`?")
+
+
+def option_hint(option: str, parser: ArgumentParser) -> str:
+    """Return a hint at the option of `parser` that was probably meant; empty: none is near."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    plain = option.partition("=")[0].lstrip("-").replace("_", "-")
+    ours = _OPTIONS.get(plain, _OPTIONS.get(plain.lower()))
+    if ours in known:
+        return f": did you mean {ours}?"
+    if plain in {"md", "model-draft", "draft-model"}:
+        return ": a pack holds both models, the target and the draft"
+    near = get_close_matches(f"--{plain.lower()}", known, n=1, cutoff=0.7) if len(plain) > 1 else []
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def attached_option(arguments: Sequence[str], parser: ArgumentParser) -> str | None:
+    """Return the first word like `-ctk`, which argparse takes for `-c tk`, where `-c` takes a number."""
+    numeric = {name for action in parser._actions if action.type is not None for name in action.option_strings}
+    for word in arguments:
+        if word == "--":
+            return None
+        if re.fullmatch(r"-[A-Za-z][A-Za-z_-]+(=.*)?", word) and (word[:2] in numeric or word[1:] in _OPTIONS):
+            return word
+    return None
+
+
+def sort_words(given: Namespace, loose: Sequence[str]) -> str:
+    """Put the words without an option into `model` and `prompt_text`; return what is wrong with them, or nothing.
+
+    loose: words that argparse left over because they follow an option.
+    """
+    from edgedecode.pack.hub import could_be_pack, names_pack  # late, to start fast
+
+    words = [word for word in (given.pack, getattr(given, "prompt_text", None), *loose) if word is not None]
+    answers = hasattr(given, "prompt_text")
+    prompted = any(getattr(given, name, None) is not None for name in ("prompt", "file"))
+    prompt = pack = None
+    if answers and not prompted and words:
+        alone = given.model is not None or not names_pack(words[0])
+        if (len(words) == 1 and alone) or (len(words) == 2 and could_be_pack(words[0])):
+            prompt = words.pop()
+    if len(words) == 1 and (could_be_pack(words[0]) or not answers):
+        pack = words.pop()
+    if words:
+        quotes = f" ({QUOTES}; a pack is a folder, a hub id or `demo`)" if answers else f" ({QUOTES})"
+        return f"unrecognized arguments: {shown(' '.join(words))}{quotes}"
+    if pack is not None and given.model not in (None, pack):
+        return f"two packs are named, {pack!r} and {given.model!r}: name one of them"
+    given.model = given.pack = given.model if pack is None else pack
+    if answers:
+        given.prompt_text = prompt
+    return ""

@@ -1,0 +1,210 @@
+"""Packs and prompts as words, names known from other programs, files that are read once, and JSON alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from argparse import ArgumentParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.command_words import sort_words
+from edgedecode.engines.registry import COMMANDS, installed
+from edgedecode.pack import hub
+from edgedecode.text.printable import piped_bytes
+from tests.apps.conftest import Run
+
+
+def parsers() -> dict[str, ArgumentParser]:
+    """Return every installed verb with its options."""
+    found: dict[str, ArgumentParser] = {}
+    for name, entry in installed(COMMANDS).items():
+        found[name] = ArgumentParser(prog=name)
+        entry.load().configure(found[name])
+    return found
+
+
+def with_json() -> set[str]:
+    return {name for name, parser in parsers().items() if _has_json(parser)}
+
+
+def _has_json(parser: ArgumentParser) -> bool:
+    inner = [each for action in parser._actions if isinstance(action.choices, dict) for each in action.choices.values()]
+    own = any("--json" in action.option_strings for action in parser._actions)
+    return own or any(isinstance(each, ArgumentParser) and _has_json(each) for each in inner)
+
+
+JSON_RUNS: dict[str, list[str]] = {
+    "adapter": ["list", "demo"],
+    "bench": ["--quick", "--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4"],
+    "cache": ["show"],
+    "devices": [],
+    "eval": ["demo", "--kv-types", "--limit", "2", "-n", "4"],
+    "generate": ["demo", "How many days are in a week?", "-n", "8"],
+    "plan": ["demo"],
+    "show": ["demo"],
+}
+"""Words of a short run, of each verb whose run needs no other files."""
+ELSEWHERE = {"calibrate", "compile", "export", "import", "lint", "package", "selftest", "trim"}
+"""Verbs whose JSON other tests read: they write packs or need a compiler."""
+
+
+def test_every_verb_with_json_is_known_here() -> None:
+    assert with_json() == set(JSON_RUNS) | (ELSEWHERE & with_json())
+
+
+@pytest.mark.parametrize("verb", JSON_RUNS)
+def test_json_is_all_that_is_printed(verb: str, run: Run) -> None:
+    done = run(verb, *JSON_RUNS[verb], "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"\n") == 1
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_json_alone_of_an_error_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "no/such/pack/here", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def words(pack: str | None, text: str | None, *loose: str, **given: Any) -> tuple[str, Any]:
+    namespace = SimpleNamespace(pack=pack, prompt_text=text, **{"model": None, "prompt": None, "file": None, **given})
+    wrong = sort_words(namespace, loose)  # type: ignore[arg-type]
+    return wrong, namespace
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "prompt"),
+    [
+        (("hello", None), None, "hello"),
+        (("hello there", None), None, "hello there"),
+        (("demo", None), "demo", None),
+        (("demo", "hello"), "demo", "hello"),
+        (("owner/name", "hello"), "owner/name", "hello"),
+        (("./pack", "hello"), "./pack", "hello"),
+        (("./pack", None), "./pack", None),
+        (("and/or?", None), None, "and/or?"),
+        ((None, None), None, None),
+    ],
+)
+def test_a_word_is_a_pack_or_a_prompt(given: tuple[str, str | None], model: str | None, prompt: str | None) -> None:
+    wrong, found = words(*given)
+    assert (wrong, found.model, found.prompt_text) == ("", model, prompt)
+
+
+def test_words_beside_options() -> None:
+    assert words("hello", None, model="demo")[1].prompt_text == "hello"
+    wrong, found = words("demo", None, prompt="hello")
+    assert (wrong, found.model, found.prompt_text) == ("", "demo", None)
+    assert words("demo", "hi", model="demo")[0] == ""
+    assert "two packs are named" in words("demo", "hi", model="other")[0]
+    assert "put quotes around a text of several words" in words("tell", "me", "a", "story")[0]
+    assert "unrecognized arguments: hello" in words("hello", None, prompt="hi")[0]
+
+
+def test_a_folder_of_a_pack_is_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("mine", "edgedecode.json"), ("theirs", "config.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+        assert words(name, None)[1].model == name
+    assert words("other", None)[1].prompt_text == "other"
+
+
+@pytest.mark.parametrize("line", [["generate"], ["generate", "demo"], ["generate", "-"], ["generate", "demo", "-"]])
+def test_a_prompt_comes_from_standard_input(line: list[str], run: Run) -> None:
+    done = run(*line, "--temp", "0", "-n", "24", "--json", stdin=b"What is the capital of France?\n")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in json.loads(done.stdout)["text"]
+
+
+def test_two_packs_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("generate", "chat", "run", "serve"):
+        with pytest.raises(SystemExit, match="2"):
+            main([verb, "demo", *(["hi"] if verb != "serve" else []), "-m", "./other"])
+        assert "two packs are named" in capsys.readouterr().err
+
+
+SUGGESTED: list[tuple[str, str]] = [
+    ("list", "edgedecode cache"),
+    ("pull x", "edgedecode run OWNER/NAME"),
+    ("ls", "edgedecode cache"),
+    ("rm x", "edgedecode cache clear"),
+    ("genrate hi", "did you mean `edgedecode generate`?"),
+    ("help", "edgedecode --help"),
+    ("generate hi --temperature 1", "did you mean --temp?"),
+    ("generate hi --n-predict 4", "did you mean --max-tokens?"),
+    ("generate hi --top_p 1", "did you mean --top-p?"),
+    ("generate hi --max_new_tokens 4", "did you mean --max-tokens?"),
+    ("generate hi -s 4", "did you mean --seed?"),
+    ("generate -f x", "did you mean --file?"),
+    ("generate hi --ngl 9", "did you mean --provider?"),
+    ("generate hi -ctk q8_0", "did you mean --kv-type?"),
+    ("generate hi --memry 1GB", "did you mean --memory?"),
+    ("serve --prot 9", "did you mean --port?"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), SUGGESTED)
+def test_what_was_probably_meant_is_said(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["generate hi", "plan", "serve", "chat"])
+def test_a_size_without_a_unit_is_asked_about(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "--memory", "500"]) == 1
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "500MB" in err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["./nofile.gguf", "nofile.gguf", "./folder/name", "~/no-such-pack"])
+def test_a_path_is_never_asked_of_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(hub, "_from_hub", asked)
+    assert main(["show", name]) == 1
+    assert "there is no" in capsys.readouterr().err
+
+
+def test_files_that_are_no_packs_are_told_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert main(["generate", "hi", "-m", str(tmp_path / "model.gguf")]) == 1
+    assert "edgedecode import" in capsys.readouterr().err
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert main(["generate", "hi", "-m", str(folder)]) == 1
+    assert "edgedecode export" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_schema_from_a_named_pipe_is_read_once(tmp_path: Path, run: Run) -> None:
+    pipe = tmp_path / "schema"
+    os.mkfifo(pipe)
+    writer = threading.Thread(
+        target=pipe.write_text, args=('{"type": "object", "properties": {"age": {"type": "integer"}}}',)
+    )
+    writer.start()
+    done = run("generate", "Extract age as JSON.\nUma is 61.", "--json-schema", str(pipe), "--temp", "0", "--json")
+    writer.join()
+    assert json.loads(json.loads(done.stdout)["text"]) == {"age": 61}
+
+
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"abc"), isatty=lambda: False))
+    piped_bytes.cache_clear()
+    from edgedecode.text.printable import file_bytes
+
+    assert (file_bytes(Path("-")), file_bytes(Path("-"))) == (b"abc", b"abc")
+    piped_bytes.cache_clear()
