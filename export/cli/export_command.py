@@ -38,9 +38,10 @@ class ExportCommand:
         parser.add_argument(
             "--noise-positions",
             type=count,
-            default=2000,
+            default=0,
             metavar="N",
-            help="positions that kernel noise is measured on (default 2000; 0: not measured)",
+            help="measure how far the engine's own kernels round apart, on N positions (default 0: edgedecode's, which "
+            "run where they can, round alike)",
         )
         parser.add_argument(
             "--dry-run", action="store_true", help="run the checks that need no weights, and forecast the rest"

@@ -52,9 +52,10 @@ class ImportCommand:
         parser.add_argument(
             "--noise-positions",
             type=count,
-            default=2000,
+            default=0,
             metavar="N",
-            help="positions that kernel noise is measured on (default 2000; 0: not measured)",
+            help="measure how far the engine's own kernels round apart, on N positions (default 0: edgedecode's, which "
+            "run where they can, round alike)",
         )
         add_prepare(parser)
         add_json(parser)

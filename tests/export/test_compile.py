@@ -222,7 +222,6 @@ def test_a_real_model_runs_wholly_on_the_emulator_and_agrees_with_the_processor(
         assert alone.file == f"npu/57_v75/target-{name}_ctx.onnx"
 
 
-@pytest.mark.usefixtures("tables_too")
 def test_graphs_for_openvino_are_made_without_a_compiler(
     pack: Path, hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

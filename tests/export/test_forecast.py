@@ -80,7 +80,9 @@ def test_time_class_names_the_order_of_magnitude(seconds: float, name: str) -> N
 
 
 def test_dry_run_prints_a_table_and_a_json_line(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
+    assert (
+        main(["export", "--target", str(large), "--bits", "4", "--noise-positions", "2000", "--dry-run", "--json"]) == 0
+    )
     printed = capsys.readouterr().out
     assert "target: kernel noise  minutes" in printed
     assert "dry run: nothing was written. The pack would take about 43" in printed

@@ -113,7 +113,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(speeds, "_seconds", fail)
 
 
-@pytest.mark.usefixtures("tables_too")
 def test_report_without_speeds_if_the_timing_fails(
     reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +173,6 @@ def prompt_tokens(content: str) -> list[int]:
     return tokenizer.encode(tokenizer.chat_template.render([Message("user", content)]))
 
 
-@pytest.mark.usefixtures("tables_too")
 def test_report_times_full_answers(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TrimmedSource.opened = 0
     assert main(["trim", str(reported), *FEW, "--json"]) == 0

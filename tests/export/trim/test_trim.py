@@ -37,7 +37,6 @@ def run_trim(toy: Path, *words: str) -> int:
     return main(["trim", str(toy), *FEW, *words])
 
 
-@pytest.mark.usefixtures("tables_too")
 def test_trim_writes_the_best_size(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_trim(toy, "--json") == 0
     printed = capsys.readouterr().out
