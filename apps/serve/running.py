@@ -103,10 +103,17 @@ class Running:
             self._put(Failed(self._refusal or error))
         finally:
             self._put(None)
-            self._loop.call_soon_threadsafe(self._done.set)
+            self._call(self._done.set)
 
     def _put(self, item: Piece | Failed | None) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+        self._call(self._queue.put_nowait, item)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in the event loop. Once that is closed the server has stopped, and the answer ends too."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            self.halt(self._refusal)
 
 
 class Service:

@@ -279,9 +279,33 @@ def test_an_answer_without_a_chunk_ends_twice(pair: Pair) -> None:
                 return answer
 
             running = running_module.Running(session, start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert [piece async for piece in running.pieces()] == []
                 assert [piece async for piece in running.pieces()] == []
+                await running.stop()
         await service.close()
 
     asyncio.run(ends())
+
+
+def test_an_answer_ends_when_its_event_loop_is_closed(pair: Pair) -> None:
+    """As in a server that stops before its answers: the thread neither fails nor goes on to the limit."""
+    with pair.session(SessionOptions(ignore_eos=True)) as session:
+        begun, closed = threading.Event(), threading.Event()
+
+        def start(_: Any) -> Any:
+            answer = session.stream("Tell me a story.", max_tokens=1500)
+            begun.set()
+            closed.wait(60)
+            return answer
+
+        async def leaves() -> running_module.Running:
+            running = running_module.Running(session, start)
+            await asyncio.to_thread(begun.wait, 60)
+            return running
+
+        running = asyncio.run(leaves())
+        closed.set()
+        running._thread.join(60)
+        assert not running._thread.is_alive()
+        assert running.stats.tokens < 100
