@@ -21,7 +21,16 @@ from edgedecode import (
     load,
     plan,
 )
-from edgedecode.commands import add_pack, biased_token, count, positive_count, real_number, scaled_name, seed
+from edgedecode.commands import (
+    add_pack,
+    biased_token,
+    count,
+    positive_count,
+    real_number,
+    scaled_name,
+    seed,
+    template_argument,
+)
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
@@ -33,6 +42,7 @@ from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.text.printable import checked_text, file_text
+from edgedecode.text.template_switches import EFFORTS
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
@@ -119,6 +129,16 @@ def add_session_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="allow tree drafts, used where a tree is expected to beat the best chain; with --draft-max every draft is "
         "a tree of N nodes",
+    )
+    thinking = parser.add_argument_group("chat template")
+    thinking.add_argument("--think", choices=EFFORTS, help="whether, or how much, the model thinks before it answers")
+    thinking.add_argument(
+        "--template-arg",
+        action="append",
+        type=template_argument,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the chat template, as JSON or text; repeatable",
     )
     structure = parser.add_argument_group("structured output")
     form = structure.add_mutually_exclusive_group()
@@ -321,6 +341,8 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         trace=None if arguments.trace is None else Path(arguments.trace),
         switch=_switch_options(arguments),
         grammar=_grammar(arguments),
+        template_arguments=dict(arguments.template_arg),
+        think=arguments.think or "",
     )
 
 

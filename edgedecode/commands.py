@@ -29,6 +29,7 @@ __all__ = [
     "real_number",
     "scaled_name",
     "seed",
+    "template_argument",
     "whole_number",
 ]
 
@@ -66,6 +67,17 @@ def positive_count(text: str) -> int:
 def seed(text: str) -> int:
     """Parse a seed: 64 bits."""
     return whole_number(text, least=0, most=2**64 - 1)
+
+
+def template_argument(text: str) -> tuple[str, object]:
+    """Read `name=value`; a value that is not JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError(f"{_shown(text)} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def name_list(text: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,11 @@ class SessionOptions:
     """Entropy switching; None: every token is verified by the target."""
     grammar: Grammar | None = None
     """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
+    """Variables of the chat template, as JSON values, beside the conversation."""
+    think: str = ""
+    """Whether a model with such a switch thinks before it answers: on, off, minimal, low, medium or high; empty: as its
+    template has it."""
 
     @property
     def fixed(self) -> bool:

@@ -21,6 +21,7 @@ import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
+from edgedecode.text.template_switches import can_think
 
 from .guards import CORS, Guards, error_response
 from .logprobs import Entries, Entry
@@ -153,7 +154,7 @@ class _Endpoints:
             model = named_model(asked.name, self._service.pair, strict=self._strict)
             if model is None:
                 return _unknown_model(asked.name, self._service.pair)
-            asked = replace(asked, model=model)
+            asked = _thinking_as_able(replace(asked, model=model), self._service.pair)
             reply = form(asked, asked.name or model.pack)
             response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
             if asked.notes:
@@ -330,6 +331,13 @@ async def _disconnected(request: Request) -> None:
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return
+
+
+def _thinking_as_able(asked: Asked, pair: Pair) -> Asked:
+    """Return a request without the thinking that this pack's template cannot switch on, if it can do without."""
+    if asked.must_think or not asked.think or can_think(pair.tokenizer.chat_template.source):
+        return asked
+    return replace(asked, think="", notes=(*asked.notes, "reasoning.effort was not followed: this pack has no such setting"))
 
 
 def _header(notes: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from edgedecode.sessions.session_drafting import SessionDrafting, draft_setting,
 from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
+from edgedecode.text.template_switches import template_arguments
 from edgedecode.text.transcript import Transcript
 from edgedecode.turns import FairLock, when_free
 
@@ -70,8 +71,14 @@ class BareSession:
             rows = next_width(widths.drafts, rows, room=context) or rows
             self._rows, size = rows, card.vocabulary_size
             self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
+            source = shared.tokenizer.chat_template.source
             self._encoder = Encoder(
-                shared.tokenizer, capacity=context, longest=card.context, budget=shared.budget, in_turn=shared.turn.run
+                shared.tokenizer,
+                capacity=context,
+                longest=card.context,
+                budget=shared.budget,
+                arguments=template_arguments(source, options.template_arguments, think=options.think),
+                in_turn=shared.turn.run,
             )
             undo.callback(self._encoder.close)
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)

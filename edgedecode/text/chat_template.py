@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -15,7 +16,7 @@ from .messages import Message
 from .template_limits import metered
 from .template_sandbox import template_sandbox
 
-__all__ = ["MOST_CHARACTERS", "PLAIN_TEMPLATE", "ChatTemplate"]
+__all__ = ["MOST_CHARACTERS", "NOTHING", "PLAIN_TEMPLATE", "ChatTemplate"]
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
@@ -26,6 +27,7 @@ MOST_CHARACTERS = 1 << 16
 """Longest template source that is compiled, in characters."""
 MOST_NBYTES = 1 << 28
 """Bytes that one rendering may allocate where the caller sets no limit."""
+NOTHING: Mapping[str, object] = MappingProxyType({})
 SHOWN = 500
 """Characters of a template's own error that are quoted in ours."""
 
@@ -51,26 +53,45 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, str]] | Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        arguments: Mapping[str, object] = NOTHING,
         most_nbytes: int | None = None,
     ) -> str:
         """Render a conversation to the text the model was trained on.
 
         `add_generation_prompt` appends the header of the assistant's next turn. A mapping needs `role` and `content`;
-        its other keys reach the template too. `most_nbytes` limits the memory allocated while rendering. Raises
+        its other keys reach the template too, as do `arguments`, its other variables. `most_nbytes` limits the memory
+        allocated while rendering. Raises
         `InputError` for an invalid message or one that the template refuses (role order, no system message, ...), and
         `ManifestError` for a template that tries to leave the sandbox or exceeds its limits.
         """
+        return self.render_plain(
+            [_plain(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            arguments=arguments,
+            most_nbytes=most_nbytes,
+        )
+
+    def render_plain(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, object] = NOTHING,
+        most_nbytes: int | None = None,
+    ) -> str:
+        """Render messages of any roles, given as plain JSON values. Raises as `render`."""
+        variables = {
+            "tools": None,
+            "documents": None,
+            **arguments,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+        }
         try:
-            plain = [_plain(message) for message in messages]
             with metered(most_nbytes or MOST_NBYTES):
-                return self._compiled.render(
-                    messages=plain,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    bos_token=self.bos_token,
-                    eos_token=self.eos_token,
-                )
+                return self._compiled.render(variables)
         except InputError:
             raise
         except SecurityError as error:

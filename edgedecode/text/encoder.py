@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 
+from .chat_template import NOTHING
 from .messages import Message
 from .tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ class Encoder:
 
     Texts are encoded in one call, since pieces would yield other tokens; the tokens of long texts are counted in
     pieces first. longest: the largest context that the model allows. in_turn: calls its argument where everything that
-    the budget may reclaim can be reclaimed.
+    the budget may reclaim can be reclaimed. arguments: further variables of the chat template.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Encoder:
         capacity: int,
         longest: int,
         budget: Budget,
+        arguments: Mapping[str, object] = NOTHING,
         in_turn: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._arguments = tokenizer, arguments
         self._capacity = capacity
         self._remedy = "shorten it" + (f", or raise --ctx-size (up to {longest})" if longest > capacity else "")
         self._budget, self._in_turn = budget, in_turn
@@ -74,7 +76,7 @@ class Encoder:
         size = sum(_utf8_nbytes(message.content) for message in messages)
         self._check_length(size)
         self._resize(self._lease, self._planned + TEXT_NBYTES * max(0, size - self._planned_size))
-        return self._tokenizer.render(messages, most_nbytes=self._lease.nbytes)
+        return self._tokenizer.render(messages, arguments=self._arguments, most_nbytes=self._lease.nbytes)
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """Return the text's tokens. Raises ContextExceeded or BudgetExceeded before encoding it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +13,7 @@ import tokenizers
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
 
-from .chat_template import PLAIN_TEMPLATE, ChatTemplate
+from .chat_template import NOTHING, PLAIN_TEMPLATE, ChatTemplate
 from .detokenizer import Detokenizer
 from .messages import Message
 from .token_text import Pieces, component_steps
@@ -108,9 +108,18 @@ class Tokenizer:
         with _errors_as(InputError, "cannot encode this text"):
             return str(self._inner.normalizer.normalize_str(text))
 
-    def render(self, messages: Sequence[Message], *, most_nbytes: int | None = None) -> str:
-        """Return the text of a conversation up to the assistant's header. Raises as `ChatTemplate.render`."""
-        return self.chat_template.render(messages, most_nbytes=most_nbytes)
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        arguments: Mapping[str, object] = NOTHING,
+        most_nbytes: int | None = None,
+    ) -> str:
+        """Return the text of a conversation up to the assistant's header. arguments: variables of the template.
+
+        Raises as `ChatTemplate.render`.
+        """
+        return self.chat_template.render(messages, arguments=arguments, most_nbytes=most_nbytes)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids. Unknown ids add nothing, incomplete characters become U+FFFD. Raises InputError."""

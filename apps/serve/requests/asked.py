@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -12,6 +12,7 @@ from edgedecode import InputError, Message, Rule, SamplingOptions, SessionOption
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.structured.grammar import Grammar
+from edgedecode.text.template_switches import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from .answer_form import Form, FormBody, read_form
@@ -98,6 +99,11 @@ class Asked:
     model: ModelName = ModelName("")
     """What answers: the server fills it in."""
     ignore_eos: bool = False
+    template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
+    think: str = ""
+    """As in `SessionOptions`."""
+    must_think: bool = True
+    """Whether a pack that cannot think as asked refuses the request; else a note says so."""
     truncates: bool = False
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
     notes: tuple[str, ...] = ()
@@ -127,6 +133,10 @@ class Asked:
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
         options = replace(options, grammar=grammar, ignore_eos=self.ignore_eos or base.ignore_eos)
         options = replace(options, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
+        # A grammar covers the whole answer, so that there is no place to think in.
+        think = "off" if grammar is not None else self.think or base.think
+        arguments = {**base.template_arguments, **self.template_arguments}
+        options = replace(options, think=think, template_arguments=arguments)
         if self.model.mode == PLAIN:
             return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None, rule=Rule.MATCH)
         return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
@@ -171,6 +181,8 @@ class ChatBody(_Body):
     parallel_tool_calls: Annotated[bool, Meta(description="An answer may make up to 8 calls; default: one.")] | None = (
         None
     )
+    reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +212,8 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     asked = _asked(value, body, defaults, form=form, text=last.content, messages=before, chat=True)
     if body.truncation not in (None, "auto", "disabled"):
         raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
-    asked = replace(asked, truncates=body.truncation == "auto")
+    asked = replace(asked, truncates=body.truncation == "auto", think=body.reasoning_effort or "")
+    asked = replace(asked, template_arguments=body.chat_template_kwargs or {})
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     schema = None if form is None else form.schema
     tools = read_tools(

@@ -34,7 +34,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "verbosity": ("medium",),
     "top_logprobs": (0,),

@@ -114,6 +114,7 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
     chat["messages"], places = _messages(body.instructions, body.input)
     chat["max_tokens"] = body.max_output_tokens
+    chat["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
     functions = [number for number, tool in enumerate(body.tools or []) if _is_function(tool, number)]
     chat["tools"] = [_nested((body.tools or [])[number]) for number in functions]
     chat["response_format"] = text.get("format") if isinstance(text := value.get("text"), dict) else None
@@ -122,7 +123,7 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     except InputError as error:
         raise InputError(_renamed(str(error), {"messages": places, "tools": functions})) from None
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
-    return replace(asked, echoed=echoed, notes=(*_notes(body), *asked.notes))
+    return replace(asked, must_think=False, echoed=echoed, notes=(*_notes(body), *asked.notes))
 
 
 def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
@@ -140,13 +141,10 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
 def _notes(body: ResponseBody) -> list[str]:
     """Return what is not followed, since the client can do without it."""
     items = body.input if isinstance(body.input, list) else []
-    notes = [
+    return [
         *_left_out("tools", {str(tool["type"])[:40] for tool in body.tools or []} - {"function"}),
         *_left_out("input items", {item["type"] for item in items if item.get("type") in _LEFT_OUT}),
     ]
-    if body.reasoning is not None and body.reasoning.effort not in (None, "none"):
-        notes.append("reasoning.effort was not followed: this pack has no such setting")
-    return notes
 
 
 def _left_out(what: str, kinds: set[str]) -> list[str]:

@@ -1,0 +1,83 @@
+"""The variables that a chat template reads beside the conversation, and among them the switch for thinking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from jinja2.exceptions import TemplateError
+from jinja2.meta import find_undeclared_variables
+
+from edgedecode.errors import InputError
+
+from .template_sandbox import template_sandbox
+
+__all__ = ["EFFORTS", "can_think", "template_arguments", "template_variables"]
+
+_RESERVED = frozenset(
+    {
+        *(
+            "messages",
+            "tools",
+            "documents",
+            "add_generation_prompt",
+            "continue_final_message",
+            "bos_token",
+            "eos_token",
+        ),
+        *("raise_exception", "strftime_now", "namespace", "range", "dict", "joiner", "cycler"),
+    }
+)
+"""Variables that are the runtime's to set, and functions."""
+_SWITCHES = ("enable_thinking", "thinking", "think")
+"""Names of the switch in published templates: Qwen 3 and SmolLM 3, Granite and DeepSeek."""
+_EFFORT = "reasoning_effort"
+"""Where gpt-oss's template reads how long to think."""
+EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high")
+"""How much to think: `on` and `off`, and OpenAI's names, of which `none` and `minimal` mean off."""
+_OFF = ("off", "none", "minimal")
+
+
+@lru_cache(maxsize=8)
+def template_variables(source: str) -> frozenset[str]:
+    """Return the variables of a template that a caller may set."""
+    try:
+        found = find_undeclared_variables(template_sandbox().parse(source))
+    except TemplateError:  # which is reported where it is compiled
+        return frozenset()
+    return frozenset(found) - _RESERVED
+
+
+def can_think(source: str) -> bool:
+    """Return whether a template has a switch for thinking."""
+    return bool(template_variables(source) & {*_SWITCHES, _EFFORT})
+
+
+def template_arguments(source: str, given: Mapping[str, object], *, think: str = "") -> dict[str, object]:
+    """Return the variables for a template: those given, and its switch for thinking.
+
+    think: one of `EFFORTS`; empty: as the template has it. Raises InputError for a variable that the template does not
+    read, and for thinking that it cannot switch on.
+    """
+    known = template_variables(source)
+    for name in given:
+        if name in _RESERVED:
+            raise InputError(f"the template argument {name[:80]!r} is set by the conversation: leave it out")
+        if name not in known:
+            has = f"it reads {', '.join(sorted(known))}" if known else "it reads none"
+            raise InputError(f"this pack's chat template does not read {name[:80]!r}: {has}")
+    return {**given, **_thinking(known, think)}
+
+
+def _thinking(known: frozenset[str], think: str) -> dict[str, object]:
+    if not think:
+        return {}
+    if think not in EFFORTS:
+        raise InputError(f"thinking is {think[:40]!r}: use one of {', '.join(EFFORTS)}")
+    switch = next((name for name in _SWITCHES if name in known), None)
+    found: dict[str, object] = {} if switch is None else {switch: think not in _OFF}
+    if _EFFORT in known and think not in ("off", "on", "none"):
+        found[_EFFORT] = think
+    if not found and think not in _OFF:
+        raise InputError(f"this pack's chat template has no switch for thinking, which is asked for as {think!r}")
+    return found

@@ -1,0 +1,118 @@
+"""`serve` and `generate`: arguments of the chat template, and thinking on and off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode.cli import main
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+from edgedecode.apps.serve.application import Limits
+from tests.apps.test_serve import Running
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+TAIL = "{% if enable_thinking is defined and not enable_thinking %}{{ 'one two three' }}{% endif %}"
+"""Written after the bundled template: the prompt is longer where thinking is off."""
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the bundled pack with a template that has a switch."""
+    pack = tmp_path_factory.mktemp("packs") / "thinker"
+    shutil.copytree(BUNDLED_PACK, pack)
+    path = pack / "chat_template.jinja"
+    path.write_text(path.read_text(encoding="utf-8") + TAIL, encoding="utf-8")
+    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    value["files"][path.name] |= {"sha256": digest, "nbytes": path.stat().st_size}
+    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    return pack
+
+
+@pytest.fixture(scope="module")
+def server(thinker: Path) -> Iterator[Running]:
+    with edgedecode.load(thinker, runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        yield running
+        running.close()
+
+
+def prompt_tokens(server: Running, path: str = "/v1/chat/completions", **fields: Any) -> int:
+    question: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    if path == "/v1/responses":
+        question = {"input": "Hi", "max_output_tokens": 2}
+    status, reply = server.post({**question, **fields}, path)
+    assert status == 200, reply
+    usage = reply["usage"]
+    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+
+def test_requests_switch_thinking(server: Running) -> None:
+    usual = prompt_tokens(server)
+    off = prompt_tokens(server, chat_template_kwargs={"enable_thinking": False})
+    assert off > usual
+    for effort, expected in (("none", off), ("minimal", off), ("low", usual), ("high", usual)):
+        assert prompt_tokens(server, reasoning_effort=effort) == expected
+        assert prompt_tokens(server, "/v1/responses", reasoning={"effort": effort}) == expected
+    assert prompt_tokens(server, chat_template_kwargs={"enable_thinking": True}) == usual
+
+
+def test_a_grammar_leaves_no_place_to_think_in(server: Running) -> None:
+    pytest.importorskip("llguidance", reason="the structured extra is not installed")
+    form = {"type": "json_object"}
+    off = prompt_tokens(server, chat_template_kwargs={"enable_thinking": False})
+    assert prompt_tokens(server, response_format=form, reasoning_effort="high") == off
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"chat_template_kwargs": {"colour": 1}}, "does not read 'colour'"),
+        ({"chat_template_kwargs": {"messages": []}}, "set by the conversation"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
+        ({"reasoning_effort": "huge"}, "'huge'"),
+    ],
+)
+def test_what_the_template_does_not_read_is_refused(server: Running, fields: dict[str, Any], said: str) -> None:
+    status, reply = server.post({"messages": [{"role": "user", "content": "Hi"}], **fields})
+    assert (status, said in reply["error"]["message"]) == (400, True), reply
+
+
+def test_a_template_without_a_switch() -> None:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        try:
+            assert prompt_tokens(running, reasoning_effort="none") == prompt_tokens(running)
+            status, reply = running.post({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "high"})
+            assert (status, "no switch for thinking" in reply["error"]["message"]) == (400, True)
+            prompt_tokens(running, "/v1/responses", reasoning={"effort": "high", "summary": "auto"})
+        finally:
+            running.close()
+
+
+def test_the_command_line_switches_thinking(thinker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def tokens(*words: str) -> int:
+        assert main(["generate", str(thinker), "Hi", "-n", "2", "--json", *words]) == 0
+        value = json.loads(capsys.readouterr().out)
+        return int(value["stats"]["prompt_tokens"] if "stats" in value else value["prompt_tokens"])
+
+    off = tokens("--think", "off")
+    assert off > tokens() == tokens("--think", "on") == tokens("--template-arg", "enable_thinking=true")
+    assert tokens("--template-arg", "enable_thinking=false") == off
+    assert main(["generate", str(thinker), "Hi", "--template-arg", "colour=1"]) == 1
+    assert "does not read 'colour'" in capsys.readouterr().err
