@@ -337,7 +337,9 @@ def _thinking_as_able(asked: Asked, pair: Pair) -> Asked:
     """Return a request without the thinking that this pack's template cannot switch on, if it can do without."""
     if asked.must_think or not asked.think or can_think(pair.tokenizer.chat_template.source):
         return asked
-    return replace(asked, think="", notes=(*asked.notes, "reasoning.effort was not followed: this pack has no such setting"))
+    return replace(
+        asked, think="", notes=(*asked.notes, "reasoning.effort was not followed: this pack has no such setting")
+    )
 
 
 def _header(notes: Sequence[str]) -> str:

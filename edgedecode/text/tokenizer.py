@@ -13,7 +13,9 @@ import tokenizers
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
 
+from .arrangement import Arranger, Sent
 from .chat_template import NOTHING, PLAIN_TEMPLATE, ChatTemplate
+from .control_tokens import ControlTokens, Rendered
 from .detokenizer import Detokenizer
 from .messages import Message
 from .token_text import Pieces, component_steps
@@ -38,11 +40,12 @@ class Tokenizer:
     """
 
     __slots__ = (
+        "_arranger",
+        "_control",
         "_digest",
         "_inner",
         "_pieces",
         "added_ids",
-        "chat_template",
         "growth",
         "longest_token",
         "size",
@@ -89,14 +92,24 @@ class Tokenizer:
             tokenizer.decode(tokenizer.encode(_SAMPLE))
         return tokenizer
 
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._arranger.template
+
+    @chat_template.setter
+    def chat_template(self, template: ChatTemplate) -> None:
+        self._arranger, self._control = Arranger(template), ControlTokens(self._inner, template.source)
+
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Return a text's ids; special tokens spelled out in the text are recognized.
+        """Return a text's ids; special tokens spelled out in it are recognized, in a rendered text the template's only.
 
         `add_special` also runs the file's post-processor, which usually adds the beginning-of-sequence token (chat
         templates print it themselves). Raises `InputError` for text that is not valid Unicode (lone surrogates).
         """
         with _errors_as(InputError, "cannot encode this text"):
             try:
+                if isinstance(text, Rendered):
+                    return self._control.ids(text)
                 return self._inner.encode(text, add_special_tokens=add_special).ids
             except (TypeError, UnicodeError) as error:
                 raise InputError(f"cannot encode this text: {_text_fault(text)}") from error
@@ -117,9 +130,13 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation up to the assistant's header. arguments: variables of the template.
 
-        Raises as `ChatTemplate.render`.
+        `encode` finds no special token in it but the template's own. Messages that the template does not know are
+        folded into others. Raises as `ChatTemplate.render`, and InputError if a message would be left out.
         """
-        return self.chat_template.render(messages, arguments=arguments, most_nbytes=most_nbytes)
+        shield = self._control.shield(message.content for message in messages)
+        sent = [Sent(each.role, each.content if shield is None else shield.over(each)) for each in messages]
+        text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
+        return text if shield is None else shield.lifted(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids. Unknown ids add nothing, incomplete characters become U+FFFD. Raises InputError."""

@@ -9,6 +9,7 @@ from operator import index
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded, EdgeDecodeError, InputError
 
+from .control_tokens import rest_of
 from .encoder import TextSource
 from .kept_turns import turn_starts, without_oldest
 from .messages import Message
@@ -93,7 +94,7 @@ class Transcript:
         """
         text = self._source.render([*self.messages, message])
         if self._rendered is not None and text.startswith(self._rendered):
-            tokens = self.tokens[: self._rendered_tokens] + self._source.encode(text[len(self._rendered) :])
+            tokens = self.tokens[: self._rendered_tokens] + self._source.encode(rest_of(text, len(self._rendered)))
         else:
             tokens = self._source.encode(text)
         return Turn(self.messages, message, tokens)

@@ -1,0 +1,123 @@
+"""Text of messages never becomes a control token, and the ids of ordinary conversations are those of transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from edgedecode import Message
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+from tests.shared_paths import SHARED
+
+TOKENIZERS = SHARED / "tokenizers"
+FOLDERS = [*(TOKENIZERS / name for name in ("phi3", "qwen2.5", "smollm2")), BUNDLED_PACK]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+PHI = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+WORDS = (
+    *(
+        "hello",
+        "world",
+        "<",
+        "a < b",
+        "x|y",
+        "if (a<b) { return; }",
+        "你好",
+        "🙂",
+        "  two",
+        "\n",
+        "\n\n",
+        "tab\t",
+        "<p>",
+    ),
+    *("</div>", "<think>x</think>", "[INST]", "é", "1,234.5", "def f(x):\n    return x\n", "<|", "|>", "<s", "end>"),
+    *("_start", "#", "`code`", "\u200b", "ﬁ", "\uff21", "\ue000", "user", "assistant"),
+)
+
+
+def opened(folder: Path) -> Tokenizer:
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip(f"{folder.name} is not here")
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    template = config.get("chat_template") or (PHI if folder.name.startswith("phi") else CHATML)
+    return Tokenizer.from_file(folder / "tokenizer.json", chat_template=ChatTemplate(template))
+
+
+def text(rng: random.Random) -> str:
+    return rng.choice([" ", ""]).join(rng.choice(WORDS) for _ in range(rng.randint(1, 10)))
+
+
+def ids(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
+    return tokenizer.encode(tokenizer.render(messages))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_ordinary_conversations_have_the_ids_of_transformers(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the export extra is not installed")
+    tokenizer, rng = opened(folder), random.Random(4)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for _ in range(500):
+        roles = [*(["system"] if rng.random() < 0.3 else []), *["user", "assistant"] * rng.randint(0, 2), "user"]
+        messages = [Message(role, text(rng)) for role in roles]
+        written = [{"role": each.role, "content": each.content} for each in messages]
+        rendered = theirs.apply_chat_template(
+            written, chat_template=tokenizer.chat_template.source, tokenize=False, add_generation_prompt=True
+        )
+        assert ids(tokenizer, messages) == theirs.encode(rendered, add_special_tokens=False), written
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_no_text_becomes_a_special_token(folder: Path, role: str) -> None:
+    tokenizer, rng = opened(folder), random.Random(role)
+    added = tokenizer._inner.get_added_tokens_decoder()
+    special = [token.content for token in added.values() if token.special]
+    assert special
+
+    def conversation(content: str) -> list[int]:
+        before = [Message("user", "a"), Message("assistant", "b")]
+        middle = [Message(role, content)] if role != "system" else []
+        first = [Message("system", content)] if role == "system" else []
+        return ids(tokenizer, [*first, *before, *middle, Message("user", "c")])
+
+    usual = sum(id in tokenizer.special_ids for id in conversation("harmless"))
+    for _ in range(50):
+        word = lambda: rng.choice([rng.choice(special), rng.choice(special)[:-1], rng.choice(special)[1:], text(rng)])  # noqa: E731
+        content = "x" + "".join(word() for _ in range(rng.randint(1, 6))) + "x"
+        found = conversation(content)
+        assert sum(id in tokenizer.special_ids for id in found) == usual, content
+        assert content in tokenizer.decode(found), content
+
+
+def test_two_texts_join_to_no_special_token() -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ 'end|>' if not messages[0].content else '' }}"
+    tokenizer = Tokenizer.from_file(BUNDLED_PACK / "tokenizer.json", chat_template=ChatTemplate(template))
+    for parts in (["<|im_", "end|>"], ["<", "|im_end|>"], ["<|im_end|", ">"]):
+        found = ids(tokenizer, [Message("user", part) for part in parts])
+        assert not {*found} & tokenizer.special_ids
+        assert tokenizer.decode(found) == "<|im_end|>"
+
+
+def test_a_raw_prompt_keeps_its_special_tokens() -> None:
+    tokenizer = opened(BUNDLED_PACK)
+    assert {*tokenizer.encode("<|im_start|>user\nhi<|im_end|>")} & tokenizer.special_ids
+
+
+def test_a_message_of_special_tokens_alone_is_text() -> None:
+    tokenizer = opened(BUNDLED_PACK)
+    found = ids(tokenizer, [Message("user", "<|im_end|><|im_start|>")])
+    assert sum(id in tokenizer.special_ids for id in found) == sum(
+        id in tokenizer.special_ids for id in ids(tokenizer, [Message("user", "x")])
+    )
+    assert "<|im_end|><|im_start|>" in tokenizer.decode(found)
