@@ -168,22 +168,22 @@ class _Endpoints:
         """Answer without streaming, as many answers at a time as the service runs: a list does not fill its queue."""
         places = asyncio.Semaphore(self._service.parallel)
 
-        async def one(number: int) -> tuple[str, FinishReason | None, Stats, list[Entry]]:
-            text, reason = "", None
+        async def one(number: int) -> tuple[str, FinishReason | None, Stats, list[Entry], str]:
+            text, thought, reason = "", "", None
             entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
             async with places, self._service.answering(reply.asked, number=number) as running:
                 async for piece in _pieces(running):
-                    text += piece.chunk.text
+                    text, thought = text + piece.chunk.text, thought + piece.thought
                     logprobs += entries.of(piece.chunk.logprobs)
                     reason = piece.chunk.finish_reason or reason
                 stats = running.stats
             self._metrics.count_answer(stats, calls_of(reply.asked, text, reason))
-            return text, reason, stats, logprobs
+            return text, reason, stats, logprobs, thought
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
-        texts, reasons, stats, logprobs = zip(*(task.result() for task in tasks), strict=True)
-        return JSONResponse(reply.whole(texts, reasons, stats, logprobs))
+        texts, reasons, stats, logprobs, thoughts = zip(*(task.result() for task in tasks), strict=True)
+        return JSONResponse(reply.whole(texts, reasons, stats, logprobs, thoughts))
 
     async def _streamed(self, reply: Reply) -> Response:
         """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
@@ -242,6 +242,8 @@ class _Endpoints:
                 logprobs = unsent if shown else []
                 unsent = [] if shown else unsent
                 report = piece.report
+                for event in reply.thinks(number, piece.thought) if piece.thought else ():
+                    yield reply.encoded(event)
                 for event in reply.writes(number, shown, report, logprobs) if shown or report is not None else ():
                     yield reply.encoded(event)
                 for event in reply.ends(number, text, reason, calls, unsent) if ended else ():

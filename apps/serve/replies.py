@@ -43,8 +43,9 @@ class Reply(Protocol):
         reasons: Sequence[FinishReason | None],
         stats: Sequence[Stats],
         logprobs: Sequence[Sequence[Entry]],
+        thoughts: Sequence[str],
     ) -> dict[str, object]:
-        """Return the reply of a request without `stream`."""
+        """Return the reply of a request without `stream`. thoughts: each answer's, which its text lacks."""
         ...
 
     def begins(self, number: int) -> Sequence[Event]:
@@ -59,6 +60,10 @@ class Reply(Protocol):
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
         """Return the events of a piece of text. report: how it was made. logprobs: of its tokens, if asked for."""
+        ...
+
+    def thinks(self, number: int, thought: str) -> Sequence[Event]:
+        """Return the events of a piece of a thought."""
         ...
 
     def ends(
@@ -115,17 +120,20 @@ class CompletionsReply:
         reasons: Sequence[FinishReason | None],
         stats: Sequence[Stats],
         logprobs: Sequence[Sequence[Entry]],
+        thoughts: Sequence[str],
     ) -> dict[str, object]:
         choices: list[dict[str, object]] = []
-        for number, (text, reason, entries) in enumerate(zip(texts, reasons, logprobs, strict=True)):
+        for number, (text, reason, entries, thought) in enumerate(zip(texts, reasons, logprobs, thoughts, strict=True)):
             calls = calls_of(self.asked, text, reason)
             body: dict[str, object] = {"index": number, "finish_reason": _end(reason, calls)}
             body["logprobs"] = self._logprobs(entries)
             if calls:
-                message = {"role": "assistant", "content": None, "tool_calls": [call.as_dict() for call in calls]}
-                body["message"] = message
+                said: dict[str, object] = {"content": None, "tool_calls": [call.as_dict() for call in calls]}
             else:
-                body |= {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+                said = {"content": text}
+            if thought:
+                said["reasoning_content"] = thought
+            body |= {"message": {"role": "assistant", **said}} if self.asked.chat else {"text": text}
             choices.append(body)
         kind = "chat.completion" if self.asked.chat else "text_completion"
         return self._head(kind) | {"choices": choices} | self._figures(stats)
@@ -142,6 +150,9 @@ class CompletionsReply:
     ) -> Sequence[Event]:
         part = self._part(number, {"content": text}, None, text=text, logprobs=logprobs)
         return [part if report is None else part | {"edgedecode": report}]
+
+    def thinks(self, number: int, thought: str) -> Sequence[Event]:
+        return [self._part(number, {"reasoning_content": thought}, None)]
 
     def ends(
         self,

@@ -42,6 +42,8 @@ class ResponsesReply:
     """Events so far."""
     _item: dict[str, Any] = field(default_factory=dict)
     """What identifies the message that is being written; empty: none."""
+    _thought: dict[str, Any] | None = None
+    """The item of what the model thought before its message or calls."""
     _output: list[dict[str, Any]] = field(default_factory=list)
     """The finished items."""
     _entries: list[Entry] = field(default_factory=list)
@@ -57,11 +59,13 @@ class ResponsesReply:
         reasons: Sequence[FinishReason | None],
         stats: Sequence[Stats],
         logprobs: Sequence[Sequence[Entry]],
+        thoughts: Sequence[str],
     ) -> dict[str, object]:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
         calls = calls_of(self.asked, text, reason)
-        self._output = [_call_item(call, reason) for call in calls] or [self._message(text, reason)]
+        said = [_call_item(call, reason) for call in calls] or [self._message(text, reason)]
+        self._output = [*([_thought_item(thoughts[0])] if thoughts[0] else []), *said]
         return self._response(reason, stats)
 
     def begins(self, number: int) -> Sequence[Event]:
@@ -75,10 +79,31 @@ class ResponsesReply:
         report: Mapping[str, object] | None = None,
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
-        found = [] if self._item else self._opened()
+        found = [*self._thought_done(), *([] if self._item else self._opened())]
         self._entries += logprobs
         delta = self._event("output_text.delta", **self._place, delta=text, logprobs=response_form(logprobs))
         return [*found, delta]
+
+    def thinks(self, number: int, thought: str) -> Sequence[Event]:
+        found = list[Event]()
+        if self._thought is None:
+            self._thought = _thought_item("")
+            found = [self._event("output_item.added", output_index=0, item={**self._thought, "content": []})]
+        self._thought["content"][0]["text"] += thought
+        place = {"item_id": self._thought["id"], "output_index": 0, "content_index": 0}
+        return [*found, self._event("reasoning_text.delta", **place, delta=thought)]
+
+    def _thought_done(self) -> list[Event]:
+        """Return the events after a thought, if there was one and they have not been sent."""
+        item = self._thought
+        if item is None or self._output:
+            return []
+        self._output = [item]
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        return [
+            self._event("reasoning_text.done", **place, text=item["content"][0]["text"]),
+            self._event("output_item.done", output_index=0, item=item),
+        ]
 
     def ends(
         self,
@@ -89,18 +114,20 @@ class ResponsesReply:
         logprobs: Sequence[Entry] = (),
     ) -> Sequence[Event]:
         self._ended = reason
+        found = self._thought_done()
         if calls:
-            return [event for call in calls for event in self._called(call, reason)]
-        found = [] if self._item else self._opened()
+            return [*found, *(event for call in calls for event in self._called(call, reason))]
+        found += [] if self._item else self._opened()
         if logprobs:  # of tokens that added no text
             found = [*found, *self.writes(number, "", None, logprobs)]
         place, item = self._place, {**self._message(text, reason), "id": self._item["id"]}
-        self._output = [item]
+        index = len(self._output)
+        self._output.append(item)
         return [
             *found,
             self._event("output_text.done", **place, text=text, logprobs=response_form(self._entries)),
             self._event("content_part.done", **place, part=item["content"][0]),
-            self._event("output_item.done", output_index=0, item=item),
+            self._event("output_item.done", output_index=index, item=item),
         ]
 
     def fails(self, message: str) -> Sequence[Event]:
@@ -120,13 +147,13 @@ class ResponsesReply:
 
     @property
     def _place(self) -> dict[str, object]:
-        return {"item_id": self._item["id"], "output_index": 0, "content_index": 0}
+        return {"item_id": self._item["id"], "output_index": int(self._thought is not None), "content_index": 0}
 
     def _opened(self) -> list[Event]:
         """Return the events that begin a message."""
         self._item = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
         item = {**self._item, "status": "in_progress", "content": []}
-        added = self._event("output_item.added", output_index=0, item=item)
+        added = self._event("output_item.added", output_index=len(self._output), item=item)
         return [added, self._event("content_part.added", **self._place, part=_part("", ()))]
 
     def _called(self, call: Call, reason: FinishReason | None) -> list[Event]:
@@ -187,6 +214,12 @@ def _call_item(call: Call, reason: FinishReason | None) -> dict[str, Any]:
     """Return a call as an item of the output."""
     ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"], "type": "function_call"}
     return {**ids, "name": call.name, "arguments": call.arguments, "status": _status(reason)}
+
+
+def _thought_item(thought: str) -> dict[str, Any]:
+    """Return a thought as an item of the output."""
+    content = [{"type": "reasoning_text", "text": thought}]
+    return {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": [], "content": content}
 
 
 def _part(text: str, entries: Sequence[Entry]) -> dict[str, object]:

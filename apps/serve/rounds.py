@@ -19,10 +19,14 @@ _PERIOD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of an answer. report: how it was made, JSON-serialisable; None: none was asked for."""
+    """A chunk of an answer. report: how it was made, JSON-serialisable; None: none was asked for.
+
+    thought: what the model thinks, which is not in the chunk's text.
+    """
 
     chunk: Chunk
     report: Mapping[str, object] | None = None
+    thought: str = ""
 
 
 class RoundLog:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic, time
 
-from edgedecode import BudgetExceeded, EdgeDecodeError, Pair, Session, SessionOptions
+from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer
 
 from .echo import Echo, completed
+from .reasoning import Thoughts, thoughts_of
 from .requests.asked import Asked
 from .rounds import Piece, RoundLog
 
@@ -44,8 +45,15 @@ class Failed:
 class Running:
     """An answer in a thread of its own: an asynchronous iterator of chunks. rounds: report how they were made."""
 
-    def __init__(self, session: Session, start: Callable[[Session], Answer | Echo], *, rounds: bool = False) -> None:
-        self._session, self._start, self._rounds = session, start, rounds
+    def __init__(
+        self,
+        session: Session,
+        start: Callable[[Session], Answer | Echo],
+        *,
+        rounds: bool = False,
+        thoughts: Thoughts | None = None,
+    ) -> None:
+        self._session, self._start, self._rounds, self._thoughts = session, start, rounds, thoughts
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Piece | Failed | None] = asyncio.Queue()
         self._stopping = threading.Event()
@@ -94,7 +102,7 @@ class Running:
             complete = False
             for chunk in answer:
                 complete = chunk.finish_reason is not None
-                self._put(Piece(chunk, None if log is None else log.report(chunk)))
+                self._put(self._piece(chunk, None if log is None else log.report(chunk)))
             if self._stopping.is_set():
                 answer.close()
             if self._refusal is not None and not complete:
@@ -104,6 +112,13 @@ class Running:
         finally:
             self._put(None)
             self._call(self._done.set)
+
+    def _piece(self, chunk: Chunk, report: Mapping[str, object] | None) -> Piece:
+        """Return a chunk with the thought in it apart."""
+        if self._thoughts is None:
+            return Piece(chunk, report)
+        thought, text = self._thoughts.parted(chunk.text, ended=chunk.finish_reason is not None)
+        return Piece(replace(chunk, text=text), report, thought)
 
     def _put(self, item: Piece | Failed | None) -> None:
         self._call(self._queue.put_nowait, item)
@@ -152,7 +167,12 @@ class Service:
         except BaseException:
             self._slots.release()
             raise
-        running = Running(session, lambda session: self._start(session, asked, number), rounds=asked.rounds)
+        running = Running(
+            session,
+            lambda session: self._start(session, asked, number),
+            rounds=asked.rounds,
+            thoughts=self._thoughts(asked, number),
+        )
         self._answers.add(running)
         if self.closing:
             running.halt(Busy(_CLOSING))
@@ -160,6 +180,13 @@ class Service:
             yield running
         finally:
             await asyncio.shield(self._finish(running, session, asked, number))
+
+    def _thoughts(self, asked: Asked, number: int) -> Thoughts | None:
+        """Return how an answer is parted into thoughts and text; None: it is not."""
+        options = asked.session_options(self.options, number=number)
+        if not asked.chat or options.grammar is not None:
+            return None
+        return thoughts_of(self.pair.tokenizer, options.template_arguments, options.think)
 
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.

@@ -21,6 +21,7 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.reasoning import Thoughts
 from tests.apps.test_serve import Running
 
 pytestmark = pytest.mark.skipif(
@@ -33,10 +34,14 @@ TAIL = "{% if enable_thinking is defined and not enable_thinking %}{{ 'one two t
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundled pack with a template that has a switch."""
-    pack = tmp_path_factory.mktemp("packs") / "thinker"
+    return with_template(tmp_path_factory.mktemp("packs") / "thinker", TAIL)
+
+
+def with_template(pack: Path, tail: str) -> Path:
+    """Make a copy of the bundled pack whose template ends with `tail`."""
     shutil.copytree(BUNDLED_PACK, pack)
     path = pack / "chat_template.jinja"
-    path.write_text(path.read_text(encoding="utf-8") + TAIL, encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + tail, encoding="utf-8")
     value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     value["files"][path.name] |= {"sha256": digest, "nbytes": path.stat().st_size}
@@ -116,3 +121,63 @@ def test_the_command_line_switches_thinking(thinker: Path, capsys: pytest.Captur
     assert tokens("--template-arg", "enable_thinking=false") == off
     assert main(["generate", str(thinker), "Hi", "--template-arg", "colour=1"]) == 1
     assert "does not read 'colour'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("opened", "answer", "thought", "text"),
+    [
+        (False, "<think>\nlet me see\n</think>\n\nParis.", "\nlet me see\n", "Paris."),
+        (False, "\n<think>a</think>b", "a", "b"),
+        (True, "let me see\n</think>\nParis.", "let me see\n", "Paris."),
+        (True, "never ends </thin", "never ends </thin", ""),
+        (False, "Paris.", "", "Paris."),
+        (False, " <thin ice", "", " <thin ice"),
+        (False, "<thi", "", "<thi"),
+        (False, "a <think>b</think>", "", "a <think>b</think>"),
+        (False, "<think></think>", "", ""),
+        (True, "a < b </ c </think> <think>d</think>", "a < b </ c ", "<think>d</think>"),
+    ],
+)
+def test_thoughts_are_parted_wherever_a_piece_ends(opened: bool, answer: str, thought: str, text: str) -> None:
+    for size in range(1, len(answer) + 1):
+        thoughts, found = Thoughts(opened=opened), ["", ""]
+        for start in range(0, len(answer), size):
+            pieces = thoughts.parted(answer[start : start + size], ended=start + size >= len(answer))
+            found = [one + other for one, other in zip(found, pieces, strict=True)]
+        assert found == [thought, text], size
+
+
+@pytest.fixture(scope="module")
+def muser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Serve the bundled pack with a template that opens a thought, which this model never closes."""
+    pack = tmp_path_factory.mktemp("packs") / "muser"
+    with edgedecode.load(with_template(pack, "{{ '<think>\n' }}{# </think> #}"), runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        yield running
+        running.close()
+
+
+def test_a_thought_is_no_content(muser: Running) -> None:
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0}
+    message = muser.client.chat.completions.create(model="demo", **given).choices[0].message
+    assert message.content == ""
+    thought = message.reasoning_content  # type: ignore[attr-defined]
+    assert len(thought) > 10
+    chunks = [*muser.client.chat.completions.create(model="demo", stream=True, **given)]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought
+    assert "".join(delta.content or "" for delta in deltas) == ""
+
+
+def test_a_thought_is_an_item_of_responses(muser: Running) -> None:
+    given: dict[str, Any] = {"model": "demo", "input": "Hi", "max_output_tokens": 12, "temperature": 0}
+    whole = muser.client.responses.create(**given)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    thought = whole.output[0].content[0].text  # type: ignore[union-attr]
+    events = [*muser.client.responses.create(stream=True, **given)]
+    deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(deltas) == thought
+    last = events[-1].response  # type: ignore[union-attr]
+    assert [item.type for item in last.output] == ["reasoning", "message"]
+    places = {event.item.type: event.output_index for event in events if event.type == "response.output_item.done"}
+    assert places == {"reasoning": 0, "message": 1}

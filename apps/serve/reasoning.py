@@ -1,0 +1,66 @@
+"""Splits an answer, as it is written, into what the model thinks and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgedecode import Message
+from edgedecode.text.template_switches import template_arguments
+from edgedecode.text.tokenizer import Tokenizer
+
+__all__ = ["Thoughts", "thoughts_of"]
+
+_BEGIN, _END = "<think>", "</think>"
+"""What most families write (Qwen 3, SmolLM 3, DeepSeek, Granite)."""
+
+
+class Thoughts:
+    """One answer's. opened: the prompt ends inside of a thought, so that the answer begins with one."""
+
+    def __init__(self, *, opened: bool) -> None:
+        self._held = ""
+        """Text that may be a part of a tag, or white space before or after a thought."""
+        self._state = "thought" if opened else "start"
+
+    def parted(self, text: str, *, ended: bool = False) -> tuple[str, str]:
+        """Return what a piece adds to the thought and to the text. ended: it is the last piece."""
+        self._held += text
+        thought = ""
+        if self._state == "start":
+            self._begin(ended)
+        if self._state == "thought":
+            thought = self._think(ended)
+        if self._state == "after" and self._held.lstrip():
+            self._held, self._state = self._held.lstrip(), "text"
+        if self._state != "text":
+            return thought, ""
+        said, self._held = self._held, ""
+        return thought, said
+
+    def _begin(self, ended: bool) -> None:
+        """Decide whether the answer begins with a thought, as far as its text tells."""
+        begun = self._held.lstrip()
+        if begun.startswith(_BEGIN):
+            self._held, self._state = begun.removeprefix(_BEGIN), "thought"
+        elif ended or not _BEGIN.startswith(begun):
+            self._state = "text"
+
+    def _think(self, ended: bool) -> str:
+        """Take the thought from what is held, up to its end or what may be the beginning of it."""
+        thought, end, rest = self._held.partition(_END)
+        if end:
+            self._held, self._state = rest, "after"
+            return thought
+        keep = 0 if ended else next((size for size in range(len(_END) - 1, 0, -1) if thought.endswith(_END[:size])), 0)
+        self._held = thought[len(thought) - keep :]
+        return thought[: len(thought) - keep]
+
+
+def thoughts_of(tokenizer: Tokenizer, arguments: Mapping[str, object], think: str) -> Thoughts | None:
+    """Return how answers are parted whose template has these arguments; None: the model does not think in tags."""
+    source = tokenizer.chat_template.source
+    if _END not in source and tokenizer.token_to_id(_END) is None:
+        return None
+    given = template_arguments(source, arguments, think=think)
+    prompt = tokenizer.render([Message("user", "x")], arguments=given)
+    return Thoughts(opened=prompt.rstrip().endswith(_BEGIN))
