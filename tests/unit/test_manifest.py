@@ -312,7 +312,7 @@ def test_load_reports_invalid_utf8(tmp_path: Path) -> None:
 
 
 def test_load_refuses_a_folder_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=f"is not a pack: it has no {MANIFEST_NAME}"):
+    with pytest.raises(ManifestError, match=f"is not a pack, it has no {MANIFEST_NAME}"):
         Manifest.load(tmp_path)
     with pytest.raises(ManifestError, match="is not a folder"):
         Manifest.load(tmp_path / "absent")
