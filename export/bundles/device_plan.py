@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.engines.interface import PlanningRuntime
+from edgedecode.engines.kernel_choice import engine_kernels
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.memory.budget import Budget
@@ -55,7 +54,7 @@ def fit_onnx(manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: De
     # a bundle's loop drafts with the full head, and knows no other drafter than the model
     models = {role: replace(entry, trim=None, graphs={"base": entry.graphs["base"]}) for role, entry in roles.items()}
     manifest = replace(manifest, models=models)
-    with _engines_own_kernels():
+    with engine_kernels():  # edgedecode's are not on the device
         engine = find_runtime("onnx")
         assert isinstance(engine, PlanningRuntime)
         footprint = PackFootprint(
@@ -141,18 +140,3 @@ def _too_large(name: str, device: Device, needed: int) -> ExportError:
         f"{name} does not fit {what}: it needs {format_nbytes(needed)}, an app may hold "
         f"{format_nbytes(device.budget_nbytes)} there: give a larger --device-memory, or export a smaller model"
     )
-
-
-@contextmanager
-def _engines_own_kernels() -> Iterator[None]:
-    """Plan with ONNX Runtime's kernels instead of edgedecode's, which are not on the device."""
-    name = "EDGEDECODE_KERNELS"
-    before = os.environ.get(name)
-    os.environ[name] = "engine"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -5,7 +5,6 @@ Also checks variant graphs: the hidden state, adapters' deltas, and the loss of 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.kernel_choice import engine_kernels
 from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, InputError, ManifestError
@@ -52,7 +52,6 @@ __all__ = [
 
 _LENGTH = 48
 """Tokens of the parity text."""
-_KERNELS = "EDGEDECODE_KERNELS"
 _NARROW = 20
 """Sliding window used in the check, in positions: shorter than the parity text."""
 _SHORT_LENGTH = 16
@@ -142,20 +141,6 @@ def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: C
 def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of an open model, which must support cropping its KV cache."""
     return measure_noise(model, texts.prompts, ends=texts.ends, positions=texts.noise_positions, progress=progress)
-
-
-@contextmanager
-def engine_kernels() -> Iterator[None]:
-    """Make models opened in this context use the engine's own kernels."""
-    before = os.environ.get(_KERNELS)
-    os.environ[_KERNELS] = "engine"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_KERNELS]
-        else:
-            os.environ[_KERNELS] = before
 
 
 @contextmanager

@@ -6,7 +6,6 @@ build and processor, so that native code that crashes does not end a chat.
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
+from edgedecode.engines.kernel_choice import KERNELS, wanted_kernels
 from edgedecode.errors import InputError, RuntimeUnavailable
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.user_notices import notice
@@ -67,7 +67,7 @@ def multiply(library: KernelLibrary, matrix: Matrix, x: FloatArray, *, planes: i
     return found
 
 
-VARIABLE = "EDGEDECODE_KERNELS"
+VARIABLE = KERNELS
 CHOICES = ("auto", *INSTRUCTION_SETS, "engine")
 FOLDER = "kernels"
 TRY_SECONDS = 60
@@ -78,7 +78,7 @@ def load_kernels() -> KernelLibrary | None:
 
     Raises InputError for an unknown choice, or one that this processor does not support.
     """
-    choice = os.environ.get(VARIABLE, "") or "auto"
+    choice = wanted_kernels()
     if choice not in CHOICES:
         raise InputError(f"{VARIABLE}={choice}: use one of {', '.join(CHOICES)}")
     if choice == "engine":
@@ -98,7 +98,7 @@ def load_kernels() -> KernelLibrary | None:
 
 def kernels_line() -> str:
     """Describe for users which kernels are used and why."""
-    choice = os.environ.get(VARIABLE, "") or "auto"
+    choice = wanted_kernels()
     if choice == "engine":
         return f"ONNX Runtime's own kernels: {VARIABLE}=engine"
     library, reason = tried()
