@@ -298,6 +298,7 @@ def test_against_refuses_bad_input(
 
 
 @pytest.mark.usefixtures("toy")
+@pytest.mark.usefixtures("tables_too")
 def test_against_without_any_peer_reports_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--quick", "--against", "genai", "--json"]) == 0
     out = capsys.readouterr().out

@@ -101,6 +101,7 @@ def test_requests_with_sampling_generate_the_same_tokens_in_every_arm(toy: Pair)
 # -- the default run ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_bench_measures_only_plain_and_scheduled_by_default(
     toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def recorded(toy: Pair, path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_replay_compares_plans_with_a_trace(
     toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

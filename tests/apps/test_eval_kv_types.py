@@ -96,6 +96,7 @@ def engine(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_eval_kv_types_compares_int8_with_float32(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "--kv-types", "--runtimes", engine, "--limit", "3", "-n", "8", "--json", "--memory", "1GB"]
     assert main(words) == 0
@@ -164,6 +165,7 @@ def without_kv8(pack: Path) -> None:
 
 
 @onnx
+@pytest.mark.usefixtures("tables_too")
 def test_eval_kv_types_without_the_graph_names_the_export_option(
     pack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

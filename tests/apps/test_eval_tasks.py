@@ -73,6 +73,7 @@ def tasks(tmp_path: Path, pack: Path) -> Path:
     return written(tmp_path / "tasks.jsonl", ours())
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_eval_judges_the_answers_of_every_arm(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.jsonl"
     arms = "target,draft,verified,switch:0.97,switch@0.3"
@@ -98,6 +99,7 @@ def test_eval_judges_the_answers_of_every_arm(tasks: Path, tmp_path: Path, capsy
     assert "4 tasks, at most 24 tokens, greedy; demo on onnxruntime" in out
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_eval_of_several_forms(tmp_path: Path, pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [
         written(tmp_path / "code.jsonl", [CODE]),

@@ -211,6 +211,7 @@ def test_scale_refuses_in_one_line(
         main(["bench", "--scale", "20MB", "--replay", "trace.jsonl"])
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_bench_measures_the_widened_pack(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--families", "edit", "--repetitions", "1", "-n", "4", "--json", "--runtime", "onnx"]
     assert main(["bench", "--quick", "--scale", "20MB", *words]) == 0
