@@ -61,7 +61,7 @@ def file_bytes(path: Path) -> bytes:
 
     A pipe gives its content once: it stays in memory, so that it can be read again.
     """
-    return _read(path) if path.is_file() else piped_bytes(path)
+    return _read(path) if str(path) != "-" and path.is_file() else piped_bytes(path)
 
 
 @cache
