@@ -29,6 +29,7 @@ from tests.peft_folders import list_adapter, write_peft
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.serial,  # a browser, its page and the server beside two workers take longer than the page waits
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: `make providers` installs it where it can"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
