@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from typing import NoReturn, Protocol, TextIO, cast
 
-from edgedecode.command_words import QUOTES, attached_option, option_hint, sort_words, verb_hint
+from edgedecode.command_words import QUOTES, choice_hint, option_hint, sort_words, unknown_option, verb_hint
 from edgedecode.commands import Command, json_alone
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
@@ -92,7 +92,8 @@ class _Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nusage: {self.prog} [options]; `{self.prog} --help` lists them\n")
+        usage = f"usage: {self.prog} [options]; `{self.prog} --help` lists them\n"
+        self.exit(2, f"{self.prog}: {message}{choice_hint(message)}\n{usage}")
 
 
 def _run(arguments: list[str]) -> int:
@@ -100,8 +101,10 @@ def _run(arguments: list[str]) -> int:
 
     parser = _Parser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"edgedecode {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
+    if asked is None and (word := unknown_option(arguments, parser)) and (hint := option_hint(word, parser)):
+        parser.error(f"unrecognized arguments: {shown(word)}{hint}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     commands: dict[str, Command] = {}
     parsers: dict[str, argparse.ArgumentParser] = {}
     entries = installed(COMMANDS)
@@ -120,7 +123,7 @@ def _run(arguments: list[str]) -> int:
         parser.error("an argument contains a NUL character, which file names and command lines cannot have")
     if asked is not None and asked not in entries:
         parser.error(f"there is no command {shown(repr(asked))}: {verb_hint(asked, entries)}")
-    if asked is not None and (word := attached_option(arguments, parsers[asked])) is not None:
+    if asked is not None and (word := unknown_option(arguments, parsers[asked])) is not None:
         parsers[asked].error(f"unrecognized arguments: {shown(word)}{option_hint(word, parsers[asked])}")
     namespace, unknown = parser.parse_known_args(arguments)
     _check_words(namespace, unknown, parsers[namespace.verb])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from edgedecode.text.printable import shown
 
-__all__ = ["QUOTES", "attached_option", "option_hint", "sort_words", "verb_hint"]
+__all__ = ["QUOTES", "choice_hint", "option_hint", "sort_words", "unknown_option", "verb_hint"]
 
 _VERBS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -52,7 +52,14 @@ QUOTES = "put quotes around a text of several words"
 
 def verb_hint(word: str, verbs: Iterable[str]) -> str:
     """Return what to use instead of a command that does not exist."""
-    near = [word] if word in _VERBS else get_close_matches(word, [*verbs, *_VERBS], n=1)
+    from edgedecode.pack.hub import names_pack  # late, to start fast
+
+    if names_pack(word):
+        return f"did you mean `edgedecode run {shown(word)}`?"
+    if re.search(r"\s", word):
+        return "did you mean `edgedecode generate`, which answers a prompt?"
+    plain = word.lower()
+    near = [*get_close_matches(plain, _VERBS, 1, 0.8), *get_close_matches(plain, [*verbs], 1)]
     if not near:
         return "`edgedecode --help` lists the commands"
     return _VERBS.get(near[0], f"did you mean `edgedecode {near[0]}`?")
@@ -60,26 +67,49 @@ def verb_hint(word: str, verbs: Iterable[str]) -> str:
 
 def option_hint(option: str, parser: ArgumentParser) -> str:
     """Return a hint at the option of `parser` that was probably meant; empty: none is near."""
-    known = [name for action in parser._actions for name in action.option_strings]
+    known = _options(parser)
     plain = option.partition("=")[0].lstrip("-").replace("_", "-")
-    ours = _OPTIONS.get(plain, _OPTIONS.get(plain.lower()))
-    if ours in known:
-        return f": did you mean {ours}?"
-    if plain in {"md", "model-draft", "draft-model"}:
+    if plain in {"md", "model-draft", "draft-model"} and "--model" in known:
         return ": a pack holds both models, the target and the draft"
-    near = get_close_matches(f"--{plain.lower()}", known, n=1, cutoff=0.7) if len(plain) > 1 else []
+    meant = {name: name for name in known} | {f"--{other}": ours for other, ours in _OPTIONS.items() if ours in known}
+    named = f"--{plain}" if f"--{plain}" in meant else f"--{plain.lower()}"
+    if named in meant:
+        return f": did you mean {meant[named]}?"
+    begun = [name for name in known if name.startswith(named)]
+    near = begun if len(plain) == 1 else get_close_matches(named, meant, 1, 0.7)
+    return f": did you mean {meant[near[0]]}?" if len(near) == 1 else ""
+
+
+def choice_hint(message: str) -> str:
+    """Return a hint at the value that was probably meant, of argparse's message about one that is no choice."""
+    found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message)
+    near = get_close_matches(found[1].lower(), re.findall(r"[\w.-]+", found[2]), 1) if found else []
     return f": did you mean {near[0]}?" if near else ""
 
 
-def attached_option(arguments: Sequence[str], parser: ArgumentParser) -> str | None:
-    """Return the first word like `-ctk`, which argparse takes for `-c tk`, where `-c` takes a number."""
-    numeric = {name for action in parser._actions if action.type is not None for name in action.option_strings}
+def unknown_option(arguments: Sequence[str], parser: ArgumentParser) -> str | None:
+    """Return the first option that `parser` does not have; also one like `-ctk`, which argparse takes for `-c tk`,
+    where `-c` takes a number."""
+    known = _options(parser)
     for word in arguments:
         if word == "--":
             return None
-        if re.fullmatch(r"-[A-Za-z][A-Za-z_-]+(=.*)?", word) and (word[:2] in numeric or word[1:] in _OPTIONS):
+        if re.fullmatch(r"--\S+|-[A-Za-z]", word) and word.partition("=")[0] not in known:
+            return word
+        if re.fullmatch(r"-[A-Za-z][A-Za-z_-]+(=.*)?", word) and (known.get(word[:2]) or word[1:] in _OPTIONS):
             return word
     return None
+
+
+def _options(parser: ArgumentParser) -> dict[str, bool]:
+    """Return the options of a parser and of its actions, and whether each takes a number or the like."""
+    found: dict[str, bool] = {}
+    for action in parser._actions:
+        found |= dict.fromkeys(action.option_strings, action.type is not None)
+        if isinstance(action, _SubParsersAction):
+            for inner in action.choices.values():
+                found |= _options(inner)
+    return found
 
 
 def sort_words(given: Namespace, loose: Sequence[str]) -> str:

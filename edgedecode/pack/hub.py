@@ -32,6 +32,8 @@ _TIMEOUT = 20.0
 _HUB_METADATA = Path(".cache", "huggingface")
 """Metadata that huggingface_hub stores next to the files."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
+"""How a path begins that is no hub id. One slash alone begins a command of a chat."""
 _BUNDLED = "demo"
 """The bundled pack's name, unless the current folder has a pack of this name."""
 _MODEL_FILES = (".gguf", ".onnx", ".safetensors")
@@ -59,8 +61,8 @@ def find_pack(name: str | Path | None) -> Path:
 
 
 def names_pack(word: str) -> bool:
-    """Return whether a word can only mean a pack or a model: `demo`, one that is here, or a path such as ./name."""
-    if word == _BUNDLED or (_is_path(word) and not re.search(r"\s", word)):
+    """Return whether a word alone means a pack or a model: `demo`, a hub id, one that is here, or a path."""
+    if word == _BUNDLED or _is_hub_id(word) or (_is_path(word) and not re.search(r"\s", word)):
         return True
     with suppress(OSError):  # a long text is no file name
         return any((_expanded(word) / name).is_file() for name in (MANIFEST_NAME, "config.json"))
@@ -77,7 +79,7 @@ def could_be_pack(word: str) -> bool:
 
 
 def _is_path(word: str) -> bool:
-    return word.startswith(("./", "../", "~/", ".\\", "..\\")) or word.endswith(_MODEL_FILES)
+    return bool(_PATH.match(word)) or word.endswith(_MODEL_FILES)
 
 
 def _is_hub_id(name: str) -> bool:

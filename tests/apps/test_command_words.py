@@ -16,6 +16,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.command_words import sort_words
 from edgedecode.engines.registry import COMMANDS, installed
+from edgedecode.errors import ManifestError
 from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
 from tests.apps.conftest import Run
@@ -87,6 +88,9 @@ def words(pack: str | None, text: str | None, *loose: str, **given: Any) -> tupl
         (("demo", None), "demo", None),
         (("demo", "hello"), "demo", "hello"),
         (("owner/name", "hello"), "owner/name", "hello"),
+        (("owner/name", None), "owner/name", None),
+        (("/tmp/pack", None), "/tmp/pack", None),
+        (("/help", None), None, "/help"),
         (("./pack", "hello"), "./pack", "hello"),
         (("./pack", None), "./pack", None),
         (("and/or?", None), None, "and/or?"),
@@ -148,6 +152,20 @@ SUGGESTED: list[tuple[str, str]] = [
     ("generate hi -ctk q8_0", "did you mean --kv-type?"),
     ("generate hi --memry 1GB", "did you mean --memory?"),
     ("serve --prot 9", "did you mean --port?"),
+    ("generate hi --temprature 1", "did you mean --temp?"),
+    ("export --targt x", "unrecognized arguments: --targt: did you mean --target?"),
+    ("cache clear --cost", "did you mean --costs?"),
+    ("cache claer", "did you mean clear?"),
+    ("adapter lst demo", "did you mean list?"),
+    ("generate hi --rule Mtch", "did you mean match?"),
+    ("GENERATE hi", "did you mean `edgedecode generate`?"),
+    ("benchmark", "did you mean `edgedecode bench`?"),
+    ("demo", "did you mean `edgedecode run demo`?"),
+    ("-m demo", "did you mean `edgedecode run demo`?"),
+    ("owner/name", "did you mean `edgedecode run owner/name`?"),
+    ("--verison", "did you mean --version?"),
+    ("-v", "did you mean --version?"),
+    ("--debug", "the following arguments are required: VERB"),
 ]
 
 
@@ -156,6 +174,25 @@ def test_what_was_probably_meant_is_said(line: str, said: str, capsys: pytest.Ca
     with pytest.raises(SystemExit, match="2"):
         main(line.split())
     assert said in capsys.readouterr().err
+
+
+def test_a_prompt_instead_of_a_command_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["What is a fox?"])
+    assert "did you mean `edgedecode generate`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["run", "chat", "serve", "generate"])
+def test_a_hub_id_alone_is_the_pack(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Path:
+        raise ManifestError(f"{name} was asked of the hub")
+
+    monkeypatch.setattr(hub, "_from_hub", missing)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hello"), isatty=lambda: False))
+    assert main([verb, "owner/name"]) == 1
+    assert "owner/name was asked of the hub" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["generate hi", "plan", "serve", "chat"])
