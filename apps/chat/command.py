@@ -55,7 +55,7 @@ class ChatCommand:
 
         messages = system_messages(arguments.system)
         lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
-        if arguments.prompt_text is not None:
+        if arguments.prompt_text not in (None, "-"):  # it reads standard input anyway
             lines = BegunLines(checked_text(arguments.prompt_text, "the first message"), lines)
         with sampling(arguments.stats) as sampler, open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(

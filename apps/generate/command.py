@@ -12,7 +12,7 @@ from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
 from edgedecode.memory.peaks import PeakSampler
 from edgedecode.plot_file import check_plot
-from edgedecode.text.printable import checked_text, decoded_text, file_bytes
+from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
@@ -75,7 +75,10 @@ def _given(arguments: Namespace) -> str:
     if arguments.file is None and prompt is None and sys.stdin is not None and sys.stdin.isatty():
         arguments.usage_error("give a prompt: as a word, with -p TEXT or --file PATH, or on standard input")
     path = "-" if arguments.file is None else arguments.file
-    text = decoded_text(file_bytes(Path(path)), "standard input" if path == "-" else path).removeprefix("\ufeff")
+    piped = is_standard_input(path)
+    if piped and is_standard_input(arguments.json_schema or arguments.grammar):
+        raise InputError("standard input holds the schema or grammar: give the prompt as a word, or --file PATH")
+    text = decoded_text(file_bytes(Path(path)), "standard input" if piped else path).removeprefix("\ufeff")
     return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
 

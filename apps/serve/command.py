@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 import stat
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from edgedecode import InputError, RuntimeUnavailable
 from edgedecode.commands import Command, add_prompt, count, positive_count
 from edgedecode.memory.process_memory import return_freed_memory
+from edgedecode.text.printable import piped_bytes
 from edgedecode.user_notices import rarely_repeated
 
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options
@@ -27,6 +29,7 @@ __all__ = ["command", "run"]
 
 _PORT = 8000
 _NOTICE_SECONDS = 600.0
+_WAIT_SECONDS = 1.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -81,11 +84,11 @@ class ServeCommand:
         )
         add_pack_options(parser)
         if self._opens:
-            add_prompt(parser, "answer this in the terminal, as `edgedecode generate` does, and open no page")
+            add_prompt(parser, "answer this, or what is piped in, in the terminal, and open no page")
         add_session_options(parser)
 
     def run(self, arguments: Namespace) -> int:
-        if getattr(arguments, "prompt_text", None) is not None:
+        if self._opens and _asks(arguments):
             return _answered(arguments)
         try:
             import uvicorn  # noqa: F401
@@ -107,6 +110,25 @@ class ServeCommand:
             server = ClosingServer(config, service)
             server.run(sockets=[listening])
         return 0 if server.signal is None else 128 + server.signal  # as a shell reports a signal
+
+
+def _asks(arguments: Namespace) -> bool:
+    """Return whether a question is given, as a word or on a pipe; with options of the server a pipe is not read."""
+    if arguments.prompt_text is None and arguments.port is None and arguments.open and _piped():
+        arguments.prompt_text = "-" if piped_bytes(Path("-")).strip() else None
+    return arguments.prompt_text is not None
+
+
+def _piped() -> bool:
+    """Return whether standard input is a file or a pipe; say so where a pipe keeps the user waiting."""
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or no descriptor
+        return False
+    if stat.S_ISFIFO(mode) and sys.platform != "win32" and not select.select([number], [], [], _WAIT_SECONDS)[0]:
+        print("the question is read from standard input; with --port N the page is opened", file=sys.stderr)
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _answered(arguments: Namespace) -> int:

@@ -14,6 +14,7 @@ __all__ = [
     "decoded_text",
     "file_bytes",
     "file_text",
+    "is_standard_input",
     "piped_bytes",
     "shown",
     "shown_answer",
@@ -25,6 +26,7 @@ _NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 """Characters that move a terminal's cursor, start its commands, end a line, or change the text direction."""
 _NO_ANSWER = re.compile(f"[{_CONTROL}]")
 _LARGEST_FILE = 64 << 20
+_STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def shown(text: str) -> str:
@@ -56,12 +58,19 @@ def decoded_text(data: bytes, name: str) -> str:
         ) from None
 
 
+def is_standard_input(path: str | Path | None) -> bool:
+    """Return whether a path names standard input: `-`, or one of the system's names for it."""
+    return str(path) in _STANDARD_INPUT
+
+
 def file_bytes(path: Path) -> bytes:
     """Read a file of at most 64 MiB; `-` is standard input. Raises InputError, OSError.
 
-    A pipe gives its content once: it stays in memory, so that it can be read again.
+    A pipe gives its content once: it stays in memory, so that it can be read again, by any of its names.
     """
-    return _read(path) if str(path) != "-" and path.is_file() else piped_bytes(path)
+    if is_standard_input(path):
+        return piped_bytes(Path("-"))
+    return _read(path) if path.is_file() else piped_bytes(path)
 
 
 @cache
@@ -85,7 +94,7 @@ def _read(path: Path) -> bytes:
 
 def file_text(path: Path) -> str:
     """Read a file that must be text. Raises InputError, OSError."""
-    content = decoded_text(file_bytes(path), "standard input" if str(path) == "-" else str(path))
+    content = decoded_text(file_bytes(path), "standard input" if is_standard_input(path) else str(path))
     if "\0" in content:
         raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
     return content

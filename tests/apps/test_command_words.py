@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import threading
 from argparse import ArgumentParser
 from pathlib import Path
@@ -19,7 +20,7 @@ from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import ManifestError
 from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
-from tests.apps.conftest import Run
+from tests.apps.conftest import Run, command_line
 
 
 def parsers() -> dict[str, ArgumentParser]:
@@ -121,11 +122,44 @@ def test_a_folder_of_a_pack_is_the_pack(tmp_path: Path, monkeypatch: pytest.Monk
     assert words("other", None)[1].prompt_text == "other"
 
 
-@pytest.mark.parametrize("line", [["generate"], ["generate", "demo"], ["generate", "-"], ["generate", "demo", "-"]])
-def test_a_prompt_comes_from_standard_input(line: list[str], run: Run) -> None:
-    done = run(*line, "--temp", "0", "-n", "24", "--json", stdin=b"What is the capital of France?\n")
+@pytest.mark.parametrize("verb", ["generate", "run", "chat"])
+@pytest.mark.parametrize("given", [[], ["demo"], ["-"], ["demo", "-"]])
+def test_a_prompt_comes_from_standard_input(verb: str, given: list[str], run: Run) -> None:
+    done = run(verb, *given, "--temp", "0", stdin=b"What is the capital of France?\n")
     assert done.returncode == 0, done.stderr
-    assert "Paris" in json.loads(done.stdout)["text"]
+    assert done.stdout == b"The capital of France is Paris.\n"
+
+
+@pytest.mark.parametrize("given", ["-", "/dev/stdin", "--file=/dev/fd/0"])
+def test_standard_input_is_either_the_prompt_or_the_schema(
+    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"{}"), isatty=lambda: False))
+    words = ["-p", "-"] if given == "/dev/stdin" else [given]
+    assert main(["generate", *words, "--json-schema", "/dev/stdin"]) == 1
+    assert "standard input holds the schema" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_a_schema_comes_from_standard_input(name: str, run: Run) -> None:
+    schema = b'{"type": "object", "properties": {"age": {"type": "integer"}}}'
+    words = ("generate", "demo", "Extract age as JSON.\nUma is 61.", "--json-schema", name, "--temp", "0", "--json")
+    assert json.loads(json.loads(run(*words, stdin=schema).stdout)["text"]) == {"age": 61}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("port", [[], ["--port", "0"]])
+def test_run_opens_the_page_if_nobody_asks(port: list[str]) -> None:
+    """An empty pipe asks nothing, and with a port an open one is not read."""
+    pytest.importorskip("uvicorn")
+    line = command_line(["run", "demo", *port])
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        if not port:
+            child.stdin.close()
+        assert child.stdout.readline().startswith(b"chat with demo in the browser: http://127.0.0.1:")
+        child.terminate()
 
 
 def test_two_packs_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,5 +277,6 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     piped_bytes.cache_clear()
     from edgedecode.text.printable import file_bytes
 
-    assert (file_bytes(Path("-")), file_bytes(Path("-"))) == (b"abc", b"abc")
+    names = ("-", "/dev/stdin", "-", "/dev/fd/0", "/proc/self/fd/0")
+    assert [file_bytes(Path(name)) for name in names] == [b"abc"] * 5
     piped_bytes.cache_clear()
