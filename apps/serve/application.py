@@ -174,7 +174,7 @@ class _Endpoints:
             async with places, self._service.answering(reply.asked, number=number) as running:
                 async for piece in _pieces(running):
                     text, thought = text + piece.chunk.text, thought + piece.thought
-                    logprobs += entries.of(piece.chunk.logprobs)
+                    logprobs += entries.of(piece.chunk.logprobs, text)
                     reason = piece.chunk.finish_reason or reason
                 stats = running.stats
             self._metrics.count_answer(stats, calls_of(reply.asked, text, reason))
@@ -238,7 +238,7 @@ class _Endpoints:
                 calls = calls_of(reply.asked, text, reason) if held and ended else ()
                 shown = "" if calls or (held and not ended) else text[sent:]
                 sent += len(shown)
-                unsent += entries.of(piece.chunk.logprobs)
+                unsent += entries.of(piece.chunk.logprobs, text)
                 logprobs = unsent if shown else []
                 unsent = [] if shown else unsent
                 report = piece.report

@@ -154,8 +154,8 @@ def _limits(arguments: Namespace) -> Limits:
 
 def _origin(text: str) -> str:
     """Return an origin as browsers send it. Raises ArgumentTypeError."""
-    origin = text.rstrip("/").casefold()
-    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+    origin = re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", text.rstrip("/").casefold())
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+", origin):
         raise ArgumentTypeError(f"{text!r} is no origin: give scheme and host, as https://example.org, or '*'")
     return origin
 

@@ -38,13 +38,14 @@ class Entries:
         self._tokenizer, self._detokenizer = tokenizer, tokenizer.detokenizer()
         self._offset = 0
 
-    def of(self, logprobs: Sequence[TokenLogprob]) -> list[Entry]:
-        """Return the entries of the next tokens."""
+    def of(self, logprobs: Sequence[TokenLogprob], text: str = "") -> list[Entry]:
+        """Return the entries of the next tokens. text: theirs, in which a prompt's special tokens may be written."""
         found = []
         for each in logprobs:
             top = tuple(self._entry(token, logprob) for token, logprob in each.top)
-            found.append(self._entry(each.token, each.logprob, top=top))
-            self._offset += len(self._detokenizer.push((each.token,)))
+            found.append(entry := self._entry(each.token, each.logprob, top=top))
+            written = not entry.data and text.startswith(entry.token, self._offset)
+            self._offset += len(entry.token if written else self._detokenizer.push((each.token,)))
         return found
 
     def _entry(self, token: int, logprob: float, *, top: tuple[Entry, ...] = ()) -> Entry:

@@ -5,9 +5,10 @@ Counts are exact and every step is one float32 operation, so a token's logit doe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -105,14 +106,14 @@ def present(logits: FloatArray, counts: FloatArray, penalty: float) -> FloatArra
 
 
 def checked_bias(given: Mapping[int, float] | Bias) -> Bias:
-    """Return biases in the order of their ids. Raises InputError for a negative id, or a number out of range."""
-    pairs = tuple(sorted(dict(given).items()))
-    for id, amount in pairs:
-        if id < 0:
-            raise InputError(f"logit_bias has the id {id}: ids are 0 or more")
-        if not (math.isfinite(amount) and abs(amount) <= MOST_BIAS):
-            raise InputError(f"logit_bias {amount} of id {id} is out of range: -100 (never) to 100")
-    return pairs
+    """Return biases in the order of their ids. Raises InputError for what is no id, or a number out of range."""
+    pairs: dict[Any, Any] = dict(given)
+    for id, amount in pairs.items():
+        if isinstance(id, bool) or not isinstance(id, Integral) or id < 0:
+            raise InputError(f"logit_bias has the id {id!r}: ids are whole numbers of 0 or more")
+        if not (isinstance(amount, Real) and -MOST_BIAS <= float(amount) <= MOST_BIAS):
+            raise InputError(f"logit_bias {amount!r} of id {id} is out of range: -100 (never) to 100")
+    return tuple(sorted((int(id), float(amount)) for id, amount in pairs.items()))
 
 
 def biases_of(pairs: Bias) -> Marked:

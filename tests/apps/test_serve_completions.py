@@ -109,6 +109,14 @@ def test_echo_repeats_the_prompt_with_its_log_probabilities(server: Running, *, 
     assert "".join(found["tokens"]).removesuffix("<|im_end|>") == text
 
 
+def test_offsets_count_the_special_tokens_that_a_prompt_writes(server: Running) -> None:
+    text = "<|im_start|>user\nHow many days?<|im_end|>\n"
+    found = complete(server, prompt=text, echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    placed = zip(found["logprobs"]["text_offset"], found["logprobs"]["tokens"], strict=True)
+    assert all(text[start:].startswith(token) for start, token in placed)
+    assert ("".join(found["logprobs"]["tokens"]), found["text"]) == (text, text)
+
+
 def test_log_probabilities_of_a_choice_rank_it_as_sessions_do(server: Running) -> None:
     """What an evaluation of multiple-choice questions computes: the sum over a continuation, and if it is greedy."""
     context, endings = "How many days are in a week?", [" Seven.", " Purple.", " A week has seven days."]

@@ -187,6 +187,42 @@ def test_values_that_mean_nothing_change_nothing(path: str, server: Running) -> 
         assert text({"logprobs": False, "n_predict": 6, "ignore_eos": False, "repetition_penalty": 1}) == plain
 
 
+WEB_UI: dict[str, Any] = {
+    "samplers": "edkypmxt",
+    **dict.fromkeys(("dynatemp_range", "xtc_probability", "dry_multiplier", "frequency_penalty"), 0),
+    "dynatemp_exponent": 1,
+    "typical_p": 1,
+    "xtc_threshold": 0.1,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "repeat_last_n": 64,
+    "repeat_penalty": 1,
+    "timings_per_token": True,
+    "cache_prompt": True,
+    "reasoning_format": "auto",
+    "top_n_sigma": -1,
+}
+"""What the page of llama.cpp sends besides common fields."""
+
+
+def test_settings_of_samplers_that_are_off_change_nothing(server: Running) -> None:
+    plain = server.post(BASE[CHAT])[1]["choices"]
+    more = {"verbosity": "medium", "prediction": {"type": "content", "content": "Seven"}}
+    for fields in (WEB_UI, more, {"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 2}):
+        assert server.post(BASE[CHAT] | fields)[1]["choices"] == plain
+    status, reply = server.post(BASE[CHAT] | WEB_UI | {"repeat_penalty": 1.1})
+    assert (status, reply["error"]["param"]) == (400, "repeat_last_n")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [(CHAT, {"verbosity": "low"}), (RESPONSES, {"text": {"verbosity": "high"}})]
+)
+def test_verbosity_is_said_not_to_be_followed(path: str, fields: dict[str, Any], server: Running) -> None:
+    reply = send(server, "POST", path, BASE[path] | fields)
+    assert (reply.status, "verbosity was not followed" in reply.headers["Edgedecode-Note"]) == (200, True)
+
+
 def test_no_limit_answers_to_the_end_of_the_context(server: Running) -> None:
     for fields in ({"max_tokens": -1}, {"n_predict": -1}, {"max_completion_tokens": -1}):
         reply = server.post(asked(ignore_eos=True, **fields))[1]
@@ -332,10 +368,10 @@ def test_any_page_may_be_allowed(server: Running) -> None:
 def test_an_origin_is_what_a_browser_sends(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.configure(parser)
-    given = ["https://Chat.example/", "http://localhost:3000", "null", "*", "app://obsidian.md"]
-    read = parser.parse_args([word for each in given for word in ("--allow-origin", each)])
-    assert read.allow_origin == ["https://chat.example", "http://localhost:3000", "null", "*", "app://obsidian.md"]
-    for wrong in ("chat.example", "https://chat.example/page", "https://", ""):
+    given = ["https://Chat.example:443/", "http://a.b:80", "http://localhost:3000", "null", "*", "app://obsidian.md"]
+    wanted = ["https://chat.example", "http://a.b", *given[2:]]
+    assert parser.parse_args([f"--allow-origin={each}" for each in given]).allow_origin == wanted
+    for wrong in ("chat.example", "https://chat.example/page", "https://*.chat.example", "https://", ""):
         with pytest.raises(SystemExit):
             parser.parse_args(["--allow-origin", wrong])
         assert "is no origin: give scheme and host" in capsys.readouterr().err
@@ -438,6 +474,16 @@ def test_calls_of_tools_that_are_no_functions_are_read_as_calls() -> None:
     assert result.content == "a.py"
     assert "*** Begin" in patch.content
     assert asked.message.content == "done"
+
+
+@pytest.mark.parametrize(
+    "kind", ["reasoning", "web_search_call", "image_generation_call", "tool_search_output", "mcp_list_tools"]
+)
+def test_items_that_other_servers_made_are_left_out_with_a_note(kind: str) -> None:
+    items = [{"role": "user", "content": "one"}, {"type": kind, "id": "x"}, {"role": "user", "content": "two"}]
+    asked = read_response(json.dumps({"input": items}).encode(), SamplingOptions())
+    assert ([each.content for each in asked.messages], asked.message.content) == (["one"], "two")
+    assert asked.notes == (f"input items of the types {kind} were left out",)
 
 
 def notes(server: Running) -> int:

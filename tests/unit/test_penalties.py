@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,10 +114,13 @@ def test_equal_biases_are_equal_options() -> None:
     [
         ({3: 100.5}, "logit_bias 100.5 of id 3 is out of range: -100"),
         ({3: float("nan")}, "logit_bias nan of id 3 is out of range"),
-        ({-1: 2}, "logit_bias has the id -1: ids are 0 or more"),
+        ({-1: 2}, "logit_bias has the id -1: ids are whole numbers of 0 or more"),
+        ({"3": 2}, "logit_bias has the id '3': ids are whole"),
+        ({1.5: 2}, "logit_bias has the id 1.5: ids are whole"),
+        ({3: "2"}, "logit_bias '2' of id 3 is out of range"),
     ],
 )
-def test_a_bias_out_of_range_is_refused(bias: dict[int, float], message: str) -> None:
+def test_a_bias_out_of_range_is_refused(bias: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         SamplingOptions(logit_bias=bias)
 

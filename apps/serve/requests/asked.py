@@ -27,6 +27,7 @@ __all__ = [
     "PLAIN",
     "SWITCH",
     "TRUNCATION",
+    "VERBOSITIES",
     "Asked",
     "ChatBody",
     "CompletionBody",
@@ -39,6 +40,7 @@ __all__ = [
 
 PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
+VERBOSITIES = ("low", "medium", "high")
 MOST_ANSWERS = 8
 Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
 Stop = Annotated[str, Meta(max_length=1000)]
@@ -182,6 +184,7 @@ class ChatBody(_Body):
         None
     )
     reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    verbosity: Annotated[str, one_of(*VERBOSITIES)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template.")] | None = None
 
 
@@ -212,6 +215,10 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     asked = _asked(value, body, defaults, form=form, text=last.content, messages=before, chat=True)
     if body.truncation not in (None, "auto", "disabled"):
         raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
+    if body.verbosity not in (None, *VERBOSITIES):
+        raise InputError(f"verbosity must be one of {', '.join(VERBOSITIES)}, not {body.verbosity[:40]!r}")
+    if body.verbosity in ("low", "high"):
+        asked = replace(asked, notes=(*asked.notes, "verbosity was not followed: say in a message how long to answer"))
     asked = replace(asked, truncates=body.truncation == "auto", think=body.reasoning_effort or "")
     asked = replace(asked, template_arguments=body.chat_template_kwargs or {})
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)

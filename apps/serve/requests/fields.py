@@ -24,8 +24,16 @@ NO_EFFECT = (
     *("user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "guided_decoding_backend"),  # there is one of each
     *("cache_prompt", "id_slot", "priority", "request_id"),  # llama.cpp's and vLLM's: every prompt is cached
+    "prediction",  # drafts come from the prompt too
+    "max_tool_calls",  # of tools that a server runs itself
+    *("timings_per_token", "return_progress", "backend_sampling"),
+    # of samplers that have to be off
+    *("xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("dynatemp_exponent", "mirostat_tau", "mirostat_eta"),
 )
 """Fields that are accepted: no answer depends on them."""
+_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+"""llama.cpp's default."""
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -35,18 +43,17 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "store": (False,),
-    "verbosity": ("medium",),
     "top_logprobs": (0,),
-    **dict.fromkeys(("web_search_options", "prediction", "guided_whitespace_pattern"), ()),
+    **dict.fromkeys(("web_search_options", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients
     **dict.fromkeys(("min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "n_probs"), (0,)),
     **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
     "tfs_z": (1,),
-    **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
-    "repeat_last_n": (-1,),  # the repetition penalty counts all tokens
-    **dict.fromkeys(
-        ("use_beam_search", "timings_per_token", "include_stop_str_in_output", "continue_final_message"), (False,)
-    ),
+    **dict.fromkeys(("length_penalty", "typical_p", "typ_p"), (1,)),
+    **dict.fromkeys(("top_n_sigma", "adaptive_target"), (-1,)),
+    "samplers": ("edskypmxt", "edkypmxt", _SAMPLERS),
+    "reasoning_format": ("auto", "deepseek"),
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "continue_final_message"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
 }
 """Fields that this server does not offer, with the values that mean nothing, besides null."""

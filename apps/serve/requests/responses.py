@@ -15,7 +15,7 @@ from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
 from edgedecode.typed_json import JsonValue
 
 from .answer_form import FormatBody
-from .asked import TRUNCATION, Asked, Most, Seed, Stop, read_chat
+from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
 from .fields import UNSUPPORTED, check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
 
@@ -37,8 +37,12 @@ _INCLUDED = (
     "computer_call_output.output.image_url",
 )
 """All but the first are parts of items that no answer of this server has."""
-_LEFT_OUT = ("reasoning", "web_search_call")
-"""Items of the input that other servers' models made for themselves: no chat template has a place for them."""
+_LEFT_OUT = (
+    *("reasoning", "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_call", "tool_search_output"),
+    "ghost_snapshot",
+)
+"""Items of the input that other servers and clients made for themselves: no chat template has a place for them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _PLACES = re.compile(r"\b(messages|tools)\b(?:\[(\d+)\](?:\.function\b)?)?")
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
@@ -47,7 +51,6 @@ UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "prompt": ({},),
     "background": (False,),
     "logprobs": (False,),
-    "max_tool_calls": (),
     "return_rounds": (False,),
     "n": (1,),
     "max_tokens": (),
@@ -65,7 +68,7 @@ _ECHOED = (
 @dataclass(frozen=True, slots=True)
 class _Text:
     format: FormatBody | None = None
-    verbosity: Annotated[str, one_of("medium")] | None = None
+    verbosity: Annotated[str, one_of(*VERBOSITIES)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,6 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     value = read_object(data)
     body = typed_body(value, ResponseBody)
     check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise InputError("text.verbosity is not supported by this server: leave it out")
     chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
     chat["logprobs"] = _includes_logprobs(body.include or [])
     if body.top_logprobs and not chat["logprobs"]:
@@ -114,6 +115,7 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
     chat["messages"], places = _messages(body.instructions, body.input)
     chat["max_tokens"] = body.max_output_tokens
+    chat["verbosity"] = None if body.text is None else body.text.verbosity
     chat["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
     functions = [number for number, tool in enumerate(body.tools or []) if _is_function(tool, number)]
     chat["tools"] = [_nested((body.tools or [])[number]) for number in functions]
@@ -135,6 +137,7 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
 
     message = re.sub(r"(?<=tools\[\d\])\.function\b|(?<=tools\[\d\d\])\.function\b", "", message)
     message = message.replace("response_format", "text.format").replace("max_tokens", "max_output_tokens")
+    message = re.sub(r"^verbosity", "text.verbosity", message)
     return _PLACES.sub(named, message)
 
 

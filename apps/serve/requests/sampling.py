@@ -15,6 +15,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(ge=1e-6, le=100, description="Tokens of the prompt count too; 1: off.")]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _MOST_DIGITS = 9
+_NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _SAME = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty")
 
 
@@ -30,6 +31,7 @@ class SamplingBody:
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Repetition | None = None
     repeat_penalty: _Repetition | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, description="0: no penalties; else -1, or no penalty.")] | None = None
     logit_bias: Annotated[dict[str, _Bias], Meta(description="By token id; -100: never.")] | None = None
 
 
@@ -44,6 +46,12 @@ def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOpti
     if len(repetitions) > 1:
         raise InputError("repetition_penalty and repeat_penalty differ: give one of them")
     given["repetition_penalty"] = next(iter(repetitions), None)
+    if body.repeat_last_n == 0:  # llama.cpp counts the last 0 tokens then
+        given |= _NO_PENALTY
+    elif body.repeat_last_n not in (None, -1) and any(
+        given[each] not in (None, off) for each, off in _NO_PENALTY.items()
+    ):
+        raise InputError("repeat_last_n is not supported with a penalty, which counts all tokens: leave it out, or -1")
     given["logit_bias"] = None if body.logit_bias is None else _biases(body.logit_bias)
     return replace(defaults, **{name: each for name, each in given.items() if each is not None})
 
