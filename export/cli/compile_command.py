@@ -151,7 +151,7 @@ def _compile(pack: Path, request: CompileRequest) -> Report:
         print(f"{pack}: graphs of {widths} rows; run them with --provider {request.device}")
     else:
         show_compiled(pack, results)
-    return compile_report(pack, results)
+    return compile_report(pack, request, results)
 
 
 compile_verb: Command = CompileCommand()

@@ -11,6 +11,7 @@ from rich.table import Table
 from edgedecode.memory.sizes import format_nbytes
 
 from ..npu.compile_pack import CompiledGraph
+from ..npu.compile_request import CompileRequest
 from .display import Report
 
 __all__ = ["compile_report", "show_compiled"]
@@ -37,7 +38,7 @@ def show_compiled(pack: Path, results: Sequence[CompiledGraph]) -> None:
     console.print(f"{pack}: {format_nbytes(sum(result.nbytes for result in results))} of compiled graphs")
 
 
-def compile_report(pack: Path, results: Sequence[CompiledGraph]) -> Report:
+def compile_report(pack: Path, request: CompileRequest, results: Sequence[CompiledGraph]) -> Report:
     """Return the same as JSON values; sizes in bytes."""
     graphs: list[Report] = [
         {
@@ -52,4 +53,4 @@ def compile_report(pack: Path, results: Sequence[CompiledGraph]) -> Report:
         }
         for result in results
     ]
-    return {"pack": str(pack), "compiled": graphs}
+    return {"pack": str(pack), "compiled": graphs, "device": request.device, "widths": [*request.widths]}

@@ -19,7 +19,7 @@ from ..stages import StageRecord
 
 __all__ = ["LiveDisplay", "Report", "stage_table", "timings"]
 
-Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | None]"
+Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | list[int] | None]"
 
 
 class LiveDisplay:

@@ -69,8 +69,3 @@ def short_measurements() -> Iterator[None]:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama folder; tests that change it copy it."""
     return write_model(tmp_path_factory.mktemp("models") / "tiny-llama", TinyModel())
-
-
-@pytest.fixture(autouse=True)
-def _tables_beside_json(tables_too: None) -> None:
-    """Exports are slow: one run serves the tests of the tables and of the JSON. The rest is tested with the verbs."""

@@ -46,6 +46,7 @@ def calibration(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_compare_measures_every_recipe(
     llama: Path,
     text: Path,

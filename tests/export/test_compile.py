@@ -227,7 +227,8 @@ def test_graphs_for_openvino_are_made_without_a_compiler(
 ) -> None:
     monkeypatch.setattr(compile_request, "find_spec", lambda name: None)
     assert run("compile", pack, "--device", "openvino", "--widths", "8,1", "--context", "64", "--json") == 0
-    assert "graphs of 1, 8 rows; run them with --provider openvino" in capsys.readouterr().out
+    report = {"pack": str(pack), "compiled": [], "device": "openvino", "widths": [1, 8]}
+    assert json.loads(capsys.readouterr().out) == report
     graphs = check_pack(pack).models["target"].graphs
     assert set(graphs) == {"base", "lora", "static-1", "static-8", "static-lora-1", "static-lora-8"}
     assert [(graphs[name].width, graphs[name].compiled) for name in ("static-1", "static-8")] == [(1, ()), (8, ())]
@@ -241,7 +242,9 @@ OPENVINO = ("--device", "openvino", "--context", "64")
 
 def test_a_new_compilation_replaces_the_graphs_and_says_so(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compile", pack, *OPENVINO, "--widths", "8,1") == 0
-    assert "will be replaced" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "graphs of 1, 8 rows; run them with --provider openvino" in printed.out
+    assert "will be replaced" not in printed.err
     assert run("compile", pack, *OPENVINO, "--widths", "8") == 0
     assert "the pack's earlier graphs of fixed shapes (1, 8 rows) will be replaced" in capsys.readouterr().err
     manifest = check_pack(pack, full=True)
@@ -304,7 +307,7 @@ def test_a_second_run_replaces_the_graphs_and_remove_takes_them_out(
     shutil.copytree(compiled, pack)
     words = ("--soc", "69", "--widths", "4", "--context", "64", "--json")
     assert run("compile", pack, *QNN, *words) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out)
     assert [graph["graph"] for graph in report["compiled"]] == ["static-4", "static-lora-4"]
     assert all(
         graph["agreed"] >= 0.95 * graph["positions"] > 0 and graph["error"] < 0.02 for graph in report["compiled"]
@@ -356,7 +359,7 @@ def test_export_compiles_the_pack_it_makes(llama: Path, tmp_path: Path, capsys: 
     out = tmp_path / "pack"
     words = ("--draft", llama, "--noise-positions", "0", "--context", "192", "--json")
     assert run("export", "--target", llama, "--out", out, *words, *QNN, "--soc", "57") == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out)
     assert [graph["graph"] for graph in report["npu"]["compiled"]] == 2 * ["static-1", "static-8", "static-128"]
     manifest = check_pack(out)
     for entry in manifest.models.values():

@@ -79,6 +79,7 @@ def test_time_class_names_the_order_of_magnitude(seconds: float, name: str) -> N
     assert time_class(seconds) == name
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_dry_run_prints_a_table_and_a_json_line(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["export", "--target", str(large), "--bits", "4", "--noise-positions", "2000", "--dry-run", "--json"]) == 0
@@ -140,6 +141,7 @@ def test_forecast_includes_the_requested_steps(large: Path) -> None:
         ("1GB", ": more than 1000.0 MB (EDGEDECODE_MEMORY) at any context; use fewer --bits or a smaller model"),
     ],
 )
+@pytest.mark.usefixtures("tables_too")
 def test_dry_run_compares_the_memory_to_run_with_the_memory_available(
     limit: str, expected: str, large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ def test_dry_run_refuses_the_same_models(change_folder: Callable[[Path], None], 
         forecast_pair(PairRequest(str(model), None, Path(), recipe(8)), out=None)
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_export_notes_a_missing_chat_template(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model / "chat_template.jinja").unlink()
     words = ["export", "--target", str(model), "--out", str(tmp_path / "pack"), "--noise-positions", "0", "--json"]

@@ -364,12 +364,17 @@ def test_errors_decide_the_exit_code(made: dict[str, Path], tmp_path: Path, caps
     assert "1 error, 1 other finding" in found
 
 
-def test_findings_are_written_as_json_and_sarif(made: dict[str, Path], tmp_path: Path) -> None:
+def test_findings_are_written_as_json_and_sarif(
+    made: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = Path(shutil.copytree(made["cpu"], tmp_path / "bundle"))
     flipped(root)
+    assert run("lint", root, "--json") == 1
+    printed = json.loads(capsys.readouterr().out)
     assert run("lint", root, "--format", "json", "--out", tmp_path / "a.json") == 1
     report = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert (report["errors"], report["findings"][0]["rule"]) == (1, "digest")
+    assert printed == report
     assert run("lint", root, "--format", "sarif", "--out", tmp_path / "a.sarif") == 1
     log = json.loads((tmp_path / "a.sarif").read_text(encoding="utf-8"))
     (one,) = log["runs"]

@@ -71,8 +71,12 @@ def test_the_models_are_the_packs(cpu: Path) -> None:
             assert (cpu / "models" / role / name).read_bytes() == (BUNDLED_PACK / role / name).read_bytes()
 
 
-def test_the_same_input_gives_the_same_bytes(cpu: Path, tmp_path: Path) -> None:
-    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "again") == 0
+def test_the_same_input_gives_the_same_bytes(cpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "again", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["files"]
+    assert {name: each["sha256"] for name, each in listed.items()} == {
+        name: each.sha256 for name, each in Bundle.load(cpu).files.items()
+    }
     assert {name: (tmp_path / "again" / name).read_bytes() for name in files(cpu)} == {
         name: (cpu / name).read_bytes() for name in files(cpu)
     }

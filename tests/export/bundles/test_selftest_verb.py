@@ -106,7 +106,7 @@ def write_again(root: Path) -> None:
 
 def test_a_bundle_passes_on_this_processor(cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("selftest", cpu, "--lane", "cpu", "--json") == 0
-    (lane,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (lane,) = json.loads(capsys.readouterr().out)
     assert lane["passed"]
     assert sum(one["tokens"] for one in lane["answers"]) > 50
     assert 0 < sum(one["accepted"] for one in lane["answers"]) <= sum(one["drafted"] for one in lane["answers"])
@@ -228,7 +228,7 @@ def test_the_stock_server_speculates_with_the_bundles_arguments(
     llamacpp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("selftest", llamacpp, "--lane", "llama", "--json") == 0
-    (lane,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (lane,) = json.loads(capsys.readouterr().out)
     assert sum(one["accepted"] for one in lane["answers"]) > 0
 
 

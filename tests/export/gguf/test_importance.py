@@ -267,6 +267,7 @@ def test_imatrix_options_refuse_bad_arguments(
 
 
 @needs_engine
+@pytest.mark.usefixtures("tables_too")
 def test_dry_run_reports_the_temporary_file_of_a_mixture(
     models: Mapping[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

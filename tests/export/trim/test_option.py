@@ -55,7 +55,7 @@ def test_trim_vocab_trims_the_exported_pack(
     monkeypatch.setattr(sweep, "TrimRequest", partial(sweep.TrimRequest, prompts=24, per_category=1))
     options = ("--target", "t", "--draft", "d", "--out", str(toy))
     assert main(["export", *options, "--json", "--trim-vocab", *words]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out)
     assert report["pack"] == str(toy)
     assert report["trim"]["size"] == size
     trim = Manifest.load(toy).models["draft"].trim

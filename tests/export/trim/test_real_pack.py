@@ -40,7 +40,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_trim_head_has_the_logits_of_the_full_head(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Manifest.load(copy)
     assert main(["trim", str(copy), "--size", "1024", *FEW, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out)
     assert report["size"] == 1024
     assert {"draft/heads.onnx", "draft/trim.ids"} <= set(report["files"])
     manifest = Manifest.load(copy)

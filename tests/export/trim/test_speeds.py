@@ -113,6 +113,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(speeds, "_seconds", fail)
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_report_without_speeds_if_the_timing_fails(
     reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +165,7 @@ def test_report_skips_prompts_that_leave_no_room_for_an_answer(
     assert main(["trim", str(reported), *few, "--categories", str(file)]) == 0
     assert {contents["fits"], "short"} <= set(timed_prompts)
     assert not {contents["over"], contents["long"]} & set(timed_prompts)
-    measured = json.loads(capsys.readouterr().out.splitlines()[-1])["measured"]
+    measured = json.loads(capsys.readouterr().out)["measured"]
     assert set(measured) == {"calibration", "fits", "long"}
 
 
@@ -173,6 +174,7 @@ def prompt_tokens(content: str) -> list[int]:
     return tokenizer.encode(tokenizer.chat_template.render([Message("user", content)]))
 
 
+@pytest.mark.usefixtures("tables_too")
 def test_report_times_full_answers(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TrimmedSource.opened = 0
     assert main(["trim", str(reported), *FEW, "--json"]) == 0
