@@ -21,6 +21,7 @@ from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, t
 from edgedecode.apps.tasks.arms import ArmResult
 from edgedecode.apps.tasks.task_files import Kind, Task
 from edgedecode.cli import main
+from edgedecode.pack import hub
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
@@ -120,15 +121,16 @@ def test_both_halves_have_questions_of_every_family(families: int) -> None:
 
 
 def test_calibrate_shows_a_target_that_answers_no_held_out_question(
-    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(hub, "BUNDLED_PACK", pack)
     rows = [json.dumps({"question": "Say x.", "answer": "nothing says this"})] * 40
     with edgedecode.load(pack, runtime="onnx") as pair, pair.session(PLAIN) as session:
         rows[0] = json.dumps({"question": "77 + 47 =", "answer": session.generate("77 + 47 =", max_tokens=4).text})
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(rows), encoding="utf-8")
-    words = ["calibrate", str(pack), "--prompts", str(file), "--runtime", "onnx", "-n", "4", "--points", "2"]
+    words = ["calibrate", "demo", "--prompts", str(file), "--runtime", "onnx", "-n", "4", "--points", "2"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "held-out prompts" in out

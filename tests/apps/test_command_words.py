@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import threading
 from argparse import ArgumentParser
@@ -148,18 +149,33 @@ def test_a_schema_comes_from_standard_input(name: str, run: Run) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-@pytest.mark.parametrize("port", [[], ["--port", "0"]])
-def test_run_opens_the_page_if_nobody_asks(port: list[str]) -> None:
+@pytest.mark.parametrize(
+    "line", [["run", "demo"], ["run", "demo", "--port", "0"], ["serve", "--port=0", str(hub.BUNDLED_PACK)]]
+)
+def test_run_and_serve_open_the_page_if_nobody_asks(line: list[str]) -> None:
     """An empty pipe asks nothing, and with a port an open one is not read."""
     pytest.importorskip("uvicorn")
-    line = command_line(["run", "demo", *port])
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(command_line(line), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        if not port:
+        if len(line) == 2:
             child.stdin.close()
         assert child.stdout.readline().startswith(b"chat with demo in the browser: http://127.0.0.1:")
         child.terminate()
+
+
+def test_demo_is_a_pack_of_the_verbs_that_change_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(hub.BUNDLED_PACK, tmp_path / "copy"))
+    monkeypatch.setattr(hub, "BUNDLED_PACK", copy)
+    assert main(["trim", "demo", "--remove", "--json"]) == 0
+    removed = json.loads(capsys.readouterr().out)["removed"]
+    assert removed
+    assert not any((copy / name).exists() for name in removed)
+    for verb in ("lint", "selftest"):  # they take bundles, which are made of packs
+        assert main([verb, "demo"]) == 1
+        assert "demo is not a bundle: it has no bundle.json (make one with" in capsys.readouterr().err
 
 
 def test_two_packs_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
