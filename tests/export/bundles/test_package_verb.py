@@ -279,6 +279,26 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     assert not out.parent.exists()
 
 
+def without_noise(manifest: Manifest) -> Manifest:
+    models = {role: replace(entry, kernel_noise=None) for role, entry in manifest.models.items()}
+    return replace(manifest, models=models)
+
+
+def test_rounding_is_measured_if_the_pack_does_not_say(cpu: Path, tmp_path: Path) -> None:
+    pack = small_pack(tmp_path / "pack", without_noise)
+    assert run("package", pack, "--target", "android-cpu", "--out", tmp_path / "bundle") == 0
+    measured, stored = (Bundle.load(each).plan.tolerance for each in (tmp_path / "bundle", cpu))
+    assert 0.1 < measured["cpu"] < stored["cpu"] < 0.3  # of 50 positions the largest is rarely that of 2,000
+    assert measured["llama"] == pytest.approx(2 * measured["cpu"], abs=1e-3)
+
+
+def test_rounding_of_a_pack_without_graphs_is_measured_on_llama(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    pack = small_pack(tmp_path / "pack", lambda manifest: without_base(without_noise(manifest)))
+    assert run("package", pack, "--target", "android-llamacpp", "--out", tmp_path / "bundle") == 0
+    assert 0.2 <= Bundle.load(tmp_path / "bundle").plan.tolerance["llama"] < 1
+
+
 @pytest.mark.parametrize(
     ("change", "target", "said"),
     [
