@@ -123,7 +123,8 @@ def _run(arguments: list[str]) -> int:
         parser.error("an argument contains a NUL character, which file names and command lines cannot have")
     if asked is not None and asked not in entries:
         parser.error(f"there is no command {shown(repr(asked))}: {verb_hint(asked, entries)}")
-    if asked is not None and (word := unknown_option(arguments, parsers[asked])) is not None:
+    given = [] if asked is None else arguments[arguments.index(asked) :]
+    if asked is not None and (word := unknown_option(given, parsers[asked])) is not None:
         parsers[asked].error(f"unrecognized arguments: {shown(word)}{option_hint(word, parsers[asked])}")
     namespace, unknown = parser.parse_known_args(arguments)
     _check_words(namespace, unknown, parsers[namespace.verb])

@@ -216,6 +216,7 @@ SUGGESTED: list[tuple[str, str]] = [
     ("--verison", "did you mean --version?"),
     ("-v", "did you mean --version?"),
     ("--debug", "the following arguments are required: VERB"),
+    ("cache clear --no-such", "unrecognized arguments: --no-such"),
 ]
 
 

@@ -224,7 +224,12 @@ def test_verbosity_is_said_not_to_be_followed(path: str, fields: dict[str, Any],
 
 
 def test_no_limit_answers_to_the_end_of_the_context(server: Running) -> None:
-    for fields in ({"max_tokens": -1}, {"n_predict": -1}, {"max_completion_tokens": -1}):
+    for fields in (
+        {"max_tokens": -1},
+        {"n_predict": -1},
+        {"max_completion_tokens": (1 << 31) - 1},
+        {"max_tokens": 10**12},
+    ):
         reply = server.post(asked(ignore_eos=True, **fields))[1]
         assert (reply["choices"][0]["finish_reason"], reply["usage"]["total_tokens"]) == ("length", 256)
     reply = server.post({"input": STORY, "temperature": 0, "max_output_tokens": -1, "ignore_eos": True}, RESPONSES)[1]

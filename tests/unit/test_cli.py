@@ -106,9 +106,10 @@ def test_main_shows_the_verbs_and_the_version(verbs: Verbs, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "verb" in shown
     assert "other" in shown
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"edgedecode {__version__}\n"
+    for words in (["--version"], ["--version", "verb"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert capsys.readouterr().out == f"edgedecode {__version__}\n"
 
 
 @pytest.mark.parametrize(

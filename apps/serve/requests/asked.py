@@ -44,7 +44,7 @@ VERBOSITIES = ("low", "medium", "high")
 MOST_ANSWERS = 8
 Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
 Stop = Annotated[str, Meta(max_length=1000)]
-Most = Annotated[int, Meta(ge=-1, le=1 << 24, description="-1: no limit.")]
+Most = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: no limit.")]
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
 _NO_LIMIT = 1 << 24
@@ -294,5 +294,5 @@ def _limit(body: _Body, *, least: int) -> int | None:
     for name, most in given.items():
         if 0 <= most < least:
             raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
-        return _NO_LIMIT if most < 0 else most
+        return min(most, _NO_LIMIT) if most >= 0 else _NO_LIMIT
     return None
