@@ -45,6 +45,7 @@ _OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("verbose", "v", "timings"), "--stats"),
     **dict.fromkeys(("engine", "backend"), "--runtime"),
     **dict.fromkeys(("output", "o", "outfile"), "--out"),
+    "gguf": "--target",
 }
 """Options of other programs, without hyphens in front, and ours."""
 QUOTES = "put quotes around a text of several words"

@@ -120,8 +120,9 @@ def copy_models(root: Path, request: PackageRequest, manifest: Manifest, *, role
     return Parts(models, _copy_adapters(root, request, manifest, models))
 
 
-def gguf_nbytes(entry: ModelEntry, manifest: Manifest, pack: Path, role: str) -> int:
+def gguf_nbytes(manifest: Manifest, pack: Path, role: str) -> int:
     """Return the bytes of a role's GGUF file, about, if it is not made yet."""
+    entry = manifest.located(role)
     return (pack / entry.gguf).stat().st_size if entry.gguf else manifest.weights_nbytes(role)
 
 

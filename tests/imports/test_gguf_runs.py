@@ -11,6 +11,7 @@ import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
+from edgedecode.export.bundles.bundle import Bundle
 from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
@@ -43,6 +44,16 @@ def test_imported_gguf_is_measured_and_drafts_change_nothing(kind: str, tmp_path
     assert plain
     if kind == "F32":
         assert generate(tmp_path / "pack", "the quick fox", draft_max=4) == plain
+
+
+def test_a_file_that_stays_outside_the_pack_is_packaged(tmp_path: Path) -> None:
+    target = write_file(tmp_path / "a.gguf", byte_level(), File(kind="Q8_0", context=512))
+    assert main(["import", "--target", str(target), "--out", str(tmp_path / "pack")]) == 0
+    words = ["--target", "android-llamacpp", "--out", str(tmp_path / "bundle"), "--test-tokens", "4"]
+    assert main(["package", str(tmp_path / "pack"), *words]) == 0
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / bundle.models["target"].gguf).read_bytes() == target.read_bytes()
+    assert bundle.plan.tolerance["llama"] >= 0.4  # no noise was measured at the import
 
 
 def test_imported_gguf_with_token_scores_runs(tmp_path: Path) -> None:
