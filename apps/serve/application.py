@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -377,7 +378,9 @@ def _refused(error: EdgeDecodeError) -> Response:
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
-    return error_response(404, f"there is no {request.url.path[:80]}: see /v1/models", code="not_found")
+    path, known = request.url.path[:80], [each.path for each in request.app.routes if isinstance(each, Route)]
+    hint = f"did you mean {near[0]}?" if (near := get_close_matches(path, known, 1, 0.8)) else "see /v1/models"
+    return error_response(404, f"there is no {path}: {hint}", code="not_found")
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:

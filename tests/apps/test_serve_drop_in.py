@@ -297,6 +297,20 @@ def test_a_strict_server_knows_its_own_models_only(guarded: Running) -> None:
     assert guarded.post(BASE[CHAT] | {"model": "demo@plain"})[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/responses", "did you mean /v1/responses?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/embeddings", "see /v1/models"),
+    ],
+)
+def test_a_path_that_there_is_not_gets_the_nearest(path: str, said: str, server: Running) -> None:
+    status, reply = server.post({}, path)
+    assert (status, said in reply["error"]["message"]) == (404, True), reply
+
+
 def test_models_say_when_they_were_made_and_how_much_they_read(server: Running) -> None:
     made = int((BUNDLED_PACK / MANIFEST_NAME).stat().st_mtime)
     for model in server.client.models.list().data:
