@@ -16,6 +16,10 @@ from .running import Service
 __all__ = ["adapter_names", "described_model", "memory", "model_names", "named_model", "props"]
 
 
+_LATEST = "latest"
+"""The version of a model that Ollama's clients name."""
+
+
 def adapter_names(pair: Pair) -> list[str]:
     """Return the names of the target's adapters."""
     return [name for name in pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
@@ -42,6 +46,8 @@ def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
     asked, own = ModelName.parse(name), pair.manifest.name
     if asked.pack not in ("", own):
         return None if strict else ModelName(own)
+    if asked.adapter == _LATEST and _LATEST not in adapter_names(pair) and not strict:
+        asked = replace(asked, adapter=None)
     known = asked.adapter in (None, *adapter_names(pair)) and asked.mode in (None, *modes(pair))
     return replace(asked, pack=own) if known else None
 

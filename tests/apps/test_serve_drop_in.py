@@ -273,7 +273,15 @@ def test_overflow_is_said_in_words_that_clients_know(path: str, server: Running)
 
 def test_any_name_is_answered_and_repeated(server: Running) -> None:
     wanted = lone(server.pair, STORY, seed=None, temperature=0.0, most=6)
-    for name in ("gpt-4o-mini", "meta-llama/Llama-3.2-1B:q4", "other@switch", "demo", "demo@plain", "@plain"):
+    for name in (
+        "gpt-4o-mini",
+        "meta-llama/Llama-3.2-1B:q4",
+        "other@switch",
+        "demo",
+        "demo:latest",
+        "demo@plain",
+        "@plain",
+    ):
         status, reply = server.post(BASE[CHAT] | {"model": name})
         assert (status, reply["model"]) == (200, name), reply
         assert reply["choices"][0]["message"]["content"] == wanted
@@ -293,7 +301,7 @@ def test_any_name_is_answered_and_repeated(server: Running) -> None:
 
 
 def test_a_strict_server_knows_its_own_models_only(guarded: Running) -> None:
-    assert guarded.post(BASE[CHAT] | {"model": "gpt-4o"})[0] == 404
+    assert {guarded.post(BASE[CHAT] | {"model": name})[0] for name in ("gpt-4o", "demo:latest")} == {404}
     assert guarded.post(BASE[CHAT] | {"model": "demo@plain"})[0] == 200
 
 
