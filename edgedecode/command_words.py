@@ -74,11 +74,10 @@ def option_hint(option: str, parser: ArgumentParser) -> str:
         return ": a pack holds both models, the target and the draft"
     meant = {name: name for name in known} | {f"--{other}": ours for other, ours in _OPTIONS.items() if ours in known}
     named = f"--{plain}" if f"--{plain}" in meant else f"--{plain.lower()}"
-    if named in meant:
-        return f": did you mean {meant[named]}?"
-    begun = [name for name in known if name.startswith(named)]
-    near = begun if len(plain) == 1 else get_close_matches(named, meant, 1, 0.7)
-    return f": did you mean {meant[near[0]]}?" if len(near) == 1 else ""
+    near = [named] if named in meant else get_close_matches(named, meant, 1, 0.7) if len(plain) > 1 else []
+    if plain in {"v", "V"} and "--version" in known:
+        near = ["--version"]
+    return f": did you mean {meant[near[0]]}?" if near else ""
 
 
 def choice_hint(message: str) -> str:
