@@ -28,6 +28,7 @@ from edgedecode.sampling.row_draw import RowDraw
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
+from .gguf.opening import GGUF, gguf_fault, gguf_graph_nbytes, with_gguf_graph
 from .graph_choice import choose_graph, file_nbytes
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, open_session
@@ -91,7 +92,9 @@ class OnnxRuntime:
             found = find_provider(provider)
             if problem := found.problem():
                 return Refusal(problem)
+            entry = with_gguf_graph(entry, root)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
+            _check_gguf(entry, root, graph, found)
         except CapabilityError as error:
             return Refusal(str(error))
         reason = found.refusal(entry, graph)
@@ -101,6 +104,7 @@ class OnnxRuntime:
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
         reason = "ONNX Runtime's own kernels: the graph concatenates past and present itself"
+        entry = with_gguf_graph(entry, root)
         return [
             GraphKernels(name, "", reason)
             if CONCAT in graph.capabilities
@@ -126,6 +130,7 @@ class OnnxRuntime:
         ]
 
     def open(self, request: ModelRequest) -> LanguageModel:
+        request = _located(request)
         entry, name, budget, threads = request.entry, request.name, request.budget, request.threads
         found = self._find(request)
         graph, served, footprint = found.graph, found.served, found.footprint
@@ -208,6 +213,7 @@ class OnnxRuntime:
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
         """Return a model's memory. Nothing is loaded, but its graph is read."""
+        request = _located(request)
         found = self._find(request)
         chooses = request.threads is None and found.chooses_threads
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
@@ -237,6 +243,7 @@ class OnnxRuntime:
         graph = choose_graph(entry, root, name=name, needs=(*request.needs, *provider.needs))
         if reason := provider.refusal(entry, graph):
             raise CapabilityError(f"the provider {provider.full_name} cannot run the {name}: {reason}")
+        _check_gguf(entry, root, graph, provider)
         path = root / graph.file
         concat = CONCAT in graph.capabilities
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
@@ -247,7 +254,8 @@ class OnnxRuntime:
                 static = plan_static(entry, root, graph, provider)
             card, footprint = static_card(card, static), whole_footprint(static)
             return _Found(provider, graph, path, concat, threads, served, footprint, card, static)
-        with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
+        nbytes = gguf_graph_nbytes(entry, path) if GGUF in graph.capabilities else file_nbytes(path)
+        with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
             if provider.own_kernels and not concat:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
                 served = serve(entry, path, root=root, threads=request.threads or most_threads(), rows=rows)
@@ -283,6 +291,21 @@ class _Found(NamedTuple):
     def chooses_threads(self) -> bool:
         """Whether threads are measured if none are requested: only with our kernels, and weights of a known digest."""
         return self.served is not None and self.card.row_invariant and self.served.digest != ""
+
+
+def _located(request: ModelRequest) -> ModelRequest:
+    """Return the request with the graph of a GGUF file, if the pack has none."""
+    return replace(request, entry=with_gguf_graph(request.entry, request.root))
+
+
+def _check_gguf(entry: ModelEntry, root: Path, graph: Graph, provider: Provider) -> None:
+    """Raise CapabilityError for a GGUF file that our kernels cannot run on this provider."""
+    if GGUF not in graph.capabilities:
+        return
+    if not provider.own_kernels:
+        raise CapabilityError(f"the provider {provider.full_name} runs no GGUF files: use --provider cpu")
+    if fault := gguf_fault(entry, root):
+        raise CapabilityError(f"{fault}: use --runtime llama")
 
 
 def _code(provider: Provider) -> tuple[Holder, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,11 @@ __all__ = [
     "DOMAIN",
     "FLOAT",
     "FLOAT_ACTIVATIONS",
+    "FLOAT_MATRIX",
     "UINT8",
     "NotServed",
     "Stored",
+    "Weights",
     "WeightsFile",
     "matrix_attributes",
     "planes_of",
@@ -35,7 +38,11 @@ DOMAIN = "edgedecode"
 FLOAT, UINT8 = 1, 2
 _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
+_BYTE = 8
+"""Bits of the supported embeddings; narrower ones pack two values per byte, which tensors encode in several ways."""
 FLOAT_ACTIVATIONS = "activations that must not be rounded"
+FLOAT_MATRIX = "float:"
+"""Prefix of a float32 matrix whose product our kernels compute, in graphs that are built in memory."""
 _PAGE_NBYTES = 4096
 _FLOAT32_LEVEL, _INT8_LEVEL = 1, 4
 """Accuracy levels of MatMulNBits: 1 requires float32 activations, which only the engine supports, and 4 allows 8 bits.
@@ -58,6 +65,22 @@ class Stored:
     matrix: Matrix
     inner: int
     offsets: tuple[int, int] | None
+
+
+class Weights(Protocol):
+    """What a graph's products and embeddings read."""
+
+    findings: dict[str, int]
+    """Results of `KernelLibrary.inspect`."""
+
+    def release(self) -> None:
+        """Drop the pages read so far from this process, as the memory plan does not include them besides the tiles."""
+
+    def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
+        """Return the matrix of a MatMulNBits node, or why the product is left to the engine's kernel."""
+
+    def table(self, node: Node, file: GraphFile, stored: Mapping[str, Stored], library: KernelLibrary) -> Stored | None:
+        """Return the matrix of which a GatherBlockQuantized node reads columns; None: the engine keeps the array."""
 
 
 class WeightsFile:
@@ -88,6 +111,20 @@ class WeightsFile:
             if offsets is not None:
                 self.findings[key] = found
         return found
+
+    def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
+        return read_matrix(node, file, self, library)
+
+    def table(self, node: Node, file: GraphFile, stored: Mapping[str, Stored], library: KernelLibrary) -> Stored | None:
+        """Return the tiles of a tied head, if the embedding is the same array."""
+        packed, scales = (file.initializers.get(name) for name in (node.inputs[0], node.inputs[2]))
+        if packed is None or scales is None or packed.external is None or scales.external is None:
+            return None
+        offsets = packed.external.offset, scales.external.offset
+        tied = next((each for each in stored.values() if each.offsets == offsets), None)
+        if tied is None or not _is_table(node, packed, tied.matrix):
+            return None
+        return replace(tied, inner=packed.dims[1])
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic] | None:
         """Return an initializer's values; None for an unsupported type or bytes that do not match its shape."""
@@ -194,4 +231,18 @@ def product_node(
             "gate": gate,
             "threads": threads,
         },
+    )
+
+
+def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
+    """Return whether a node gathers rows of a byte array [columns, inner] with the layout of this matrix."""
+    attributes = node.attributes
+    columns, blocks = matrix.packed.shape[:2]
+    return (
+        packed.data_type == UINT8
+        and matrix.bits == attributes.get("bits", 4) == _BYTE
+        and packed.dims == (columns, blocks * matrix.block)
+        and attributes.get("block_size", 128) == matrix.block
+        and attributes.get("gather_axis", 0) == 0
+        and attributes.get("quantize_axis", 1) in (1, -1)
     )

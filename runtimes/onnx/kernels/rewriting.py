@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
 from .deltas import MATRICES, consumers, join_deltas, narrow_ranks, producer
-from .library import KernelLibrary, Matrix
+from .library import KernelLibrary
 from .products import (
     DOMAIN,
     FLOAT,
     FLOAT_ACTIVATIONS,
+    FLOAT_MATRIX,
     UINT8,
     NotServed,
     Stored,
-    WeightsFile,
+    Weights,
     matrix_attributes,
     planes_of,
     product_node,
-    read_matrix,
     tile_offsets,
 )
 
@@ -37,8 +37,6 @@ PARENTS = "tree_parents"
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
 """uint8 [bytes]: the matrices of the weights file and of the graph file, as tiles."""
 _INT32, _INT64, _INT8 = 6, 7, 3
-_BYTE = 8
-"""Bits of the supported embeddings; narrower ones pack two values per byte, which tensors encode in several ways."""
 _FUNCTIONS = 25
 """Field number of a model's functions in onnx.proto."""
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
@@ -89,7 +87,7 @@ class Rewritten:
         return found
 
 
-def rewrite(file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int) -> Rewritten:
+def rewrite(file: GraphFile, library: KernelLibrary, weights: Weights, *, window: int, threads: int) -> Rewritten:
     """Return the graph with our operators. Raises NotServed if our attention cannot replace its attention.
 
     window: the attention window of layers with one, in positions.
@@ -126,9 +124,7 @@ def _check_nodes(file: GraphFile) -> None:
 
 
 class _Rewriting:
-    def __init__(
-        self, file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int
-    ) -> None:
+    def __init__(self, file: GraphFile, library: KernelLibrary, weights: Weights, *, window: int, threads: int) -> None:
         self._file, self._library, self._weights = file, library, weights
         self._window, self._threads = window, threads
         self._outputs = {value.name for value in file.outputs}
@@ -172,7 +168,7 @@ class _Rewriting:
         for index, node in enumerate(self._file.nodes):
             if node.op_type != "MatMulNBits":
                 continue
-            stored = read_matrix(node, self._file, self._weights, self._library)
+            stored = self._weights.read(node, self._file, self._library)
             if isinstance(stored, str):
                 self._made.left[node.op_type] += 1
                 if stored != FLOAT_ACTIVATIONS:
@@ -192,20 +188,16 @@ class _Rewriting:
         join_deltas(self._file, kv_width=self._kv_width)
 
     def embeddings(self) -> None:
-        """Read the rows of an embedding from the tiles of a tied head; otherwise the engine keeps the array too."""
-        stored = {each.offsets: each for each in self._made.stored.values() if each.offsets is not None}
+        """Read the rows of an embedding from tiles; the engine keeps the array of one without."""
         ids = {value.name for value in self._file.inputs if value.elem_type == _INT64}
         for index, node in enumerate(self._file.nodes):
             if node.op_type != "GatherBlockQuantized" or node.inputs[1] not in ids or any(node.inputs[3:]):
                 continue
-            packed, scales = (self._file.initializers.get(name) for name in (node.inputs[0], node.inputs[2]))
-            if packed is None or scales is None or packed.external is None or scales.external is None:
-                continue
-            tied = stored.get((packed.external.offset, scales.external.offset))
-            if tied is None or not _is_table(node, packed, tied.matrix):
-                continue
-            sizes: Attributes = {"inner": packed.dims[1], **matrix_attributes(tied.matrix)}
-            self._replace(index, "TileRows", [node.inputs[1], tied.name], node.outputs, sizes)
+            table = self._weights.table(node, self._file, self._made.stored, self._library)
+            if table is not None:
+                self._made.stored.setdefault(table.name, table)
+                sizes: Attributes = {"inner": table.inner, **matrix_attributes(table.matrix)}
+                self._replace(index, "TileRows", [node.inputs[1], table.name], node.outputs, sizes)
 
     def gates(self) -> None:
         """Merge gate projection, up projection and the activation between them into one product."""
@@ -222,7 +214,7 @@ class _Rewriting:
             if node.op_type in _POINTWISE and self._is_plain(node):
                 kind = {"kind": _POINTWISE[node.op_type]}
                 self._replace(index, "RowsPointwise", node.inputs[:1], node.outputs, kind)
-            elif node.op_type == "MatMul" and node.inputs[1].startswith("lora."):
+            elif node.op_type == "MatMul" and node.inputs[1].startswith(("lora.", FLOAT_MATRIX)):
                 self._replace(index, "FloatProduct", node.inputs, node.outputs, {})
             elif node.op_type not in _EXACT and node.op_type != "MatMulNBits":
                 self._made.left[node.op_type] += 1
@@ -368,20 +360,6 @@ class _Rewriting:
         node = self._file.nodes[index]
         more: Attributes = {**attributes, "threads": self._threads}
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
-
-
-def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
-    """Return whether a node gathers rows of a byte array [columns, inner] with the layout of this matrix."""
-    attributes = node.attributes
-    columns, blocks = matrix.packed.shape[:2]
-    return (
-        packed.data_type == UINT8
-        and matrix.bits == attributes.get("bits", 4) == _BYTE
-        and packed.dims == (columns, blocks * matrix.block)
-        and attributes.get("block_size", 128) == matrix.block
-        and attributes.get("gather_axis", 0) == 0
-        and attributes.get("quantize_axis", 1) in (1, -1)
-    )
 
 
 def _is_bias(tensor: Tensor, product: Node) -> bool:

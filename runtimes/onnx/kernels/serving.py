@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
 
+from ..gguf.opening import gguf_graph
 from .library import KernelLibrary
 from .prepared import (
     keep_findings,
@@ -22,7 +24,7 @@ from .prepared import (
     tiles_nbytes,
     weights_digest,
 )
-from .products import FLOAT_ACTIVATIONS, NotServed, WeightsFile
+from .products import FLOAT_ACTIVATIONS, NotServed, Weights, WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels
 
@@ -39,7 +41,7 @@ class Served:
     rewritten: Rewritten
     nbytes: int
     """Size of the tiles."""
-    weights: WeightsFile
+    weights: Weights
     digest: str
     """Digest of the weights file; empty: it is not part of a pack."""
     scratch_nbytes: int
@@ -110,7 +112,7 @@ def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphK
 @dataclass(frozen=True, slots=True)
 class _Read:
     rewritten: Rewritten
-    weights: WeightsFile
+    weights: Weights
     digest: str
     heads: int
     """Most query heads of an attention node."""
@@ -120,16 +122,21 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
     """Return the graph with our operators and its weights. Raises NotServed."""
     digest = weights_digest(root, root / entry.weights)
     known = load_findings(digest)
-    try:
-        file = GraphFile.parse(path.read_bytes())
-        mapped = WeightsFile(root / entry.weights, findings=known)
-    except (OSError, ValueError) as error:
-        raise NotServed(str(error)) from None
+    file, mapped = _opened(entry, path, root=root, findings=known)
     rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
     if mapped.findings != known:
         keep_findings(digest, mapped.findings)
     heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
     return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
+
+
+def _opened(entry: ModelEntry, path: Path, *, root: Path, findings: Mapping[str, int]) -> tuple[GraphFile, Weights]:
+    if path == root / entry.gguf:
+        return gguf_graph(entry, path, findings=findings)
+    try:
+        return GraphFile.parse(path.read_bytes()), WeightsFile(root / entry.weights, findings=findings)
+    except (OSError, ValueError) as error:
+        raise NotServed(str(error)) from None
 
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:

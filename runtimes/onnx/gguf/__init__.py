@@ -1,0 +1,1 @@
+"""Builds the graph of a GGUF file in memory, for our own kernels."""

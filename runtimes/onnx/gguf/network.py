@@ -1,0 +1,245 @@
+"""Writes the standard graph of a GGUF model in memory, with the nodes that export writes and `rewrite` replaces.
+
+Matrices are not part of the graph: a product names the tensors it reads (see `GgufWeights`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
+from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
+
+from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
+from ..kernels.products import FLOAT_MATRIX
+from .architectures import Metadata
+from .rotation import FACTORS, factors_name, rotary_tables
+from .weights import GgufWeights
+
+__all__ = ["build_graph"]
+
+FLOAT, FLOAT16, INT32, INT64 = 1, 10, 6, 7
+_MICROSOFT = "com.microsoft"
+_OPSET = {"": 22, _MICROSOFT: 1}
+_IR_VERSION = 10
+_SCALAR_TYPES = {"seqlens_k": INT32, "total_length": INT32}
+_Array = npt.NDArray[np.generic]
+_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.float16): FLOAT16, np.dtype(np.uint8): 2}
+
+
+def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, wide: bool) -> GraphFile:
+    """Return the graph. wide: activations of 16 bits. Raises NotServed for tensors that it lacks or does not use."""
+    network = _Network(metadata, weights, context=context, wide=wide)
+    network.write()
+    weights.check_all_used()
+    return network.file
+
+
+@dataclass(slots=True)
+class _Network:
+    metadata: Metadata
+    weights: GgufWeights
+    context: int
+    wide: bool
+    file: GraphFile = field(default_factory=GraphFile)
+    count: int = 0
+
+    def write(self) -> None:
+        shape, layers = self.metadata, range(self.metadata.layers)
+        self.file.opset = dict(_OPSET)
+        self.file.model_rest = [(1, bytes((1 << 3, _IR_VERSION)))]
+        self._interface()
+        self._rotations()
+        x = self._embedding()
+        for layer in layers:
+            x = self._layer(x, layer)
+        x = self._norm(x, "output_norm.weight")
+        x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
+        logits = self._product(x, [(OUTPUT if self.weights.has(OUTPUT) else EMBEDDING, None)])
+        scale = shape.number("logit_scale", 1.0)
+        cap = shape.number("final_logit_softcapping", shape.architecture.logits_cap)
+        last = self._scaled(self._scaled(logits, 1 / scale), 1 / cap if cap else 1.0)
+        if cap:
+            last = self._scaled(self._node("Tanh", [last]), cap)
+        self._rename(last, "logits")
+
+    def _interface(self) -> None:
+        shape, caches = (
+            self.metadata,
+            [f"{layer}.{part}" for layer in range(self.metadata.layers) for part in ("key", "value")],
+        )
+        windows = {shape.has_window(layer) for layer in range(shape.layers)}
+        biases = [name for name, used in ((FULL_BIAS, False in windows), (WINDOW_BIAS, True in windows)) if used]
+        cache = (1, shape.kv_heads)
+        self.file.inputs = [
+            *(ValueInfo(name, _SCALAR_TYPES.get(name, INT64), _scalar_dims(name)) for name in SCALARS),
+            *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
+            *(ValueInfo(f"past_key_values.{name}", FLOAT, (*cache, "P", shape.head_size)) for name in caches),
+        ]
+        self.file.outputs = [
+            ValueInfo("logits", FLOAT, ("R", self.weights.columns(EMBEDDING))),
+            *(ValueInfo(f"present.{name}", FLOAT, (*cache, "N", shape.head_size)) for name in caches),
+        ]
+
+    def _rotations(self) -> None:
+        factors = {name: self.weights.vector(name).astype(np.float64) for name in FACTORS if self.weights.has(name)}
+        divided = factors.get(factors_name(self.metadata))
+        rotated = self.metadata.integer("rope.dimension_count", self.metadata.head_size)
+        if divided is not None and len(divided) != rotated // 2:
+            self.weights.refuse(
+                f"{factors_name(self.metadata)} has {len(divided)} values for {rotated // 2} frequencies"
+            )
+        for window in (False, True) if self.metadata.architecture.own_window_rotation else (False,):
+            tables = rotary_tables(self.metadata, factors, context=self.context, window=window)
+            for name, table in zip(("cos", "sin"), tables, strict=True):
+                self._initializer(_cache(name, window=window), table)
+
+    def _embedding(self) -> str:
+        name, shape = EMBEDDING, self.metadata
+        if self.weights.is_float(name):
+            rows = self.weights.floats(name)
+            x = self._node("Gather", [self._initializer(name, rows), "input_ids"])
+            x = self._node("Cast", [x], {"to": FLOAT}) if rows.dtype == np.float16 else x
+        else:
+            self.weights.check_served(name)
+            x = self._node(
+                "GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=_MICROSOFT
+            )
+        scale = math.sqrt(shape.hidden) if shape.architecture.scaled_embedding else 1.0
+        return self._scaled(x, shape.number("embedding_scale", scale))
+
+    def _layer(self, x: str, layer: int) -> str:
+        part = f"blk.{layer}."
+        y = self._attention(self._norm(x, f"{part}attn_norm.weight"), layer)
+        if layer == self.metadata.layers - 1:  # beyond its attention, only the picked rows matter
+            x, y = (self._node("Gather", [name, "rows"], {"axis": 1}) for name in (x, y))
+        y = self._product(y, [(f"{part}attn_output.weight", None)], bias=[f"{part}attn_output.bias"])
+        x = self._added(x, self._optional_norm(y, f"{part}post_attention_norm.weight"))
+        y = self._gated(self._norm(x, f"{part}ffn_norm.weight"), part)
+        return self._added(x, self._optional_norm(y, f"{part}post_ffw_norm.weight"))
+
+    def _attention(self, x: str, layer: int) -> str:
+        shape, part, window = self.metadata, f"blk.{layer}.", self.metadata.has_window(layer)
+        own = window and shape.architecture.own_window_rotation
+        rotated = shape.is_rotated(layer)
+        tables = [_cache(name, window=own) for name in ("cos", "sin")] if rotated else ["", ""]
+        cap = shape.number("attn_logit_softcapping", shape.architecture.attention_cap)
+        y = f"{part}attention"
+        inputs = [
+            *self._projections(x, part),
+            *(f"past_key_values.{layer}.{name}" for name in ("key", "value")),
+            *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if window else FULL_BIAS),
+        ]
+        attributes: dict[str, int | float] = {
+            "num_heads": shape.heads,
+            "kv_num_heads": shape.kv_heads,
+            "scale": shape.score_scale,
+            "softcap": cap,
+            "do_rotary": int(rotated),
+            "rotary_interleaved": int(shape.interleaved),
+        }
+        outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value"))]
+        self.file.nodes.append(Node("GroupQueryAttention", _MICROSOFT, y, inputs, outputs, dict(attributes)))
+        return y
+
+    def _projections(self, x: str, part: str) -> list[str]:
+        """Return queries, keys and values, or the one product of all three and two empty names."""
+        if self.weights.has(f"{part}attn_qkv.weight"):
+            return [self._product(x, [(f"{part}attn_qkv.weight", None)], bias=[f"{part}attn_qkv.bias"]), "", ""]
+        names = [f"{part}attn_{each}" for each in "qkv"]
+        normed = self.weights.has(f"{part}attn_q_norm.weight")
+        matrices = [f"{name}.weight" for name in names]
+        if not normed and self.weights.joinable(matrices):
+            return [
+                self._product(x, [(name, None) for name in matrices], bias=[f"{name}.bias" for name in names]),
+                "",
+                "",
+            ]
+        made = [self._product(x, [(f"{name}.weight", None)], bias=[f"{name}.bias"]) for name in names]
+        if normed:
+            made[:2] = [self._head_norm(y, f"{name}_norm.weight") for y, name in zip(made, names[:2], strict=False)]
+        return made
+
+    def _head_norm(self, x: str, weight: str) -> str:
+        size = self.metadata.head_size
+        heads = self._node("Reshape", [x, self._constant(np.array([0, 0, -1, size], np.int64))])
+        return self._node("Reshape", [self._norm(heads, weight), self._constant(np.array([0, 0, -1], np.int64))])
+
+    def _gated(self, x: str, part: str) -> str:
+        up, gate = f"{part}ffn_up.weight", f"{part}ffn_gate.weight"
+        stacked = not self.weights.has(gate)
+        half = self.weights.columns(up) // 2
+        first = self._product(x, [(up, (0, half)) if stacked else (gate, None)])
+        second = self._product(x, [(up, (half, half)) if stacked else (up, None)])
+        if self.metadata.architecture.gelu:
+            active = self._node("Gelu", [first], {"approximate": b"tanh"})
+        else:
+            active = self._node("Mul", [first, self._node("Sigmoid", [first])])
+        return self._product(self._node("Mul", [active, second]), [(f"{part}ffn_down.weight", None)])
+
+    def _added(self, x: str, y: str) -> str:
+        return self._node("Add", [x, self._scaled(y, self.metadata.number("residual_scale", 1.0))])
+
+    def _optional_norm(self, x: str, weight: str) -> str:
+        return self._norm(x, weight) if self.weights.has(weight) else x
+
+    def _norm(self, x: str, weight: str) -> str:
+        epsilon = self.metadata.number("attention.layer_norm_rms_epsilon", 1e-5)
+        name = self._initializer(weight, self.weights.vector(weight))
+        return self._node("SimplifiedLayerNormalization", [x, name], {"epsilon": epsilon, "axis": -1})
+
+    def _product(
+        self, x: str, pieces: Sequence[tuple[str, tuple[int, int] | None]], *, bias: Sequence[str] = ()
+    ) -> str:
+        """Multiply by tensors, one after the other or part of one (first column, columns), and add their biases."""
+        name, found = self.weights.joined(pieces), [each for each in bias if self.weights.has(each)]
+        values = [self.weights.vector(each) for each in found]
+        added = [self._initializer("+".join(found), np.concatenate(values))] if values else []
+        if self.weights.is_float(pieces[0][0]):
+            y = self._node("MatMul", [x, self._initializer(FLOAT_MATRIX + name, self.weights.float_matrix(name))])
+            return self._node("Add", [y, *added]) if added else y
+        self.weights.check_served(pieces[0][0])
+        columns, inner = self.weights.shape(name)
+        attributes = {"K": inner, "N": columns, "accuracy_level": 0 if self.wide else 4}
+        return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+
+    def _scaled(self, x: str, factor: float) -> str:
+        return x if factor == 1.0 else self._node("Mul", [x, self._constant(np.array(factor, np.float32))])
+
+    def _node(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, int | float | bytes] | None = None,
+        *,
+        domain: str = "",
+    ) -> str:
+        self.count += 1
+        output = f"{kind}.{self.count}"
+        self.file.nodes.append(Node(kind, domain, output, list(inputs), [output], dict(attributes or {})))
+        return output
+
+    def _constant(self, values: _Array) -> str:
+        return self._initializer(f"constant.{values.dtype}.{values.tolist()}", values)
+
+    def _initializer(self, name: str, values: _Array) -> str:
+        data = np.ascontiguousarray(values)
+        self.file.initializers[name] = Tensor(name, _TYPES[data.dtype], values.shape, data.tobytes())
+        return name
+
+    def _rename(self, old: str, new: str) -> None:
+        for node in self.file.nodes:
+            node.outputs = [new if name == old else name for name in node.outputs]
+
+
+def _scalar_dims(name: str) -> tuple[int | str, ...]:
+    return ("R",) if name == "rows" else (1,) if name in _SCALAR_TYPES else (1, "S")
+
+
+def _cache(name: str, *, window: bool) -> str:
+    return f"{name}_cache{'.window' if window else ''}"

@@ -1,0 +1,85 @@
+"""Opens the GGUF file of a pack without graphs: its graph is built in memory and always run by our own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.header import header_of
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.manifest import Graph, ModelEntry
+
+from ..graph_session import FULL_BIAS, SCALARS
+from ..kernels.products import NotServed
+from ..kernels.trial import kernels_line, load_kernels
+from .architectures import ARCHITECTURES, Metadata
+from .network import build_graph
+from .weights import GgufWeights
+
+__all__ = ["GGUF", "gguf_fault", "gguf_graph", "gguf_graph_nbytes", "with_gguf_graph"]
+
+GGUF = "gguf"
+"""The capability of a graph that is built from a GGUF file, which is the graph's file."""
+_BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
+_LAYER_NBYTES = 1 << 16
+"""More than the nodes and norms of a layer take."""
+
+
+def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
+    """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
+    if entry.graphs or not entry.gguf:
+        return entry
+    metadata = _metadata(root / entry.gguf)
+    window = metadata.window if metadata.name in ARCHITECTURES else 0  # others are refused
+    return replace(entry, graphs={"base": replace(_BASE, file=entry.gguf)}, window=window)
+
+
+def gguf_fault(entry: ModelEntry, root: Path) -> str:
+    """Return why our kernels cannot run the entry's GGUF file here; empty: they can."""
+    if load_kernels() is None:
+        return f"a GGUF file runs with edgedecode's own kernels only ({kernels_line()})"
+    try:
+        gguf_graph(entry, root / entry.gguf, findings={})
+    except NotServed as error:
+        return f"{Path(entry.gguf).name}: {error}"
+    return ""
+
+
+def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) -> tuple[GraphFile, GgufWeights]:
+    """Return the graph of the file at `path` and the weights that it reads. Raises NotServed."""
+    metadata = _metadata(path)
+    if metadata.name not in ARCHITECTURES:
+        raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(ARCHITECTURES))}")
+    try:
+        weights = GgufWeights(path, metadata.contents, findings=findings)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
+    return build_graph(metadata, weights, context=entry.context, wide=_WIDE), weights
+
+
+def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
+    """Return the size of the graph that `gguf_graph` makes: rotary tables, float matrices and nodes."""
+    tensors = _metadata(path).contents.tensors.values()
+    floats = sum(2 * tensor.nbytes for tensor in tensors if tensor.type in (0, 1, 30))
+    return 2 * 4 * entry.context * entry.head_size + floats + _LAYER_NBYTES * entry.layers
+
+
+_WIDE = True
+_READ: dict[tuple[Path, int, int], Metadata] = {}
+
+
+def _metadata(path: Path) -> Metadata:
+    """Return a file's metadata, cached while the file is the same. Raises ManifestError."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
+    key = path, state.st_mtime_ns, state.st_size
+    if key not in _READ:
+        _READ.clear()
+        contents = read_contents(path)
+        _READ[key] = Metadata(contents, header_of(contents, path).architecture)
+    return _READ[key]

@@ -1,0 +1,162 @@
+"""A GGUF file's tensors as the products of a graph read them, in place."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.gguf.contents import BLOCKS, Contents, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile, Node
+
+from ..kernels.block_types import matrix_of
+from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
+from ..kernels.products import NotServed, Stored
+
+__all__ = ["GgufWeights"]
+
+Piece = tuple[str, tuple[int, int] | None]
+"""A tensor, and its columns if not all are meant: the first one and their number."""
+_F32, _F16, _BF16 = 0, 1, 30
+_FLOATS = (_F32, _F16, _BF16)
+
+
+class GgufWeights:
+    """The mapped tensors of one file. Methods raise NotServed for tensors that are missing or of another form."""
+
+    def __init__(self, path: Path, contents: Contents, *, findings: Mapping[str, int]) -> None:
+        self.findings = dict(findings)
+        """Results of `KernelLibrary.inspect`, by tensors."""
+        self._contents, self._used = contents, set[str]()
+        self._pieces: dict[str, tuple[Piece, ...]] = {}
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+
+    def release(self) -> None:
+        """Drop the pages read so far from this process: the tiles replace them."""
+        if sys.platform != "win32":
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def has(self, name: str) -> bool:
+        return name in self._contents.tensors
+
+    def columns(self, name: str) -> int:
+        return self._tensor(name).shape[-1]
+
+    def is_float(self, name: str) -> bool:
+        return self._tensor(name).type in _FLOATS
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._tensor(name)
+        if len(tensor.shape) != 1 or tensor.type != _F32:
+            self.refuse(f"{name} is no vector of 32-bit floats")
+        return self._data(tensor).view("<f4").reshape(-1)
+
+    def floats(self, name: str) -> npt.NDArray[np.generic]:
+        """Return a float matrix [columns, inner] in float16 or float32."""
+        tensor = self._matrix(name)
+        data = self._data(tensor)
+        if tensor.type == _BF16:
+            return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return data.view("<f4" if tensor.type == _F32 else "<f2")
+
+    def check_served(self, name: str) -> None:
+        """Refuse a matrix of a block type without tiles."""
+        tensor = self._matrix(name)
+        try:
+            matrix_of(tensor.type, self._data(tensor)[:1])
+        except NotServed as error:
+            raise NotServed(f"{name}: {error}") from None
+
+    def joinable(self, names: Sequence[str]) -> bool:
+        """Return whether these matrices can be read as one."""
+        return len({(self._matrix(name).shape[0], self._matrix(name).type) for name in names}) == 1
+
+    def joined(self, pieces: Sequence[Piece]) -> str:
+        """Return the name under which these tensors are read as one matrix."""
+        name = "+".join(
+            tensor if part is None else f"{tensor}[{part[0]}:{part[0] + part[1]}]" for tensor, part in pieces
+        )
+        for tensor, _ in pieces:
+            self._matrix(tensor)
+        self._pieces[name] = tuple(pieces)
+        return name
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """Return columns and inner size of a matrix that `joined` named."""
+        pieces = self._pieces[name]
+        columns = sum(self._matrix(tensor).shape[1] if part is None else part[1] for tensor, part in pieces)
+        return columns, self._matrix(pieces[0][0]).shape[0]
+
+    def float_matrix(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a float matrix as `FloatProduct` reads it, [inner, columns]."""
+        found = [self.floats(tensor)[slice(*_range(part))] for tensor, part in self._pieces[name]]
+        return np.concatenate(found).astype(np.float32).T
+
+    def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
+        """Return the matrix of a product."""
+        return self._stored(node.inputs[1], library)
+
+    def table(self, node: Node, file: GraphFile, stored: Mapping[str, Stored], library: KernelLibrary) -> Stored | None:
+        """Return the matrix whose columns an embedding's node gathers."""
+        return self._stored(node.inputs[0], library)
+
+    def check_all_used(self) -> None:
+        """Refuse files with tensors that the graph does not use: the model has parts that it lacks."""
+        if unused := sorted(set(self._contents.tensors) - self._used):
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            self.refuse(f"it has the tensor {unused[0][:60]}{more}, which its architecture does not use here")
+
+    def refuse(self, reason: str) -> None:
+        raise NotServed(reason)
+
+    def _stored(self, name: str, library: KernelLibrary) -> Stored:
+        pieces = self._pieces[name]
+        kind = self._matrix(pieces[0][0]).type
+        data = [self._part(piece) for piece in pieces]
+        matrix = matrix_of(kind, data[0] if len(data) == 1 else np.concatenate(data))
+        found = self._inspect(name, matrix, library)
+        if found & BAD_SCALE:
+            self.refuse(f"{pieces[0][0]} has scales that are not finite")
+        _, inner = self.shape(name)
+        first = self._contents.start + self._matrix(pieces[0][0]).offset
+        start = pieces[0][1][0] if pieces[0][1] is not None else 0
+        return Stored(name, replace(matrix, wide_scales=bool(found & WIDE_SCALES)), inner, (first, start))
+
+    def _inspect(self, name: str, matrix: Matrix, library: KernelLibrary) -> int:
+        if name not in self.findings:
+            self.findings[name] = library.inspect(matrix)
+            self.release()
+        return self.findings[name]
+
+    def _part(self, piece: Piece) -> npt.NDArray[np.uint8]:
+        return self._data(self._matrix(piece[0]))[slice(*_range(piece[1]))]
+
+    def _matrix(self, name: str) -> Tensor:
+        tensor = self._tensor(name)
+        if len(tensor.shape) != 2:
+            self.refuse(f"{name} is no matrix")
+        return tensor
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor = self._contents.tensors.get(name)
+        if tensor is None:
+            raise NotServed(f"it has no tensor {name}")
+        self._used.add(name)
+        return tensor
+
+    def _data(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """Return a tensor's bytes [columns, bytes of a row]."""
+        block, nbytes = BLOCKS[tensor.type]
+        start = self._contents.start + tensor.offset
+        return self._bytes[start : start + tensor.nbytes].reshape(-1, tensor.shape[0] // block * nbytes)
+
+
+def _range(part: tuple[int, int] | None) -> tuple[int | None, int | None]:
+    return (None, None) if part is None else (part[0], sum(part))
