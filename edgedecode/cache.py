@@ -59,6 +59,7 @@ AREAS: Mapping[str, str] = {
     "peers": "files that bench --against wrote for other engines",
     "locks": "locks of running benches and downloads; on Windows, of open packs too",
     "packs": "downloaded packs",
+    "files": "packs of GGUF files that were opened without an import",
 }
 """Every folder in the user's cache and its contents. `cache clear` deletes only these."""
 

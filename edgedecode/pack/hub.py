@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from glob import escape
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from edgedecode.cache import area, aside, cache_folder
@@ -36,11 +37,14 @@ _PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
 """How a path begins that is no hub id. One slash alone begins a command of a chat."""
 _BUNDLED = "demo"
 """The bundled pack's name, unless the current folder has a pack of this name."""
+_GGUF = b"GGUF"
+_PACKERS = "edgedecode.packers"
+"""Entry points: what makes a pack of a model's file, by its format."""
 _MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 
 
 def find_pack(name: str | Path | None) -> Path:
-    """Return the folder of the pack `name`: a folder, or a hub id (downloaded, or cached when offline).
+    """Return the folder of the pack `name`: a folder, a GGUF file, or a hub id (downloaded, or cached when offline).
 
     None, `demo`: the bundled pack. Raises ManifestError with one line that says what was tried.
     """
@@ -51,6 +55,8 @@ def find_pack(name: str | Path | None) -> Path:
     if name == "":
         raise ManifestError("the name of the pack is empty: give a folder or a hub id")
     folder = _expanded(name)
+    if _is_gguf(folder):
+        return _of_file(folder)
     if folder.exists() or isinstance(name, Path) or not _is_hub_id(name):
         if not folder.exists():
             hub = "" if _is_path(str(name)) else ", and it is not a hub id (owner/name)"
@@ -65,7 +71,9 @@ def names_pack(word: str) -> bool:
     if word == _BUNDLED or _is_hub_id(word) or (_is_path(word) and not re.search(r"\s", word)):
         return True
     with suppress(OSError):  # a long text is no file name
-        return any((_expanded(word) / name).is_file() for name in (MANIFEST_NAME, "config.json"))
+        return _is_gguf(_expanded(word)) or any(
+            (_expanded(word) / name).is_file() for name in (MANIFEST_NAME, "config.json")
+        )
     return False
 
 
@@ -80,6 +88,21 @@ def could_be_pack(word: str) -> bool:
 
 def _is_path(word: str) -> bool:
     return bool(_PATH.match(word)) or word.endswith(_MODEL_FILES)
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(len(_GGUF)) == _GGUF
+
+
+def _of_file(path: Path) -> Path:
+    """Return the folder of a GGUF file's pack, which the import makes: it registers itself, as the core is below it."""
+    for entry in entry_points(group=_PACKERS, name="gguf"):
+        make: Callable[[Path], Path] = entry.load()
+        return make(path)
+    raise ManifestError(f"this installation cannot import {path}: install edgedecode again")
 
 
 def _is_hub_id(name: str) -> bool:

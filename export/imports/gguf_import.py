@@ -115,6 +115,8 @@ def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: 
         entry = replace(entry, notes=(checked.tokenizer.note,))
     with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
         outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
+    if not request.checked:
+        return Imported(entry, outside)
     if (fault := engine_fault()) is not None:
         note = f"the file was not checked with llama.cpp, and kernel noise was not measured: {fault}"
         return Imported(replace(entry, notes=(*entry.notes, note)), outside)

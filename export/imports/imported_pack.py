@@ -32,6 +32,8 @@ class ImportRequest:
     """Overrides the licence that the models declare."""
     noise_positions: int = POSITIONS
     """Positions that kernel noise is measured on; 0: not measured."""
+    checked: bool = True
+    """Open GGUF files with llama.cpp, if it is installed."""
 
     @property
     def paths(self) -> Mapping[str, Path]:

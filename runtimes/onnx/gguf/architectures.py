@@ -51,6 +51,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """By general.architecture."""
 
 
+_NO_CAP = 1e4
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """The fields of one file."""
@@ -103,6 +106,11 @@ class Metadata:
         """The positions that layers with a window see; 0: no layer has one."""
         return self.integer("attention.sliding_window") if self.architecture.every else 0
 
+    def cap(self, key: str, default: float) -> float:
+        """Return a soft cap; 0: none, also for one that changes nothing, as a tanh near 0 would lose digits."""
+        cap = self.number(key, default)
+        return 0.0 if cap >= _NO_CAP else cap
+
     @property
     def score_scale(self) -> float:
         wide = self.layers == self.architecture.wide_layers
@@ -110,7 +118,10 @@ class Metadata:
         return self.number("attention.scale", size**-0.5)
 
     def has_window(self, layer: int) -> bool:
-        every = self.architecture.every
+        key = "attention.sliding_window_pattern"
+        if listed := self.contents.layers.get(f"{self.name}.{key}"):
+            return bool(self.window and listed[layer % len(listed)])
+        every = self.integer(key, self.architecture.every)
         return bool(self.window) and (every == 1 or layer % every < every - 1)
 
     def is_rotated(self, layer: int) -> bool:

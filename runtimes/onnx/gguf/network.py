@@ -19,7 +19,7 @@ from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
 from ..kernels.products import FLOAT_MATRIX
 from .architectures import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
-from .weights import GgufWeights
+from .weights import GgufWeights, Piece, piece_range
 
 __all__ = ["build_graph"]
 
@@ -62,7 +62,7 @@ class _Network:
         x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
         logits = self._product(x, [(OUTPUT if self.weights.has(OUTPUT) else EMBEDDING, None)])
         scale = shape.number("logit_scale", 1.0)
-        cap = shape.number("final_logit_softcapping", shape.architecture.logits_cap)
+        cap = shape.cap("final_logit_softcapping", shape.architecture.logits_cap)
         last = self._scaled(self._scaled(logits, 1 / scale), 1 / cap if cap else 1.0)
         if cap:
             last = self._scaled(self._node("Tanh", [last]), cap)
@@ -118,7 +118,7 @@ class _Network:
         y = self._attention(self._norm(x, f"{part}attn_norm.weight"), layer)
         if layer == self.metadata.layers - 1:  # beyond its attention, only the picked rows matter
             x, y = (self._node("Gather", [name, "rows"], {"axis": 1}) for name in (x, y))
-        y = self._product(y, [(f"{part}attn_output.weight", None)], bias=[f"{part}attn_output.bias"])
+        y = self._product(y, [(f"{part}attn_output.weight", None)])
         x = self._added(x, self._optional_norm(y, f"{part}post_attention_norm.weight"))
         y = self._gated(self._norm(x, f"{part}ffn_norm.weight"), part)
         return self._added(x, self._optional_norm(y, f"{part}post_ffw_norm.weight"))
@@ -128,7 +128,7 @@ class _Network:
         own = window and shape.architecture.own_window_rotation
         rotated = shape.is_rotated(layer)
         tables = [_cache(name, window=own) for name in ("cos", "sin")] if rotated else ["", ""]
-        cap = shape.number("attn_logit_softcapping", shape.architecture.attention_cap)
+        cap = shape.cap("attn_logit_softcapping", shape.architecture.attention_cap)
         y = f"{part}attention"
         inputs = [
             *self._projections(x, part),
@@ -150,17 +150,17 @@ class _Network:
     def _projections(self, x: str, part: str) -> list[str]:
         """Return queries, keys and values, or the one product of all three and two empty names."""
         if self.weights.has(f"{part}attn_qkv.weight"):
-            return [self._product(x, [(f"{part}attn_qkv.weight", None)], bias=[f"{part}attn_qkv.bias"]), "", ""]
+            return [self._product(x, [(f"{part}attn_qkv.weight", None)]), "", ""]
         names = [f"{part}attn_{each}" for each in "qkv"]
         normed = self.weights.has(f"{part}attn_q_norm.weight")
         matrices = [f"{name}.weight" for name in names]
         if not normed and self.weights.joinable(matrices):
             return [
-                self._product(x, [(name, None) for name in matrices], bias=[f"{name}.bias" for name in names]),
+                self._product(x, [(name, None) for name in matrices]),
                 "",
                 "",
             ]
-        made = [self._product(x, [(f"{name}.weight", None)], bias=[f"{name}.bias"]) for name in names]
+        made = [self._product(x, [(f"{name}.weight", None)]) for name in names]
         if normed:
             made[:2] = [self._head_norm(y, f"{name}_norm.weight") for y, name in zip(made, names[:2], strict=False)]
         return made
@@ -193,13 +193,10 @@ class _Network:
         name = self._initializer(weight, self.weights.vector(weight))
         return self._node("SimplifiedLayerNormalization", [x, name], {"epsilon": epsilon, "axis": -1})
 
-    def _product(
-        self, x: str, pieces: Sequence[tuple[str, tuple[int, int] | None]], *, bias: Sequence[str] = ()
-    ) -> str:
-        """Multiply by tensors, one after the other or part of one (first column, columns), and add their biases."""
-        name, found = self.weights.joined(pieces), [each for each in bias if self.weights.has(each)]
-        values = [self.weights.vector(each) for each in found]
-        added = [self._initializer("+".join(found), np.concatenate(values))] if values else []
+    def _product(self, x: str, pieces: Sequence[Piece]) -> str:
+        """Multiply by one or several tensors, one after the other, and add their biases."""
+        name = self.weights.joined(pieces)
+        added = self._biases(pieces)
         if self.weights.is_float(pieces[0][0]):
             y = self._node("MatMul", [x, self._initializer(FLOAT_MATRIX + name, self.weights.float_matrix(name))])
             return self._node("Add", [y, *added]) if added else y
@@ -207,6 +204,14 @@ class _Network:
         columns, inner = self.weights.shape(name)
         attributes = {"K": inner, "N": columns, "accuracy_level": 0 if self.wide else 4}
         return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+
+    def _biases(self, pieces: Sequence[Piece]) -> list[str]:
+        """Return the initializer with the biases of a product's tensors, if they have any."""
+        names = [tensor.removesuffix("weight") + "bias" for tensor, _ in pieces]
+        if not all(self.weights.has(name) for name in names):
+            return []
+        values = [self.weights.vector(name)[piece_range(part)] for name, (_, part) in zip(names, pieces, strict=True)]
+        return [self._initializer(f"{self.weights.joined(pieces)}.bias", np.concatenate(values))]
 
     def _scaled(self, x: str, factor: float) -> str:
         return x if factor == 1.0 else self._node("Mul", [x, self._constant(np.array(factor, np.float32))])

@@ -18,7 +18,7 @@ from ..kernels.block_types import matrix_of
 from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 from ..kernels.products import NotServed, Stored
 
-__all__ = ["GgufWeights"]
+__all__ = ["GgufWeights", "Piece", "piece_range"]
 
 Piece = tuple[str, tuple[int, int] | None]
 """A tensor, and its columns if not all are meant: the first one and their number."""
@@ -96,7 +96,7 @@ class GgufWeights:
 
     def float_matrix(self, name: str) -> npt.NDArray[np.float32]:
         """Return a float matrix as `FloatProduct` reads it, [inner, columns]."""
-        found = [self.floats(tensor)[slice(*_range(part))] for tensor, part in self._pieces[name]]
+        found = [self.floats(tensor)[piece_range(part)] for tensor, part in self._pieces[name]]
         return np.concatenate(found).astype(np.float32).T
 
     def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
@@ -136,7 +136,7 @@ class GgufWeights:
         return self.findings[name]
 
     def _part(self, piece: Piece) -> npt.NDArray[np.uint8]:
-        return self._data(self._matrix(piece[0]))[slice(*_range(piece[1]))]
+        return self._data(self._matrix(piece[0]))[piece_range(piece[1])]
 
     def _matrix(self, name: str) -> Tensor:
         tensor = self._tensor(name)
@@ -158,5 +158,6 @@ class GgufWeights:
         return self._bytes[start : start + tensor.nbytes].reshape(-1, tensor.shape[0] // block * nbytes)
 
 
-def _range(part: tuple[int, int] | None) -> tuple[int | None, int | None]:
-    return (None, None) if part is None else (part[0], sum(part))
+def piece_range(part: tuple[int, int] | None) -> slice:
+    """Return the columns of a piece."""
+    return slice(None) if part is None else slice(part[0], sum(part))

@@ -1,0 +1,108 @@
+"""GGUF files on our own kernels, whose graph is built from the header, match transformers for every architecture."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
+from edgedecode.export.graph.graph_request import Span
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.export.conftest import recipe
+from tests.export.test_architectures import LONG, random_tokens
+from tests.export.test_parity import framework_logits
+from tests.export.tiny import TinyModel, write_model
+
+from .test_import_back import imported
+from .test_stock import ROPES
+from .writing import GGUF_SHAPES, context_in, export_gguf
+
+pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
+EXACT = 2e-4
+
+
+def open_file(path: Path, out: Path) -> LanguageModel:
+    """Import the file and open it on ONNX Runtime."""
+    manifest: Manifest = imported(path, out)
+    assert not manifest.models["target"].graphs
+    entry = manifest.located("target")
+    return find_runtime("onnx").open(
+        ModelRequest(
+            entry,
+            out,
+            name="target",
+            vocabulary_size=manifest.vocabulary_size,
+            budget=Budget(),
+            threads=1,
+            provider="cpu",
+        )
+    )
+
+
+def logits_in(model: LanguageModel, tokens: list[int], *, width: int) -> FloatArray:
+    """Return the logits of all tokens, in passes of `width` rows."""
+    state = model.new_state(len(tokens))
+    try:
+        parts = [
+            model.forward(tokens[start : start + width], state, rows="all").logits.copy()
+            for start in range(0, len(tokens), width)
+        ]
+    finally:
+        state.close()
+    return np.concatenate(parts)
+
+
+def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) -> float:
+    """Return the largest logit difference to transformers of the model as a GGUF file of floats."""
+    model = write_model(folder / "model", tiny)
+    manifest = export_gguf(model, folder / "pack", span=span or Span())
+    path = folder / "pack" / manifest.models["target"].gguf
+    tokens = random_tokens(min(100, context_in(path)))
+    expected = framework_logits(model, tokens)
+    with closing(open_file(path, folder / "imported")) as opened:
+        assert opened.card.row_invariant
+        found = logits_in(opened, tokens, width=len(tokens))
+    return float(np.abs(found - expected).max())
+
+
+@pytest.mark.parametrize("name", GGUF_SHAPES)
+def test_own_graph_matches_transformers(name: str, tmp_path: Path) -> None:
+    assert largest_error(GGUF_SHAPES[name], tmp_path) < EXACT
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_own_graph_matches_transformers_for_every_rope_type(name: str, tmp_path: Path) -> None:
+    assert largest_error(ROPES[name], tmp_path) < EXACT
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_own_graph_matches_transformers_for_long_rope(long: bool, tmp_path: Path) -> None:
+    assert largest_error(LONG, tmp_path, span=Span(long_rope=long)) < EXACT
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    "family", ["llama", "llama tied", "phi3", "gemma2", "gemma3", "qwen2", "qwen3", "granite", "smollm3"]
+)
+def test_quantized_blocks_give_the_same_bits_at_every_width(family: str, bits: int, tmp_path: Path) -> None:
+    """The engine's own graph of the same weights, which export writes, is the reference."""
+    shape = TinyModel(tied=True) if family == "llama tied" else GGUF_SHAPES.get(family, TinyModel(family="qwen2"))
+    model = write_model(tmp_path / "model", replace(shape, context=128))
+    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
+    path = tmp_path / "pack" / manifest.models["target"].gguf
+    tokens = random_tokens(min(60, context_in(path)))
+    with closing(open_file(path, tmp_path / "imported")) as opened:
+        found = [logits_in(opened, tokens, width=width) for width in (60, 7, 1)]
+        assert opened.card.row_invariant
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    expected = framework_logits(model, tokens)
+    assert np.corrcoef(found[0].ravel(), expected.ravel())[0, 1] > (0.998 if bits == 8 else 0.86)
