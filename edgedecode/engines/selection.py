@@ -24,6 +24,7 @@ from .registry import RUNTIMES, find_factory, installed
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
 
 AUTO = "auto"
+_FLOAT_BITS = 16
 USUAL = "onnx"
 """The default engine where several can run a pack and nothing can be measured."""
 _8_BIT_ACTIVATIONS = ("llama",)
@@ -92,11 +93,16 @@ def _speeds(
         return None, False
     known = load_speeds(path)
     unknown = [name for name in versions if _is_unknown(known, name, request)]
-    if not unknown or interpreter() is None:
+    if not unknown or interpreter() is None or (USUAL in versions and _is_quantized_file(manifest)):
         return known, False
     speeds = measure_speeds(root, unknown, request, known=known)
     store_speeds(path, speeds)
     return speeds, speeds.seconds != known.seconds
+
+
+def _is_quantized_file(manifest: Manifest) -> bool:
+    """Return whether the models are GGUF files that need no measurement: the usual engine's own kernels run them."""
+    return all(entry.gguf and not entry.graphs and entry.bits < _FLOAT_BITS for entry in manifest.models.values())
 
 
 def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
