@@ -10,8 +10,10 @@ from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
-__all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
+__all__ = ["GGUF", "INT8_KV", "choose_graph", "file_nbytes"]
 
+GGUF = "gguf"
+"""The capability of a graph that is built from a GGUF file, which is the graph's file."""
 INT8_KV = "kv:int8"
 _KV = "kv:"
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
@@ -70,6 +72,8 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
         remedy = "`edgedecode compile PACK` adds them, or use --provider cpu"
     elif "trim" in needs:
         remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
+    elif any(GGUF in graph.capabilities for graph in entry.graphs.values()):
+        remedy = "leave it out, as the graph is made from a GGUF file, or use --runtime llama"
     elif not exported:
         remedy = "use the default"
     return (

@@ -6,7 +6,7 @@ Matrices are not part of the graph: a product names the tensors it reads (see `G
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,8 +32,11 @@ _Array = npt.NDArray[np.generic]
 _TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.float16): FLOAT16, np.dtype(np.uint8): 2}
 
 
-def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, wide: bool) -> GraphFile:
-    """Return the graph. wide: activations of 16 bits. Raises NotServed for tensors that it lacks or does not use."""
+def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, wide: Collection[str]) -> GraphFile:
+    """Return the graph. wide: parts of the names of tensors whose products have activations of 16 bits.
+
+    Raises NotServed for tensors that the file lacks, or that the graph does not use.
+    """
     network = _Network(metadata, weights, context=context, wide=wide)
     network.write()
     weights.check_all_used()
@@ -45,7 +48,7 @@ class _Network:
     metadata: Metadata
     weights: GgufWeights
     context: int
-    wide: bool
+    wide: Collection[str]
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
 
@@ -202,8 +205,11 @@ class _Network:
             return self._node("Add", [y, *added]) if added else y
         self.weights.check_served(pieces[0][0])
         columns, inner = self.weights.shape(name)
-        attributes = {"K": inner, "N": columns, "accuracy_level": 0 if self.wide else 4}
+        attributes = {"K": inner, "N": columns, "accuracy_level": 0 if self._is_wide(pieces[0][0]) else 4}
         return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+
+    def _is_wide(self, tensor: str) -> bool:
+        return any(part in tensor for part in self.wide)
 
     def _biases(self, pieces: Sequence[Piece]) -> list[str]:
         """Return the initializer with the biases of a product's tensors, if they have any."""

@@ -12,6 +12,7 @@ from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
+from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.products import NotServed
 from ..kernels.trial import kernels_line, load_kernels
@@ -19,10 +20,8 @@ from .architectures import ARCHITECTURES, Metadata
 from .network import build_graph
 from .weights import GgufWeights
 
-__all__ = ["GGUF", "gguf_fault", "gguf_graph", "gguf_graph_nbytes", "with_gguf_graph"]
+__all__ = ["gguf_fault", "gguf_graph", "gguf_graph_nbytes", "with_gguf_graph"]
 
-GGUF = "gguf"
-"""The capability of a graph that is built from a GGUF file, which is the graph's file."""
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
 _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""
@@ -57,7 +56,9 @@ def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) ->
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
-    return build_graph(metadata, weights, context=entry.context, wide=_WIDE), weights
+    graph = build_graph(metadata, weights, context=entry.context, wide=_WIDE)
+    weights.release()
+    return graph, weights
 
 
 def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
@@ -67,7 +68,10 @@ def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
     return 2 * 4 * entry.context * entry.head_size + floats + _LAYER_NBYTES * entry.layers
 
 
-_WIDE = True
+_WIDE = ("attn_q", "attn_k", "attn_v", "ffn_down")
+"""Products with activations of 16 bits, by parts of their tensors' names. SmolLM2-135M, Q8_0 and Q4_0, 1,247 positions:
+KL to the file's float model 0.0017 and 0.0027, with 8 bits everywhere 0.0062 and 0.0076, with 16 bits 1e-7; a pass of a
+row takes 1.01 and 1.12 of that with 8 bits."""
 _READ: dict[tuple[Path, int, int], Metadata] = {}
 
 

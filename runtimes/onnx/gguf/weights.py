@@ -117,21 +117,25 @@ class GgufWeights:
         raise NotServed(reason)
 
     def _stored(self, name: str, library: KernelLibrary) -> Stored:
-        pieces = self._pieces[name]
-        kind = self._matrix(pieces[0][0]).type
-        data = [self._part(piece) for piece in pieces]
-        matrix = matrix_of(kind, data[0] if len(data) == 1 else np.concatenate(data))
-        found = self._inspect(name, matrix, library)
+        first, part = self._pieces[name][0]
+        columns, inner = self.shape(name)
+        found = self._inspect(name, library)
         if found & BAD_SCALE:
-            self.refuse(f"{pieces[0][0]} has scales that are not finite")
-        _, inner = self.shape(name)
-        first = self._contents.start + self._matrix(pieces[0][0]).offset
-        start = pieces[0][1][0] if pieces[0][1] is not None else 0
-        return Stored(name, replace(matrix, wide_scales=bool(found & WIDE_SCALES)), inner, (first, start))
+            self.refuse(f"{first} has scales that are not finite")
+        wide = bool(found & WIDE_SCALES)
+        form = replace(_form(self._loaded(name, columns=1), columns=columns), wide_scales=wide)
+        offsets = self._contents.start + self._matrix(first).offset, 0 if part is None else part[0]
+        return Stored(name, form, inner, offsets, lambda: replace(self._loaded(name), wide_scales=wide))
 
-    def _inspect(self, name: str, matrix: Matrix, library: KernelLibrary) -> int:
+    def _loaded(self, name: str, *, columns: int | None = None) -> Matrix:
+        """Return the values of a matrix, or of its first columns."""
+        data = [self._part(piece)[:columns] for piece in self._pieces[name][:columns]]
+        kind = self._matrix(self._pieces[name][0][0]).type
+        return matrix_of(kind, data[0] if len(data) == 1 else np.concatenate(data))
+
+    def _inspect(self, name: str, library: KernelLibrary) -> int:
         if name not in self.findings:
-            self.findings[name] = library.inspect(matrix)
+            self.findings[name] = library.inspect(self._loaded(name))
             self.release()
         return self.findings[name]
 
@@ -161,3 +165,11 @@ class GgufWeights:
 def piece_range(part: tuple[int, int] | None) -> slice:
     """Return the columns of a piece."""
     return slice(None) if part is None else slice(part[0], sum(part))
+
+
+def _form(matrix: Matrix, *, columns: int) -> Matrix:
+    """Return a matrix of zeros that takes no memory, with the form of one and this many columns."""
+    packed, scales = (
+        np.broadcast_to(array.dtype.type(0), (columns, *array.shape[1:])) for array in (matrix.packed, matrix.scales)
+    )
+    return replace(matrix, packed=packed, scales=scales)

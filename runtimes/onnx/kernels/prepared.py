@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json
 from edgedecode.errors import ManifestError
+from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice, work
 
@@ -108,7 +109,7 @@ def made_in_memory(
     """Return the tiles of matrices as an array of this process."""
     tiles = np.zeros(tiles_nbytes(library, stored), np.uint8)
     for each, start in zip(stored, tile_offsets(library, stored).values(), strict=False):
-        library.prepare(each.matrix, tiles[start : start + library.prepared_nbytes(each.matrix)])
+        library.prepare(each.loaded(), tiles[start : start + library.prepared_nbytes(each.matrix)])
         release()
     return tiles
 
@@ -137,6 +138,7 @@ def _build(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, rele
             advance(tiles.nbytes / 1e6)
         file.flush()
         os.fsync(file.fileno())
+    release_pages()  # of matrices that were computed
     record_whole(path, digest.hexdigest())
 
 

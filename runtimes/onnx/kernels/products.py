@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -58,13 +58,19 @@ class NotServed(Exception):
 class Stored:
     """A matrix of a graph and its offsets in the weights file; None if the matrix is stored in the graph.
 
-    inner: its rows, without the last block's padding.
+    inner: its rows, without the last block's padding. load: returns the matrix where `matrix` has only its form, as
+    its arrays would have to be computed.
     """
 
     name: str
     matrix: Matrix
     inner: int
     offsets: tuple[int, int] | None
+    load: Callable[[], Matrix] | None = None
+
+    def loaded(self) -> Matrix:
+        """Return the matrix with its values."""
+        return self.matrix if self.load is None else self.load()
 
 
 class Weights(Protocol):

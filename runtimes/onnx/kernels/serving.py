@@ -124,6 +124,7 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
     known = load_findings(digest)
     file, mapped = _opened(entry, path, root=root, findings=known)
     rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
+    mapped.release()
     if mapped.findings != known:
         keep_findings(digest, mapped.findings)
     heads = (node.attributes.get("num_heads", 0) for node in file.nodes)

@@ -1,0 +1,122 @@
+"""GGUF files given in place of a pack: they run on our own kernels, without an import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.cli import main
+from edgedecode.errors import CapabilityError
+from edgedecode.pack.hub import find_pack, names_pack
+from tests.small_tokenizers import byte_level
+from tests.test_light_import import HEAVY, loaded_after
+
+from .files import File, write_file
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("EDGEDECODE_KERNELS") == "engine", reason="GGUF files need edgedecode's own kernels"
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return write_file(tmp_path / "a.gguf", byte_level(), File(kind="Q8_0"))
+
+
+def generate(pack: Path | str, *, drafter: str = "none", tokens: int = 60) -> str:
+    options = SessionOptions(drafter=drafter, sampling=SamplingOptions(temperature=0.0))
+    with edgedecode.load(pack, runtime="onnx") as pair, pair.session(options) as session:
+        return session.generate("the quick fox the quick fox", max_tokens=tokens).text
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_drafts_change_nothing(kind: str, model: Path) -> None:
+    path = write_file(model.with_name("b.gguf"), byte_level(), File(kind=kind))
+    plain = generate(path)
+    assert plain
+    assert generate(path, drafter="suffix") == plain
+
+
+def test_every_form_of_the_command_line_takes_a_file(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-n", "8", "--temp", "0", "--runtime", "onnx"]
+    assert main(["generate", "-m", str(model), "-p", "the fox", *words]) == 0
+    first = capsys.readouterr().out
+    assert main(["generate", str(model), "the fox", *words]) == 0
+    assert capsys.readouterr().out == first != ""
+    assert main(["show", str(model)]) == 0
+    assert "Q8_0" in capsys.readouterr().out
+    assert names_pack(str(model))
+
+
+def test_a_file_in_the_current_folder_is_named_without_a_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    assert names_pack("a.gguf")
+    assert generate("a.gguf") == generate(model)
+
+
+def test_the_pack_of_a_file_is_made_once_and_again_when_the_file_changes(model: Path) -> None:
+    pack = find_pack(model)
+    made = (pack / "edgedecode.json").stat().st_mtime_ns
+    assert find_pack(str(model)) == pack
+    assert (pack / "edgedecode.json").stat().st_mtime_ns == made
+    text = generate(model)
+    write_file(model, byte_level(), File(kind="Q8_0", seed=4))
+    assert find_pack(model) != pack
+    assert not pack.exists()
+    assert generate(model) != text
+
+
+def test_a_file_of_any_name_is_recognized_by_its_content(model: Path) -> None:
+    blob = model.rename(model.with_name("sha256-0123"))
+    assert find_pack(blob).is_dir()
+
+
+def test_eight_bit_keys_and_values_are_refused(model: Path) -> None:
+    with pytest.raises(CapabilityError, match=r"float32 KV: leave it out.*--runtime llama"):
+        edgedecode.load(model, runtime="onnx", kv_type="int8")
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4000])
+
+
+def _other_architecture(path: Path) -> None:
+    write_file(path, byte_level(), File(architecture="stablelm"))
+
+
+def _unused_tensor(path: Path) -> None:
+    write_file(
+        path, byte_level(), File(more=lambda writer: writer.add_tensor("blk.0.extra.weight", np.ones(4, np.float32)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "truncated or damaged"),
+        (lambda path: path.write_bytes(b"no model"), "is not a GGUF file"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (_other_architecture, "the architecture 'stablelm' is none of"),
+        (_unused_tensor, "it has the tensor blk.0.extra.weight"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(
+    damage: Callable[[Path], object], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(model)
+    assert main(["generate", "-m", str(model), "-p", "hi", "--runtime", "onnx"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("edgedecode: ")
+    assert message in line
+
+
+def test_packs_of_files_are_made_without_frameworks() -> None:
+    assert not loaded_after("import edgedecode.export.imports.gguf_file") & set(HEAVY)
