@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +170,10 @@ def piece_range(part: tuple[int, int] | None) -> slice:
 
 def _form(matrix: Matrix, *, columns: int) -> Matrix:
     """Return a matrix of zeros that takes no memory, with the form of one and this many columns."""
-    packed, scales = (
-        np.broadcast_to(array.dtype.type(0), (columns, *array.shape[1:])) for array in (matrix.packed, matrix.scales)
-    )
-    return replace(matrix, packed=packed, scales=scales)
+    values = {each.name: getattr(matrix, each.name) for each in fields(matrix)}
+    arrays: dict[str, Any] = {
+        name: np.broadcast_to(array.dtype.type(0), (columns, *array.shape[1:]))
+        for name, array in values.items()
+        if isinstance(array, np.ndarray)
+    }
+    return replace(matrix, **arrays)

@@ -29,4 +29,5 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
 def _pairs(packed: _Bytes) -> _Bytes:
     """Return 4-bit values with neighbours in one byte, from ggml's order: byte i holds the values i and i + 16."""
     values = np.concatenate((packed & 15, packed >> 4), axis=-1)
-    return values[..., ::2] | values[..., 1::2] << 4
+    pairs: _Bytes = np.bitwise_or(values[..., ::2], values[..., 1::2] << 4, dtype=np.uint8)
+    return pairs
