@@ -27,6 +27,8 @@ FLOAT, FLOAT16, INT32, INT64 = 1, 10, 6, 7
 _MICROSOFT = "com.microsoft"
 _OPSET = {"": 22, _MICROSOFT: 1}
 _IR_VERSION = 10
+BLOCK = 32
+"""Values with one minimum."""
 _SCALAR_TYPES = {"seqlens_k": INT32, "total_length": INT32}
 _Array = npt.NDArray[np.generic]
 _TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.float16): FLOAT16, np.dtype(np.uint8): 2}
@@ -51,6 +53,8 @@ class _Network:
     wide: Collection[str]
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
+    sums: dict[str, str] = field(default_factory=dict)
+    """The sums of blocks of a value, by the value's name."""
 
     def write(self) -> None:
         shape, layers = self.metadata, range(self.metadata.layers)
@@ -109,12 +113,22 @@ class _Network:
             x = self._node("Gather", [self._initializer(name, rows), "input_ids"])
             x = self._node("Cast", [x], {"to": FLOAT}) if rows.dtype == np.float16 else x
         else:
-            self.weights.check_served(name)
-            x = self._node(
-                "GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=_MICROSOFT
-            )
+            x = self._packed_rows(name)
         scale = math.sqrt(shape.hidden) if shape.architecture.scaled_embedding else 1.0
         return self._scaled(x, shape.number("embedding_scale", scale))
+
+    def _packed_rows(self, name: str) -> str:
+        self.weights.check_served(name)
+        joined = self.weights.joined([(name, None)])
+        x = self._node("GatherBlockQuantized", [joined, "input_ids", ""], domain=_MICROSOFT)
+        minima = self.weights.minima(joined)
+        if minima is None:
+            return x
+        picked = self._node("Gather", [self._initializer(f"{name}.minima", minima.T), "input_ids"])
+        spread = np.repeat(np.eye(len(minima), dtype=np.float32), BLOCK, axis=1)
+        return self._node(
+            "Add", [x, self._node("MatMul", [picked, self._initializer(f"{FLOAT_MATRIX}spread", spread)])]
+        )
 
     def _layer(self, x: str, layer: int) -> str:
         part = f"blk.{layer}."
@@ -206,7 +220,19 @@ class _Network:
         self.weights.check_served(pieces[0][0])
         columns, inner = self.weights.shape(name)
         attributes = {"K": inner, "N": columns, "accuracy_level": 0 if self._is_wide(pieces[0][0]) else 4}
-        return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+        y = self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+        minima = self.weights.minima(name)
+        if minima is None:
+            return y
+        more = self._initializer(f"{FLOAT_MATRIX}{name}.minima", minima)
+        return self._node("Add", [y, self._node("MatMul", [self._block_sums(x, inner), more])])
+
+    def _block_sums(self, x: str, inner: int) -> str:
+        """Return the sum of each block of a product's inputs, which its minima are multiplied by."""
+        if x not in self.sums:
+            ones = np.repeat(np.eye(inner // BLOCK, dtype=np.float32), BLOCK, axis=0)
+            self.sums[x] = self._node("MatMul", [x, self._initializer(f"{FLOAT_MATRIX}sums.{inner}", ones)])
+        return self.sums[x]
 
     def _is_wide(self, tensor: str) -> bool:
         return any(part in tensor for part in self.wide)

@@ -5,25 +5,44 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray
+
 from .library import Matrix
 from .products import NotServed
 
-__all__ = ["matrix_of"]
+__all__ = ["matrix_of", "minima_of"]
 
 _Bytes = npt.NDArray[np.uint8]
 _SCALE_NBYTES = 2
-_Q4_0, _Q8_0 = 2, 8
+_Q4_0, _Q4_1, _Q8_0 = 2, 3, 8
 _BLOCK = 32
+_MIDDLE = 8
+"""What tiles of 4 bits subtract from each value."""
 
 
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor. data: [columns, bytes of a row]. Raises NotServed for a type without tiles."""
-    if kind not in (_Q4_0, _Q8_0):
+    if kind not in (_Q4_0, _Q4_1, _Q8_0):
         raise NotServed(f"its block type {kind} has no tiles")
-    bits = 4 if kind == _Q4_0 else 8
-    blocks = data.reshape(len(data), -1, _SCALE_NBYTES + _BLOCK * bits // 8)
-    scales = np.ascontiguousarray(blocks[..., :_SCALE_NBYTES]).view("<f2")[..., 0].astype(np.float32)
-    return Matrix(_pairs(blocks[..., 2:]) if bits == 4 else blocks[..., 2:] ^ np.uint8(0x80), scales, bits, _BLOCK)
+    bits = 8 if kind == _Q8_0 else 4
+    floats, values = _split(data, 2 if kind == _Q4_1 else 1, bits=bits)
+    packed = _pairs(values) if bits == 4 else values ^ np.uint8(0x80)
+    return Matrix(packed, np.ascontiguousarray(floats[..., 0]), bits, _BLOCK)
+
+
+def minima_of(kind: int, data: _Bytes) -> FloatArray | None:
+    """Return what each block adds to the values of its matrix, [columns, blocks]; None for types that add nothing."""
+    if kind != _Q4_1:
+        return None
+    floats, _ = _split(data, 2, bits=4)
+    return floats[..., 1] + _MIDDLE * floats[..., 0]
+
+
+def _split(data: _Bytes, floats: int, *, bits: int) -> tuple[FloatArray, _Bytes]:
+    """Return the floats that each block begins with, and its packed values."""
+    start = floats * _SCALE_NBYTES
+    blocks = data.reshape(len(data), -1, start + _BLOCK * bits // 8)
+    return np.ascontiguousarray(blocks[..., :start]).view("<f2").astype(np.float32), blocks[..., start:]
 
 
 def _pairs(packed: _Bytes) -> _Bytes:
