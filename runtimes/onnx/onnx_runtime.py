@@ -21,6 +21,7 @@ from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
+from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 from edgedecode.sampling.row_draw import RowDraw
@@ -35,7 +36,7 @@ from .graph_session import OwnKernels, check_concat_contract, check_contract, op
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice, kept_threads
-from .kernels.trial import load_kernels
+from .kernels.trial import kernels_line, load_kernels
 from .onnx_engine import import_engine
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
@@ -50,8 +51,8 @@ __all__ = ["OnnxRuntime"]
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""
-GGUF_HEADER_NBYTES = 2**20
-"""What is kept of a GGUF file's header, and the heap that reading it leaves (measured: 1.1 MB beyond the graph's)."""
+GGUF_NBYTES = 2**20
+"""What is kept of a GGUF file's header; making its graph leaves an eighth of it in the heap (measured: 1 and 4 MB)."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
 """All of them install the same module."""
 
@@ -96,7 +97,9 @@ class OnnxRuntime:
                 return Refusal(problem)
             entry = with_gguf_graph(entry, root)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
-            _check_gguf(entry, root, graph, found)
+            _check_gguf(graph, found)
+            if GGUF in graph.capabilities and (fault := gguf_fault(entry, root)):
+                return Refusal(fault)
         except CapabilityError as error:
             return Refusal(str(error))
         reason = found.refusal(entry, graph)
@@ -209,6 +212,8 @@ class OnnxRuntime:
             )
             undo.pop_all()
             self._code[budget] = code
+        if GGUF in found.graph.capabilities:
+            release_pages()  # of the graph that was made in memory
         if chooses and isinstance(model, OnnxModel):
             model.choose_threads(self._kept_choice(found), otherwise=found.threads)
         return model
@@ -245,7 +250,7 @@ class OnnxRuntime:
         graph = choose_graph(entry, root, name=name, needs=(*request.needs, *provider.needs))
         if reason := provider.refusal(entry, graph):
             raise CapabilityError(f"the provider {provider.full_name} cannot run the {name}: {reason}")
-        _check_gguf(entry, root, graph, provider)
+        _check_gguf(graph, provider)
         path = root / graph.file
         concat = CONCAT in graph.capabilities
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
@@ -300,14 +305,14 @@ def _located(request: ModelRequest) -> ModelRequest:
     return replace(request, entry=with_gguf_graph(request.entry, request.root))
 
 
-def _check_gguf(entry: ModelEntry, root: Path, graph: Graph, provider: Provider) -> None:
-    """Raise CapabilityError for a GGUF file that our kernels cannot run on this provider."""
+def _check_gguf(graph: Graph, provider: Provider) -> None:
+    """Raise CapabilityError for a GGUF file where our kernels do not run."""
     if GGUF not in graph.capabilities:
         return
     if not provider.own_kernels:
         raise CapabilityError(f"the provider {provider.full_name} runs no GGUF files: use --provider cpu")
-    if fault := gguf_fault(entry, root):
-        raise CapabilityError(f"{fault}: use --runtime llama")
+    if load_kernels() is None:
+        raise CapabilityError(f"GGUF files run with edgedecode's kernels only ({kernels_line()}): use --runtime llama")
 
 
 def _code(provider: Provider) -> tuple[Holder, ...]:
@@ -337,7 +342,7 @@ def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None)
     return plan_own_footprint(
         entry,
         sizes,
-        graph_nbytes=len(data) + (GGUF_HEADER_NBYTES if GGUF in graph.capabilities else 0),
+        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 8 if GGUF in graph.capabilities else 0),
         tiles_nbytes=served.nbytes,
         scratch_nbytes=served.scratch_nbytes,
         adapters=adapters,

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import find_pack, names_pack
+from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_level
 from tests.test_light_import import HEAVY, loaded_after
 
-from .files import File, write_file
+from .files import File, tensors, write_file
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytestmark = pytest.mark.skipif(
@@ -43,6 +50,33 @@ def test_drafts_change_nothing(kind: str, model: Path) -> None:
     plain = generate(path)
     assert plain
     assert generate(path, drafter="suffix") == plain
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_logits_are_those_of_the_file_as_floats(kind: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedecode.runtimes.onnx.gguf.opening._WIDE", ("",))  # 16 bits for all activations
+    quantized = write_file(model.with_name("b.gguf"), byte_level(), File(kind=kind))
+    number = GGMLQuantizationType[kind]
+    rounded = {
+        name: dequantize(quantize(values, number), number) - values
+        for name, values in tensors(File()).items()
+        if values.ndim == 2
+    }
+    floats = write_file(model.with_name("c.gguf"), byte_level(), File(added=rounded))
+    found, expected = logits_of(quantized), logits_of(floats)
+    assert np.abs(found - expected).max() < 1e-3 * expected.std()
+
+
+def logits_of(path: Path) -> FloatArray:
+    pack = find_pack(path)
+    manifest = Manifest.load(pack)
+    request = ModelRequest(manifest.located("target"), pack, "target", manifest.vocabulary_size, Budget(), threads=1)
+    opened = find_runtime("onnx").open(request)
+    state = opened.new_state(64)
+    logits = opened.forward([7 * token % 300 for token in range(64)], state, rows="all").logits.copy()
+    state.close()
+    opened.close()
+    return logits
 
 
 def test_every_form_of_the_command_line_takes_a_file(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

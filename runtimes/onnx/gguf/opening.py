@@ -15,7 +15,6 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.products import NotServed
-from ..kernels.trial import kernels_line, load_kernels
 from .architectures import ARCHITECTURES, Metadata
 from .network import build_graph
 from .weights import GgufWeights
@@ -38,8 +37,6 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
 
 def gguf_fault(entry: ModelEntry, root: Path) -> str:
     """Return why our kernels cannot run the entry's GGUF file here; empty: they can."""
-    if load_kernels() is None:
-        return f"a GGUF file runs with edgedecode's own kernels only ({kernels_line()})"
     try:
         gguf_graph(entry, root / entry.gguf, findings={})
     except NotServed as error:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.engines.engine_factory import GraphKernels
+from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
@@ -61,7 +62,8 @@ class Served:
 def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int) -> Served | None:
     """Rewrite the graph at `path`; None: the engine's kernels run it, by choice or because ours cannot.
 
-    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an invalid `EDGEDECODE_KERNELS`.
+    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an invalid `EDGEDECODE_KERNELS`,
+    CapabilityError for a GGUF file that our kernels cannot run.
     """
     library = load_kernels()
     if library is None:
@@ -69,6 +71,8 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
     try:
         read = _rewritten(entry, path, root=root, library=library, threads=threads)
     except NotServed as refusal:  # the engine opens it, or reports its error
+        if path == root / entry.gguf:
+            raise CapabilityError(f"{path.name}: {refusal}: use --runtime llama") from None
         notice(f"{path} runs with the engine's kernels: {refusal}")
         return None
     rewritten = read.rewritten
