@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,15 +20,14 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import find_pack, names_pack
 from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.small_tokenizers import byte_level
 from tests.test_light_import import HEAVY, loaded_after
 
 from .files import File, tensors, write_file
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("EDGEDECODE_KERNELS") == "engine", reason="GGUF files need edgedecode's own kernels"
-)
+pytestmark = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
 
 
 @pytest.fixture
