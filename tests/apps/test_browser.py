@@ -108,7 +108,8 @@ def say(page: Any, text: str) -> None:
 
 
 def ended(page: Any) -> None:
-    page.wait_for_selector(".messages[aria-busy=false] article.assistant .actions small")
+    page.wait_for_selector(".messages[aria-busy=false] article.assistant .actions small", state="attached")
+    assert not page.locator("article.assistant .trouble").all_inner_texts()
 
 
 def answers(page: Any) -> list[str]:
@@ -183,6 +184,21 @@ def test_markdown_keeps_numbers_boxes_and_links(opened: Any) -> None:
     assert article.locator("input[type=checkbox]").is_checked()
     assert article.get_by_role("link", name="site").get_attribute("href") == "https://example.com/a"
     assert page.locator("h1").count() == 1
+
+
+def test_a_message_sent_before_the_server_told_its_name_is_answered_under_it(opened: Any) -> None:
+    page = opened()
+    held: list[Any] = []
+    page.route("**/props", lambda route: held.append(route))
+    page.reload()
+    page.get_by_label("Message", exact=True).fill(STORY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".messages[aria-busy=true]")
+    while held:
+        held.pop().continue_()
+        page.wait_for_timeout(50)
+    ended(page)
+    assert page.locator("article.assistant small").inner_text().split(" · ")[2] == "demo"
 
 
 def test_an_answer_can_neither_run_code_nor_load_anything(opened: Any) -> None:

@@ -111,7 +111,10 @@ class Arriving {
 }
 
 async function received(now: Conversation, asked: Turn, arriving: Arriving, signal: AbortSignal): Promise<void> {
-  if (props.value === null) await connect();
+  if (props.value === null) {
+    await connect();
+    arriving.show({ model: modelName() }, false);
+  }
   const model = modelName();
   try {
     for await (const delta of chat(request(now, asked, model), key.value, signal)) arriving.add(delta);
