@@ -124,10 +124,21 @@ def test_a_chat_is_answered_as_by_a_session(server: Running, pair: Pair, *, stre
         assert reply.choices[0].message.content == wanted
         assert reply.choices[0].finish_reason == "length"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (18, 40)
-        details = reply.usage.completion_tokens_details
-        assert details.accepted_prediction_tokens == reply.timings["draft_n_accepted"] > 0
-        rejected = reply.timings["draft_n"] - reply.timings["draft_n_accepted"]
-        assert details.rejected_prediction_tokens == rejected
+        check_counts(reply)
+
+
+def check_counts(reply: Any) -> int:
+    """Check that both places count the same drafted tokens; return those accepted."""
+    details, timings = reply.usage.completion_tokens_details, reply.timings
+    assert details.accepted_prediction_tokens == timings["draft_n_accepted"]
+    assert details.rejected_prediction_tokens == timings["draft_n"] - timings["draft_n_accepted"]
+    return int(details.accepted_prediction_tokens)
+
+
+def test_drafted_tokens_are_counted(pair: Pair) -> None:
+    running = Running(pair, Limits(key=KEY), options=SessionOptions(draft_max=3))  # the scheduler may draft nothing
+    assert check_counts(running.client.chat.completions.create(**asked(max_tokens=40))) > 0
+    running.close()
 
 
 def test_a_streams_usage_is_its_last_part(server: Running) -> None:
