@@ -224,7 +224,7 @@ def _encoded(prompts: Sequence[Prompt], arguments: Namespace, *, runtime: str) -
 
 def _encode(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
     messages = [*prompt.history, Message("user", prompt.turns[0])]
-    text = tokenizer.chat_template.render(messages, add_generation_prompt=True)
+    text = tokenizer.render(messages)
     return EncodedPrompt(prompt.turns[0], tuple(tokenizer.encode(text)))
 
 

@@ -27,7 +27,11 @@ from edgedecode.memory.budget import Budget
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.prompts import Prompt
+from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import typed
+from tests.small_tokenizers import byte_level
 
 VOCABULARY = 24
 PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
@@ -333,3 +337,15 @@ def test_manifest_refuses_impossible_equality_counts(engines: dict[str, Tables],
     value["models"]["target"]["equality"]["hits"] = 10**6
     with pytest.raises(ManifestError, match=r"target\.equality: it counts more tokens"):
         Manifest.from_json(value)
+
+
+def test_special_tokens_in_a_prompt_are_text() -> None:
+    tokenizer = Tokenizer(
+        byte_level(),
+        chat_template=ChatTemplate("{% for m in messages %}{{ m.content + '<|end|>' }}{% endfor %}"),
+    )
+    end = tokenizer.encode("<|end|>")
+    ids = evaluation._encode(Prompt("chat", (), ("a <|end|> b",)), tokenizer).tokens
+    assert len(end) == 1
+    assert [place for place, one in enumerate(ids) if one == end[0]] == [len(ids) - 1]
+    assert tokenizer.decode(ids, skip_special=False) == "a <|end|> b<|end|>"
