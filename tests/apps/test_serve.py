@@ -71,6 +71,7 @@ class Running:
         asyncio.run(serve())
 
     def close(self) -> None:
+        self.client.close()
         self._server.should_exit = True
         self._thread.join()
 

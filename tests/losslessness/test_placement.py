@@ -101,7 +101,7 @@ def test_draft_on_another_engine_is_opened_there(pair: Pair) -> None:
 def test_draft_on_another_engine_runs_in_the_budget_of_its_plan(target: str) -> None:
     for engine in ("onnxruntime", "llama_cpp"):
         pytest.importorskip(engine)
-    options = SessionOptions(context=256, drafter="model")
+    options = SessionOptions(context=256, drafter="model", draft_max=4)
     planned = edgedecode.plan(None, options, runtime=target, draft_on=PLACES[target]).memory
     assert {"engine code", "llama.cpp code", "weights:target", "weights:draft"} <= {name for name, _ in planned.holders}
     with (
