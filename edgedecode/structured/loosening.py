@@ -69,11 +69,11 @@ class Nearest:
 
 def nearest(given: _Schema, *, path: str = "") -> Nearest:
     """Return the nearest schema that can be followed. path: the place of the schema, in front of those of changes."""
-    schema = _as_part(given)
-    fault = schema_fault(schema)
-    if fault is None:
-        return Nearest(schema)
     try:
+        schema = _mapped(_as_part(given), _translated)
+        fault = schema_fault(schema)
+        if fault is None:
+            return Nearest(schema)
         loosening = _Loosening(schema)
         loose = loosening.schema(closed(schema), path)
     except RecursionError:
@@ -96,6 +96,25 @@ def nearest(given: _Schema, *, path: str = "") -> Nearest:
 def _as_part(given: _Schema) -> _Schema:
     """Return a schema that may become a part of another one: without what names it."""
     return {name: value for name, value in given.items() if name not in ("$schema", "$id", "id")}
+
+
+def _translated(schema: _Schema) -> _Schema:
+    """Write what OpenAPI 3.0 (`nullable`) and Gemini (types in capitals) write in JSON Schema's way."""
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        written = [kinds] if isinstance(kinds, str) else kinds
+        small = [each.lower() if isinstance(each, str) and each.lower() in _TYPES else each for each in written]
+        schema["type"] = small[0] if isinstance(kinds, str) else small
+    if schema.pop("nullable", None) is not True:
+        return schema
+    if isinstance(values := schema.get("enum"), list):
+        schema["enum"] = [*values, *([] if None in values else [None])]
+    if isinstance(kinds, str | list):
+        schema["type"] = [*small, *([] if "null" in small else ["null"])]
+    elif schema and "enum" not in schema:
+        definitions = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
+        return {"anyOf": [schema, {"type": "null"}], **definitions}
+    return schema
 
 
 class _Loosening:
@@ -147,8 +166,6 @@ class _Loosening:
                 result["items"] = result.pop("additionalItems")
         if (kinds := result.get("type")) is not None:
             self._widen_type(result, kinds, f"{path}.type")
-        if result.pop("nullable", None) is True and isinstance(kinds := result.get("type"), str | list):
-            result["type"] = [*([kinds] if isinstance(kinds, str) else kinds), "null"]
         if isinstance(patterns := result.get("patternProperties"), dict):
             wrong = [name for name in patterns if schema_fault({"type": "string", "pattern": name}) is not None]
             if wrong:

@@ -136,6 +136,28 @@ def test_what_cannot_be_followed_is_left_out_and_named(schema: dict[str, Any], p
         read_tools([tool(schema, strict=True)], None)
 
 
+@pytest.mark.parametrize(
+    ("part", "fits", "fails"),
+    [
+        ({"type": "string", "nullable": True}, ["x", None], [1]),
+        ({"type": "string", "nullable": True, "enum": ["x"]}, ["x", None], ["y"]),
+        ({"type": ["STRING", "INTEGER"], "nullable": True}, ["x", 1, None], [True]),
+        ({"type": "ARRAY", "items": {"type": "INTEGER", "nullable": True}}, [[1, None]], [None, ["x"]]),
+        ({"$ref": "#/$defs/name", "nullable": True}, ["x", None], [1]),
+        ({"nullable": {"type": "string"}}, [1, None], []),
+    ],
+)
+def test_spellings_of_openapi_and_gemini_mean_what_they_mean_there(
+    part: dict[str, Any], fits: list[object], fails: list[object]
+) -> None:
+    given = {**of({"a": part, "nullable": {"type": "BOOLEAN"}}), "$defs": {"name": {"type": "STRING"}}}
+    found = nearest(given)
+    assert not found.changes
+    valid = jsonschema_rs.validator_for(found.schema)
+    assert all(valid.is_valid({"a": each, "nullable": True}) for each in fits)
+    assert not any(valid.is_valid({"a": each}) for each in fails)
+
+
 def test_a_looser_schema_allows_what_the_given_one_allows() -> None:
     values: list[Any] = [
         {"a": each}
