@@ -22,6 +22,11 @@ class Thoughts:
         """Text that may be a part of a tag, or white space before or after a thought."""
         self._state = "thought" if opened else "start"
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside of a thought."""
+        return self._state == "thought"
+
     def parted(self, text: str, *, ended: bool = False) -> tuple[str, str]:
         """Return what a piece adds to the thought and to the text. ended: it is the last piece."""
         self._held += text

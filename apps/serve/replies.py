@@ -217,6 +217,7 @@ def usage(answers: Sequence[Stats], *, each: int) -> dict[str, object]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": proposed - accepted,
+            "reasoning_tokens": sum(stats.thought_tokens for stats in answers),
         },
     }
 

@@ -231,6 +231,6 @@ def _usage(stats: Stats) -> dict[str, object]:
         "input_tokens": stats.prompt_tokens,
         "input_tokens_details": {"cached_tokens": stats.cached_tokens},
         "output_tokens": stats.tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": stats.thought_tokens},
         "total_tokens": stats.prompt_tokens + stats.tokens,
     }

@@ -102,7 +102,7 @@ class Running:
             complete = False
             for chunk in answer:
                 complete = chunk.finish_reason is not None
-                self._put(self._piece(chunk, None if log is None else log.report(chunk)))
+                self._put(self._piece(chunk, None if log is None else log.report(chunk), answer.stats))
             if self._stopping.is_set():
                 answer.close()
             if self._refusal is not None and not complete:
@@ -113,11 +113,14 @@ class Running:
             self._put(None)
             self._call(self._done.set)
 
-    def _piece(self, chunk: Chunk, report: Mapping[str, object] | None) -> Piece:
-        """Return a chunk with the thought in it apart."""
+    def _piece(self, chunk: Chunk, report: Mapping[str, object] | None, stats: Stats) -> Piece:
+        """Return a chunk with the thought in it apart, whose tokens are counted."""
         if self._thoughts is None:
             return Piece(chunk, report)
+        thinking = self._thoughts.thinking
         thought, text = self._thoughts.parted(chunk.text, ended=chunk.finish_reason is not None)
+        if thinking or thought or self._thoughts.thinking:
+            stats.thought_tokens += len(chunk.tokens)
         return Piece(replace(chunk, text=text), report, thought)
 
     def _put(self, item: Piece | Failed | None) -> None:

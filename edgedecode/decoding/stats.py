@@ -85,6 +85,8 @@ class Stats:
     verified_tokens: int = 0
     unverified_tokens: int = 0
     """Tokens that the draft model wrote and the target did not verify (entropy switching)."""
+    thought_tokens: int = 0
+    """Tokens of what the model thought before it answered, where it was set apart (servers)."""
     switches: int = 0
     """Number of switches between the models that write (entropy switching)."""
     model_loads: int = 0

@@ -112,7 +112,7 @@ def _translated(schema: _Schema) -> _Schema:
     if isinstance(kinds, str | list):
         schema["type"] = [*small, *([] if "null" in small else ["null"])]
     elif schema and "enum" not in schema:
-        definitions = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
+        definitions: _Schema = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
         return {"anyOf": [schema, {"type": "null"}], **definitions}
     return schema
 

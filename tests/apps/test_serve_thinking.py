@@ -159,8 +159,10 @@ def muser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def test_a_thought_is_no_content(muser: Running) -> None:
     given: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0}
-    message = muser.client.chat.completions.create(model="demo", **given).choices[0].message
+    reply = muser.client.chat.completions.create(model="demo", **given)
+    message, details = reply.choices[0].message, reply.usage.completion_tokens_details
     assert message.content == ""
+    assert details.reasoning_tokens == reply.usage.completion_tokens > 5
     thought = message.reasoning_content  # type: ignore[attr-defined]
     assert len(thought) > 10
     chunks = [*muser.client.chat.completions.create(model="demo", stream=True, **given)]
@@ -173,6 +175,8 @@ def test_a_thought_is_an_item_of_responses(muser: Running) -> None:
     given: dict[str, Any] = {"model": "demo", "input": "Hi", "max_output_tokens": 12, "temperature": 0}
     whole = muser.client.responses.create(**given)
     assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == whole.usage.output_tokens > 5
     thought = whole.output[0].content[0].text  # type: ignore[union-attr]
     events = [*muser.client.responses.create(stream=True, **given)]
     deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
