@@ -288,6 +288,7 @@ def test_any_name_is_answered_and_repeated(server: Running) -> None:
     assert server.post(BASE[CHAT] | {"model": "@plain"})[1]["usage"]["completion_tokens_details"] == {
         "accepted_prediction_tokens": 0,
         "rejected_prediction_tokens": 0,
+        "reasoning_tokens": 0,
     }
     for body, path in ((BASE[CHAT] | {"model": None}, CHAT), ({"input": STORY, "max_output_tokens": 2}, RESPONSES)):
         status, reply = server.post(body, path)

@@ -91,13 +91,11 @@ def test_open_refuses_an_entry_without_a_gguf_file(pack: Path, entry: ModelEntry
         open_gguf(replace(entry, gguf=""), pack, budget=Budget())
 
 
-def test_load_of_a_pack_on_the_other_engine_is_refused(tmp_path: Path, gguf_opener: GgufOpener) -> None:
+def test_load_of_a_pack_without_a_gguf_file_on_llama_is_refused(tmp_path: Path, gguf_opener: GgufOpener) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     gguf, onnx = tmp_path / "gguf", tmp_path / "onnx"
     write_pack(gguf, gguf_opener)
     write_pack(onnx, gguf_opener, gguf=False)
-    with pytest.raises(CapabilityError, match=r"no ONNX graphs .*--runtime llama"):
-        edgedecode.load(gguf)
     with pytest.raises(CapabilityError, match=r"no GGUF file .*--formats onnx,gguf"):
         edgedecode.load(onnx, runtime="llama")
     texts = []
