@@ -91,10 +91,10 @@ def _is_path(word: str) -> bool:
 
 
 def _is_gguf(path: Path) -> bool:
-    if not path.is_file():
-        return False
+    if path.suffix == ".gguf" or not path.is_file():
+        return path.is_file()
     with path.open("rb") as file:
-        return path.suffix == ".gguf" or file.read(len(_GGUF)) == _GGUF
+        return file.read(len(_GGUF)) == _GGUF
 
 
 def _of_file(path: Path) -> Path:

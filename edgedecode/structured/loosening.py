@@ -16,7 +16,7 @@ from .closing import closed
 from .guidance import schema_fault
 from .schema_check import fault_of_keyword, named
 
-__all__ = ["OPEN", "Change", "Nearest", "nearest"]
+__all__ = ["OPEN", "Change", "Nearest", "in_json_schema", "nearest"]
 
 _Schema = dict[str, JsonValue]
 
@@ -70,7 +70,7 @@ class Nearest:
 def nearest(given: _Schema, *, path: str = "") -> Nearest:
     """Return the nearest schema that can be followed. path: the place of the schema, in front of those of changes."""
     try:
-        schema = _mapped(_as_part(given), _translated)
+        schema = in_json_schema(_as_part(given))
         fault = schema_fault(schema)
         if fault is None:
             return Nearest(schema)
@@ -98,8 +98,13 @@ def _as_part(given: _Schema) -> _Schema:
     return {name: value for name, value in given.items() if name not in ("$schema", "$id", "id")}
 
 
+def in_json_schema(schema: _Schema) -> _Schema:
+    """Return a schema with what OpenAPI 3.0 and Gemini write in other ways written in JSON Schema's."""
+    return _mapped(schema, _translated)
+
+
 def _translated(schema: _Schema) -> _Schema:
-    """Write what OpenAPI 3.0 (`nullable`) and Gemini (types in capitals) write in JSON Schema's way."""
+    """Translate `nullable` (OpenAPI 3.0) and types in capitals (Gemini)."""
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
         written = [kinds] if isinstance(kinds, str) else kinds

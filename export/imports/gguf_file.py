@@ -22,7 +22,7 @@ _LAYOUT = 1
 
 
 def pack_of_gguf(path: Path) -> Path:
-    """Return the folder of the file's pack, which is made at the first use and anew when the file has changed.
+    """Return the folder of the file's pack. It is created on first use, and again after the file changes.
 
     Raises ManifestError for a file of which no pack can be made.
     """

@@ -19,7 +19,7 @@ from msgspec import Meta
 from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar, is_text
 from edgedecode.structured.guidance import schema_fault
-from edgedecode.structured.loosening import OPEN, Change, nearest
+from edgedecode.structured.loosening import OPEN, Change, in_json_schema, nearest
 from edgedecode.typed_json import JsonValue, typed
 
 __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "arguments_fault", "call_text", "read_tools"]
@@ -174,7 +174,7 @@ class Tools:
         function = next((each for each in self.functions if each.name == call.name), None)
         if function is None or not function.changes:
             return call
-        return replace(call, fault=arguments_fault(function.parameters, call.arguments))
+        return replace(call, fault=arguments_fault(in_json_schema(function.parameters), call.arguments))
 
 
 def arguments_fault(schema: dict[str, JsonValue], arguments: str) -> str | None:

@@ -16,10 +16,10 @@ __all__ = ["ARCHITECTURES", "Architecture", "Metadata"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What distinguishes an architecture beside its tensors.
+    """What an architecture is, besides its tensors.
 
-    every: of so many layers the last has full attention and the others a window; 1: all have a window, 0: none has.
-    unrotated: every so manieth layer has no rotary embedding.
+    every: 0: no layer has a window; 1: all have one; n > 1: all but every n-th layer, which has full attention.
+    unrotated: 0: all layers have a rotary embedding; n: all but every n-th.
     """
 
     gelu: bool = False

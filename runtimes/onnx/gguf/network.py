@@ -16,22 +16,26 @@ from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
 
 from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
-from ..kernels.products import FLOAT_MATRIX
+from ..kernels.block_types import BLOCK
+from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
 from .architectures import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
 
 __all__ = ["build_graph"]
 
-FLOAT, FLOAT16, INT32, INT64 = 1, 10, 6, 7
+_FLOAT16, _INT32, _INT64 = 10, 6, 7
 _MICROSOFT = "com.microsoft"
 _OPSET = {"": 22, _MICROSOFT: 1}
 _IR_VERSION = 10
-BLOCK = 32
-"""Values with one minimum."""
-_SCALAR_TYPES = {"seqlens_k": INT32, "total_length": INT32}
+_SCALAR_TYPES = {"seqlens_k": _INT32, "total_length": _INT32}
 _Array = npt.NDArray[np.generic]
-_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.float16): FLOAT16, np.dtype(np.uint8): 2}
+_TYPES = {
+    np.dtype(np.float32): FLOAT,
+    np.dtype(np.int64): _INT64,
+    np.dtype(np.float16): _FLOAT16,
+    np.dtype(np.uint8): UINT8,
+}
 
 
 def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, wide: Collection[str]) -> GraphFile:
@@ -76,15 +80,13 @@ class _Network:
         self._rename(last, "logits")
 
     def _interface(self) -> None:
-        shape, caches = (
-            self.metadata,
-            [f"{layer}.{part}" for layer in range(self.metadata.layers) for part in ("key", "value")],
-        )
+        shape = self.metadata
+        caches = [f"{layer}.{part}" for layer in range(shape.layers) for part in ("key", "value")]
         windows = {shape.has_window(layer) for layer in range(shape.layers)}
         biases = [name for name, used in ((FULL_BIAS, False in windows), (WINDOW_BIAS, True in windows)) if used]
         cache = (1, shape.kv_heads)
         self.file.inputs = [
-            *(ValueInfo(name, _SCALAR_TYPES.get(name, INT64), _scalar_dims(name)) for name in SCALARS),
+            *(ValueInfo(name, _SCALAR_TYPES.get(name, _INT64), _scalar_dims(name)) for name in SCALARS),
             *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
             *(ValueInfo(f"past_key_values.{name}", FLOAT, (*cache, "P", shape.head_size)) for name in caches),
         ]
@@ -172,12 +174,8 @@ class _Network:
         normed = self.weights.has(f"{part}attn_q_norm.weight")
         matrices = [f"{name}.weight" for name in names]
         if not normed and self.weights.joinable(matrices):
-            return [
-                self._product(x, [(name, None) for name in matrices]),
-                "",
-                "",
-            ]
-        made = [self._product(x, [(f"{name}.weight", None)]) for name in names]
+            return [self._product(x, [(name, None) for name in matrices]), "", ""]
+        made = [self._product(x, [(name, None)]) for name in matrices]
         if normed:
             made[:2] = [self._head_norm(y, f"{name}_norm.weight") for y, name in zip(made, names[:2], strict=False)]
         return made

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Tables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 _LONG, _SHORT, _LLAMA3 = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 FACTORS = (_LONG, _SHORT, _LLAMA3)
-_BASE, _WINDOW_BASE = 10000.0, 10000.0
+_BASE = 10000.0
 
 
 def factors_name(metadata: Metadata) -> str:
@@ -34,7 +34,7 @@ def rotary_tables(metadata: Metadata, factors: Mapping[str, Floats], *, context:
     """Return cosines and sines [context, rotated values / 2]. window: of layers with a base of their own."""
     size = metadata.integer("rope.dimension_count", metadata.head_size)
     if window:
-        base, scaling = metadata.number("rope.freq_base_swa", _WINDOW_BASE), ""
+        base, scaling = metadata.number("rope.freq_base_swa", _BASE), ""
     else:
         base, scaling = metadata.number("rope.freq_base", _BASE), metadata.text("rope.scaling.type")
     frequencies = base ** (-np.arange(0, size, 2, dtype=np.float64) / size)

@@ -10,12 +10,13 @@ from edgedecode.arrays import FloatArray
 from .library import Matrix
 from .products import NotServed
 
-__all__ = ["matrix_of", "minima_of"]
+__all__ = ["BLOCK", "matrix_of", "minima_of"]
 
 _Bytes = npt.NDArray[np.uint8]
 _SCALE_NBYTES = 2
 _Q4_0, _Q4_1, _Q8_0 = 2, 3, 8
-_BLOCK = 32
+BLOCK = 32
+"""Values that share a scale and a minimum."""
 _MIDDLE = 8
 """What tiles of 4 bits subtract from each value."""
 
@@ -27,7 +28,7 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
     bits = 8 if kind == _Q8_0 else 4
     floats, values = _split(data, 2 if kind == _Q4_1 else 1, bits=bits)
     packed = _pairs(values) if bits == 4 else values ^ np.uint8(0x80)
-    return Matrix(packed, np.ascontiguousarray(floats[..., 0]), bits, _BLOCK)
+    return Matrix(packed, np.ascontiguousarray(floats[..., 0]), bits, BLOCK)
 
 
 def minima_of(kind: int, data: _Bytes) -> FloatArray | None:
@@ -41,7 +42,7 @@ def minima_of(kind: int, data: _Bytes) -> FloatArray | None:
 def _split(data: _Bytes, floats: int, *, bits: int) -> tuple[FloatArray, _Bytes]:
     """Return the floats that each block begins with, and its packed values."""
     start = floats * _SCALE_NBYTES
-    blocks = data.reshape(len(data), -1, start + _BLOCK * bits // 8)
+    blocks = data.reshape(len(data), -1, start + BLOCK * bits // 8)
     return np.ascontiguousarray(blocks[..., :start]).view("<f2").astype(np.float32), blocks[..., start:]
 
 

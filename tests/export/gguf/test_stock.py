@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.layouts import LAYOUTS
 from edgedecode.export.graph.graph_request import Span
@@ -61,7 +63,13 @@ ROPES = {
 }
 
 
-def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) -> float:
+def largest_error(
+    tiny: TinyModel,
+    folder: Path,
+    *,
+    span: Span | None = None,
+    logits: Callable[[Path, list[int]], FloatArray] = stock_logits,
+) -> float:
     """Export as floats; return the largest logit difference to transformers over the file's context, up to 100 ids."""
     model = write_model(folder / "model", tiny)
     manifest = export_gguf(model, folder / "pack", span=span or Span())
@@ -69,7 +77,7 @@ def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) ->
     tokens = random_tokens(min(100, context_in(path)))
     expected = framework_logits(model, tokens)
     assert expected.std() > 0.3
-    return float(np.abs(stock_logits(path, tokens) - expected).max())
+    return float(np.abs(logits(path, tokens) - expected).max())
 
 
 def test_layouts_cover_all_architectures() -> None:
