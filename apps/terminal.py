@@ -13,6 +13,8 @@ from edgedecode.user_notices import NOTICES, NoticeLines, ProgressLines, show_wo
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgedecode.library.offers import Offer
+
 __all__ = ["progress", "show_notices", "table_console"]
 
 _PASTED_WIDTH = 150
@@ -28,13 +30,26 @@ def table_console() -> Console:
 
 def show_notices() -> None:
     """Show notices, warnings and the progress of long work from now on. Idempotent."""
+    from edgedecode.library.offers import ask_before_downloads
+
     show_work(progress)
+    ask_before_downloads(_agreed)
     logger = logging.getLogger(NOTICES)
     for each in (logger, logging.getLogger("edgedecode")):
         if not any(isinstance(handler, NoticeLines) for handler in each.handlers):
             each.addHandler(NoticeLines())
     logger.setLevel(logging.INFO)
     logger.propagate = False  # a handler on the root logger would show these a second time
+
+
+def _agreed(offer: Offer) -> bool:
+    """Ask whether to download a model, on a terminal; elsewhere its name is the request, and a notice tells."""
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    sys.stderr.write(f"{offer} is not here. Download it? [Y/n] ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    return bool(answer) and answer.strip().lower() in ("", "y", "yes")
 
 
 @contextmanager

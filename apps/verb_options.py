@@ -34,10 +34,10 @@ from edgedecode.commands import (
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.library.find import find_pack
 from edgedecode.memory.limit import VARIABLE
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.structured.grammar import Grammar, GrammarKind
@@ -53,6 +53,7 @@ __all__ = [
     "add_sampling_options",
     "add_session_options",
     "given_sampling",
+    "locate_pack",
     "open_pair",
     "session_options",
     "system_messages",
@@ -63,6 +64,11 @@ def add_pack_options(parser: ArgumentParser) -> None:
     """Add the options that choose the pack, the engine and the memory limits."""
     group = parser.add_argument_group("pack and engine")
     add_pack(parser, group)
+    group.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="draft model for a GGUF file: another GGUF model with the same tokenizer; `edgedecode list` names them",
+    )
     group.add_argument(
         "--runtime",
         metavar="NAME",
@@ -264,15 +270,16 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
     later, not only the one that the arguments name.
     """
     _check_early(arguments)
+    show_notices()
+    locate_pack(arguments)
     adapter = getattr(arguments, "adapter", None)
     adapters = adapter is not None
     if adapter is not None or swaps:  # before the engines are measured
-        manifest = Manifest.load(find_pack(arguments.model))
+        manifest = Manifest.load(Path(arguments.model))
         if adapter is not None:
             manifest.located_adapter(adapter[0])
         elif manifest.adapters and arguments.kv_type is None:  # no ONNX graph has both
             adapters = any("lora" in graph.capabilities for graph in manifest.models["target"].graphs.values())
-    show_notices()
     with leaving_at_once():
         one_resident = _takes_turns(arguments)
         return load(
@@ -291,6 +298,11 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             one_resident=one_resident,
             draft_on=arguments.draft_on,
         )
+
+
+def locate_pack(arguments: Namespace) -> None:
+    """Put the folder of the pack that the arguments name in the place of its name. May download it."""
+    arguments.model, arguments.draft = str(find_pack(arguments.model, arguments.draft)), None
 
 
 def _takes_turns(arguments: Namespace) -> bool:

@@ -13,7 +13,7 @@ from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import keep_placement
-from edgedecode.pack.hub import find_pack
+from edgedecode.library.find import find_pack
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.trace import replay
@@ -77,7 +77,7 @@ def run(arguments: Namespace) -> int:
     prompts = read_choices(arguments)
     if arguments.scale is not None:
         show_notices()  # `scaled_pack` may wait for another bench, and says so
-        arguments.model = str(scaled_pack(arguments))
+        arguments.model, arguments.draft = str(scaled_pack(arguments)), None
     if arguments.memory_sweep is not None:
         return memory_sweep(arguments)
     if arguments.place is not None:
@@ -210,7 +210,7 @@ def _structured(bench: _Bench) -> Json:
 
 def _place(arguments: Namespace, prompts: Prompts) -> int:
     """Measure every placement, keep the fastest for --runtime auto, and return 0; 1 if none can run the pack."""
-    manifest = Manifest.load(find_pack(arguments.model))
+    manifest = Manifest.load(find_pack(arguments.model, arguments.draft))
     show_notices()
     with one_at_a_time():
         placements = candidates(draft="draft" in manifest.models)

@@ -59,6 +59,8 @@ AREAS: Mapping[str, str] = {
     "peers": "files that bench --against wrote for other engines",
     "locks": "locks of running benches and downloads; on Windows, of open packs too",
     "packs": "downloaded packs",
+    "models": "downloaded models: `edgedecode list` shows them, `edgedecode rm` removes one",
+    "headers": "what the headers of models on this machine say",
     "files": "packs of GGUF files that were opened without an import",
 }
 """Every folder in the user's cache and its contents. `cache clear` deletes only these."""

@@ -12,11 +12,9 @@ from edgedecode.text.printable import shown
 __all__ = ["QUOTES", "choice_hint", "option_hint", "sort_words", "unknown_option", "verb_hint"]
 
 _VERBS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("list", "ls", "ps"), "`edgedecode cache` lists what was downloaded, `edgedecode show PACK` a pack"
-    ),
-    **dict.fromkeys(("pull", "download", "get"), "`edgedecode run OWNER/NAME` downloads a pack when it is first used"),
-    **dict.fromkeys(("rm", "remove", "delete"), "`edgedecode cache clear --packs` deletes downloaded packs"),
+    **dict.fromkeys(("ls", "ps", "models", "search", "tags"), "did you mean `edgedecode list`?"),
+    **dict.fromkeys(("download", "get", "fetch", "install"), "did you mean `edgedecode pull`?"),
+    **dict.fromkeys(("remove", "delete", "uninstall"), "did you mean `edgedecode rm`?"),
     **dict.fromkeys(("create", "convert", "quantize"), "`edgedecode export` makes a pack, `edgedecode import` of GGUF"),
     **dict.fromkeys(("complete", "prompt", "ask", "cli"), "did you mean `edgedecode generate`?"),
     **dict.fromkeys(("server", "start", "api"), "did you mean `edgedecode serve`?"),
@@ -40,7 +38,8 @@ _OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("j", "schema", "format", "response-format"), "--json-schema"),
     **dict.fromkeys(("num-threads", "tb", "threads-batch", "n-threads"), "--threads"),
     **dict.fromkeys(("np", "n-parallel"), "--parallel"),
-    **dict.fromkeys(("draft", "draft-n", "num-speculative-tokens", "speculative-tokens"), "--draft-max"),
+    **dict.fromkeys(("md", "model-draft", "draft-model", "assistant", "speculative-model"), "--draft"),
+    **dict.fromkeys(("draft-n", "num-speculative-tokens", "speculative-tokens"), "--draft-max"),
     **dict.fromkeys(("api-key", "key"), "--api-key-file"),
     **dict.fromkeys(("verbose", "v", "timings"), "--stats"),
     **dict.fromkeys(("engine", "backend"), "--runtime"),
@@ -53,7 +52,7 @@ QUOTES = "put quotes around a text of several words"
 
 def verb_hint(word: str, verbs: Iterable[str]) -> str:
     """Return what to use instead of a command that does not exist."""
-    from edgedecode.pack.hub import names_pack  # late, to start fast
+    from edgedecode.library.names import names_pack  # late, to start fast
 
     if names_pack(word):
         return f"did you mean `edgedecode run {shown(word)}`?"
@@ -70,8 +69,6 @@ def option_hint(option: str, parser: ArgumentParser) -> str:
     """Return a hint at the option of `parser` that was probably meant; empty: none is near."""
     known = _options(parser)
     plain = option.partition("=")[0].lstrip("-").replace("_", "-")
-    if plain in {"md", "model-draft", "draft-model"} and "--model" in known:
-        return ": a pack holds both models, the target and the draft"
     meant = {name: name for name in known} | {f"--{other}": ours for other, ours in _OPTIONS.items() if ours in known}
     named = f"--{plain}" if f"--{plain}" in meant else f"--{plain.lower()}"
     near = [named] if named in meant else get_close_matches(named, meant, 1, 0.7) if len(plain) > 1 else []
@@ -117,7 +114,7 @@ def sort_words(given: Namespace, loose: Sequence[str]) -> str:
 
     loose: words that argparse left over because they follow an option.
     """
-    from edgedecode.pack.hub import could_be_pack, names_pack  # late, to start fast
+    from edgedecode.library.names import could_be_pack, names_pack  # late, to start fast
 
     words = [word for word in (given.pack, getattr(given, "prompt_text", None), *loose) if word is not None]
     answers = hasattr(given, "prompt_text")

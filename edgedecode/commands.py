@@ -118,7 +118,8 @@ def _shown(text: str) -> str:
 
 def add_pack(parser: ArgumentParser, group: ArgumentParser | _ArgumentGroup) -> None:
     """Add the pack as a word, and to `group` as an option; the command line puts either into `model`."""
-    parser.add_argument("pack", nargs="?", metavar="PACK", help="the pack: a folder, a hub id (owner/name) or `demo`")
+    what = "the model: a pack or a GGUF file, a name of `edgedecode list`, a hub id (owner/name) or `demo`"
+    parser.add_argument("pack", nargs="?", metavar="PACK", help=what)
     group.add_argument("-m", "--model", metavar="PACK", help="the same, as an option (default: demo, the bundled one)")
 
 

@@ -17,6 +17,8 @@ from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.library.find import find_pack
+from edgedecode.library.usage import hold_in_use
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
@@ -25,7 +27,6 @@ from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder, target_nbytes
@@ -66,6 +67,7 @@ class PackPlan:
 def load(  # noqa: PLR0913  (the options of a pack)
     pack: str | Path | None = None,
     *,
+    draft: str | Path | None = None,
     memory: int | str | None = None,
     runtime: str | Runtime | None = None,
     provider: str = "cpu",
@@ -80,8 +82,9 @@ def load(  # noqa: PLR0913  (the options of a pack)
     draft_on: str | None = None,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
-    """Open a pack: a folder, a hub id, or None for the bundled one.
+    """Open a model: the folder of a pack, a GGUF file, a name of `edgedecode list`, a hub id, or None: the bundled one.
 
+    draft: the draft model, likewise; both are then GGUF files with the same tokenizer.
     memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
     EDGEDECODE_MEMORY, the container's limit and the machine's memory.
     runtime: an installed engine's name, a `Runtime` object, or "auto": the fastest engine here that can run the pack,
@@ -116,7 +119,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
         limit=limit,
     )
     wanted = runtime if runtime is not None else default_runtime()
-    root = find_pack(pack)
+    root = find_pack(pack, draft)
     may_place = provider == PROCESSOR and draft_on is None
     try:
         with opening(root):
@@ -132,6 +135,7 @@ def plan(  # noqa: PLR0913  (as `load`)
     pack: str | Path | None = None,
     options: SessionOptions | None = None,
     *,
+    draft: str | Path | None = None,
     memory: int | str | None = None,
     runtime: str | None = None,
     provider: str = "cpu",
@@ -160,7 +164,7 @@ def plan(  # noqa: PLR0913  (as `load`)
         context=None if options is None else options.context,
     )
     wanted = runtime if runtime is not None else default_runtime()
-    root = find_pack(pack)
+    root = find_pack(pack, draft)
     with opening(root):
         manifest = check_pack(root, full=False)
         engine = None if wanted == AUTO else find_runtime(wanted)  # in `load`'s order, for the same process memory
@@ -294,6 +298,7 @@ def _open_pack(
             raise _refused(
                 error, manifest, root, tokenizer=tokenizer, engine=placed, request=request, limit=limit
             ) from None
+        pair.keep_in_use(hold_in_use(root))
         pair.keep_experience(_experience_path(manifest, placed, request, pair.target.card))
         return pair
 

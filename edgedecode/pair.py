@@ -14,6 +14,7 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
 from edgedecode.engines.wrappers.placed import devices_differ
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.locks import Lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
@@ -69,6 +70,7 @@ class Pair:
         self._experience_path: Path | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
+        self._in_use: Lock | None = None
         process = process_holder(tokenizer, budget)
         self._process = budget.reserve(*process, fixed=True, following=target_nbytes(manifest))
         footprint, turn = self._footprint(process), FairLock()
@@ -167,6 +169,10 @@ class Pair:
         """Load the scheduler's experience from `path`, and store it there again on close. None: it is not stored."""
         self.experience, self._experience_path = load_experience(path), path
 
+    def keep_in_use(self, lock: Lock | None) -> None:
+        """Release the lock that marks the pack as open when the pair is closed."""
+        self._in_use = lock
+
     def save_experience(self) -> None:
         """Store the scheduler's experience now, if it has a path."""
         self.turn.run(self._save_experience)
@@ -235,6 +241,8 @@ class Pair:
             for source in self.shared.sources.values():
                 closing.callback(source.close)
             self._sessions.clear()
+            if self._in_use is not None:
+                closing.callback(self._in_use.release)
             self._save_experience()
 
     def __enter__(self) -> Pair:

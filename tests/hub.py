@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgedecode.library.find import find_pack
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import find_pack
 
 
 @dataclass
@@ -40,12 +40,16 @@ class Hub:
             patch.setitem(sys.modules, "huggingface_hub", client)
             yield
 
-    def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
+    def model_info(self, name: str, *, timeout: float, files_metadata: bool = False) -> SimpleNamespace:
         self.calls.append(name)
         self.fetched.clear()
         if name == "no/such" or self.offline:
             raise RuntimeError("404 Client Error.\n\nRepository Not Found for url: https://…")
-        return SimpleNamespace(sha=list(self.commits)[-1])
+        commit, folder = list(self.commits.items())[-1]
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        listed = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+        siblings = [SimpleNamespace(rfilename=name, size=nbytes, lfs=None) for name, nbytes in listed]
+        return SimpleNamespace(sha=commit, siblings=siblings)
 
     def snapshot_download(self, name: str, *, revision: str = "", allow_patterns: list[str], local_dir: Path) -> str:
         revision = revision or list(self.commits)[-1]

@@ -37,6 +37,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
         *("decoding", "gguf", "onnx_format", "sampling", "text"),
         *("arrays", "cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
+    "library": {"cache", "engines", "errors", "gguf", "locks", "memory", "pack", "typed_json", "user_notices"},
     "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "pack", "turns"},
     "engines": {
         *("decoding", "drafters", "pack", "sampling"),
@@ -64,6 +65,7 @@ APPS = {"h11", "jsonschema_rs", "matplotlib", "msgspec", "numpy", "prompt_toolki
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
 LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the core
     Path("edgedecode/pack/hub.py"): "huggingface_hub",
+    Path("edgedecode/library/hub_files.py"): "huggingface_hub",
     Path("edgedecode/memory/process_memory.py"): "psutil",
     Path("edgedecode/plot_file.py"): "matplotlib",
     Path("edgedecode/structured/guidance.py"): "llguidance",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
 from edgedecode.commands import Command, add_json, print_json
+from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 
 __all__ = ["command"]

@@ -14,8 +14,8 @@ import numpy as np
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.commands import print_json
 from edgedecode.errors import CapabilityError
+from edgedecode.library.find import find_pack
 from edgedecode.options import DEFAULT_QUALITY
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.plot_file import check_plot
@@ -59,7 +59,7 @@ def run_calibration(arguments: Namespace) -> int:
     tasks = read_tasks(Path(arguments.prompts), limit=arguments.limit)
     if any(task.kind is Kind.CODE for task in tasks):
         raise InputError(f"{arguments.prompts} holds code tasks: calibrate on questions whose answers are text")
-    root = find_pack(arguments.model)
+    root = find_pack(arguments.model, arguments.draft)
     with open_pair(arguments) as pair:
         if "draft" not in pair.manifest.models:
             raise CapabilityError("this pack has no draft model to switch to: export it with --draft")

@@ -16,8 +16,8 @@ from edgedecode import InputError, Message, Pair, load
 from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError
+from edgedecode.library.find import find_pack
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer

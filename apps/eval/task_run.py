@@ -12,7 +12,7 @@ from pathlib import Path
 from edgedecode import Pair, SamplingOptions, SessionOptions, load
 from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.pack.hub import find_pack
+from edgedecode.library.find import find_pack
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.plot_file import check_plot

@@ -14,7 +14,7 @@ from edgedecode.open_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console
-from ..verb_options import add_pack_options
+from ..verb_options import add_pack_options, locate_pack
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,6 +69,7 @@ class PlanCommand:
         if arguments.turn_tokens is not None and arguments.turns is None:
             raise InputError("--turn-tokens is the length of each of the --turns: give both")
         show_notices()
+        locate_pack(arguments)
         made = plan(
             arguments.model,
             _options(arguments),

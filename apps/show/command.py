@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from edgedecode.commands import Command, add_json, add_pack, print_json
+from edgedecode.library.find import find_pack
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 

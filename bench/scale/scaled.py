@@ -17,11 +17,11 @@ from edgedecode import CapabilityError, InputError
 from edgedecode.apps.terminal import progress
 from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.errors import ManifestError
+from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import ActivationsWay
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry
 from edgedecode.pack.new_folder import new_folder, remove_abandoned
 
@@ -66,7 +66,7 @@ def scaled_pack(arguments: Namespace) -> Path:
     nbytes = parse_nbytes(arguments.scale)
     if arguments.runtime == "llama":
         raise CapabilityError("--scale widens ONNX graphs, which llama.cpp cannot run: leave out --runtime llama")
-    root = find_pack(arguments.model)
+    root = find_pack(arguments.model, arguments.draft)
     manifest = Manifest.load(root)
     own = manifest.weights_nbytes("target")
     if nbytes < own:

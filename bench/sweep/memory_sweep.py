@@ -16,11 +16,11 @@ from edgedecode.commands import print_json
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.engines.selection import AUTO
+from edgedecode.library.find import find_pack
 from edgedecode.memory.limit import VARIABLE
 from edgedecode.memory.peaks import PeakSampler
 from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory
-from edgedecode.pack.hub import find_pack
 from edgedecode.text.prompts import interleaved
 
 from ..lock import one_at_a_time
@@ -40,7 +40,7 @@ def memory_sweep(arguments: Namespace) -> int:
     """Measure, print the results, and return 0 if every chat finished within its budget."""
     engines = _engines(arguments.runtime)
     _check_sampler()
-    root = find_pack(arguments.model)
+    root = find_pack(arguments.model, arguments.draft)
     order = _order(arguments, pack=str(root), turns=arguments.turns or TURNS)
     show_notices()
     conditions = SweepConditions.of(root, arguments, engines=engines, turns=order["turns"])

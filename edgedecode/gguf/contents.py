@@ -15,7 +15,7 @@ from edgedecode.errors import ManifestError
 
 from .fields import Array, FieldReader, Truncated, Value
 
-__all__ = ["ALIGNMENT", "BLOCKS", "Contents", "Tensor", "read_contents"]
+__all__ = ["ALIGNMENT", "BLOCKS", "TYPE_NAMES", "Contents", "Tensor", "read_contents"]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -58,6 +58,12 @@ BLOCKS: dict[int, tuple[int, int]] = {
     39: (32, 17),  # MXFP4
 }
 """Tensor type → values per block and bytes per block."""
+_TYPES = (
+    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S "
+    "IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
+)
+TYPE_NAMES = {number: name for number, name in enumerate(_TYPES.split()) if name != "-"}
+"""ggml's name of each tensor type."""
 ALIGNMENT = 32
 """The default alignment of tensors in bytes, and the smallest that llama.cpp accepts."""
 

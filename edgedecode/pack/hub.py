@@ -1,18 +1,14 @@
-"""Finds a pack by folder or hub id, or the bundled one. Contacts the hub only when the name is not a folder.
-
-A download is atomic: afterwards the folder holds exactly the files of the new manifest.
-"""
+"""Packs of the hub, and the bundled one. A download is atomic: afterwards the folder holds exactly the files of the new
+manifest."""
 
 from __future__ import annotations
 
 import math
-import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from glob import escape
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from edgedecode.cache import area, aside, cache_folder
@@ -25,107 +21,30 @@ from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
 
-__all__ = ["BUNDLED_PACK", "could_be_pack", "find_pack", "names_pack"]
+__all__ = ["BUNDLED_PACK", "hub_pack", "hub_pack_folder"]
 
 BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0
 _HUB_METADATA = Path(".cache", "huggingface")
 """Metadata that huggingface_hub stores next to the files."""
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
-"""How a path begins that is no hub id. One slash alone begins a command of a chat."""
-_BUNDLED = "demo"
-"""The bundled pack's name, unless the current folder has a pack of this name."""
-_GGUF = b"GGUF"
-_PACKERS = "edgedecode.packers"
-"""Entry points: what makes a pack of a model's file, by its format."""
-_MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 
 
-def find_pack(name: str | Path | None) -> Path:
-    """Return the folder of the pack `name`: a folder, a GGUF file, or a hub id (downloaded, or cached when offline).
+def hub_pack_folder(name: str) -> Path | None:
+    """Return the folder of a downloaded pack, also of one whose last step was interrupted; None: there is none."""
+    folder = _folder(name)
+    return folder if folder.is_dir() or _sibling(folder, "new").exists() else None
 
-    None, `demo`: the bundled pack. Raises ManifestError with one line that says what was tried.
+
+def hub_pack(name: str, commit: str = "") -> Path:
+    """Return the folder of a hub pack, updated; if the update fails, the cached copy, with a notice.
+
+    commit: the latest one; empty: ask the hub. Raises ManifestError.
     """
-    if name is None or (str(name) == _BUNDLED and not (Path(name) / MANIFEST_NAME).is_file()):
-        if not BUNDLED_PACK.is_dir():
-            raise ManifestError("this installation has no bundled pack: give one with -m, or run `make pack`")
-        return BUNDLED_PACK
-    if name == "":
-        raise ManifestError("the name of the pack is empty: give a folder or a hub id")
-    folder = _expanded(name)
-    if _is_gguf(folder):
-        return _of_file(folder)
-    if folder.exists() or isinstance(name, Path) or not _is_hub_id(name):
-        if not folder.exists():
-            hub = "" if _is_path(str(name)) else ", and it is not a hub id (owner/name)"
-            what = "file" if folder.suffix in _MODEL_FILES else "folder"
-            raise ManifestError(f"there is no {what} {str(name)!r}{hub}")
-        return folder
-    return _from_hub(name)
-
-
-def names_pack(word: str) -> bool:
-    """Return whether a word alone means a pack or a model: `demo`, a hub id, one that is here, or a path."""
-    if word == _BUNDLED or _is_hub_id(word) or (_is_path(word) and not re.search(r"\s", word)):
-        return True
-    with suppress(OSError):  # a long text is no file name
-        return _is_gguf(_expanded(word)) or any(
-            (_expanded(word) / name).is_file() for name in (MANIFEST_NAME, "config.json")
-        )
-    return False
-
-
-def could_be_pack(word: str) -> bool:
-    """Return whether a word may mean a pack where one is expected: also any folder, hub id or path."""
-    if names_pack(word) or re.fullmatch(r"\S*/\S*", word):
-        return True
-    with suppress(OSError):
-        return _expanded(word).is_dir()
-    return False
-
-
-def _is_path(word: str) -> bool:
-    return bool(_PATH.match(word)) or word.endswith(_MODEL_FILES)
-
-
-def _is_gguf(path: Path) -> bool:
-    if path.suffix == ".gguf" or not path.is_file():
-        return path.is_file()
-    with path.open("rb") as file:
-        return file.read(len(_GGUF)) == _GGUF
-
-
-def _of_file(path: Path) -> Path:
-    """Return the folder of a GGUF file's pack, which the import makes: it registers itself, as the core is below it."""
-    for entry in entry_points(group=_PACKERS, name="gguf"):
-        make: Callable[[Path], Path] = entry.load()
-        return make(path)
-    raise ManifestError(f"this installation cannot import {path}: install edgedecode again")
-
-
-def _is_hub_id(name: str) -> bool:
-    return bool(_HUB_ID.fullmatch(name)) and not _is_path(name)
-
-
-def _expanded(name: str | Path) -> Path:
-    """Replace a leading ~, which a shell leaves in place after `=`, by the home folder."""
-    with suppress(RuntimeError):  # there is no home
-        return Path(name).expanduser()
-    return Path(name)
-
-
-def _downloads() -> Path:
-    return area("packs")
-
-
-def _from_hub(name: str) -> Path:
-    """Return the folder of a hub pack, updated; if the update fails, the cached copy, with a notice."""
-    folder = _downloads() / name.replace("/", "--")
+    folder = _folder(name)
     reason = ""
     try:
-        _update(folder, name)
+        _update(folder, name, commit or _latest_commit(name))
     except ImportError:
         raise ManifestError(
             f"{name!r} is not a folder; hub ids need huggingface_hub: pip install huggingface_hub"
@@ -145,9 +64,8 @@ def _from_hub(name: str) -> Path:
     return folder
 
 
-def _update(folder: Path, name: str) -> None:
-    """Download the latest commit unless `folder` already holds it. Raises whatever huggingface_hub raises."""
-    commit = _latest_commit(name)
+def _update(folder: Path, name: str, commit: str) -> None:
+    """Download a commit unless `folder` already holds it. Raises whatever huggingface_hub raises."""
     if commit == _commit_of(folder) and not _sibling(folder, "old").exists():
         return
     with _download_lock(folder):
@@ -248,6 +166,10 @@ def _swap_in(folder: Path) -> None:
             new.rename(folder)
     if old.is_dir():
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _folder(name: str) -> Path:
+    return area("packs") / name.replace("/", "--")
 
 
 def _sibling(folder: Path, what: str) -> Path:

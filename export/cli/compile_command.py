@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
 from edgedecode.errors import InputError
+from edgedecode.library.find import find_pack
 from edgedecode.pack.chips import CHIPS
-from edgedecode.pack.hub import find_pack
 
 from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest, require_compiler
 from .common import notices_shown, pack_is_there, quiet

@@ -13,7 +13,7 @@ from edgedecode.adapters.adapter_change import check_fits, gguf_projections
 from edgedecode.adapters.gguf_adapter import read_gguf_adapter
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.errors import ExportError
-from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
+from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, Contents, Tensor, read_contents
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import Generation
@@ -40,12 +40,6 @@ _ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec
 """Architectures that encode texts or fill gaps, but do not generate continuations."""
 
 _SAMPLING = "general.sampling."
-_TYPES = (
-    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S "
-    "IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
-)
-_NAMES = {number: name for number, name in enumerate(_TYPES.split()) if name != "-"}
-"""ggml's name of each tensor type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +165,13 @@ def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
         bits=_bits(kinds[0]),
         block_size=block if block > 1 else 0,
         head_bits=_bits(tensors.get(OUTPUT, tensors[EMBEDDING]).type),
-        quantization=", ".join(_NAMES[kind] for kind in kinds),
+        quantization=", ".join(TYPE_NAMES[kind] for kind in kinds),
     )
 
 
 def _bits(kind: int) -> int:
     """Return the number of bits in a type's name."""
-    digits = re.search(r"\d+", _NAMES[kind])
+    digits = re.search(r"\d+", TYPE_NAMES[kind])
     assert digits is not None
     return int(digits[0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgedecode import load
 from edgedecode.engines.registry import find_drafter, find_runtime
 from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
-from edgedecode.pack.hub import find_pack
+from edgedecode.library.find import find_pack
 from edgedecode.pack.manifest import Manifest, TrimEntry
 from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import read_prompts

@@ -21,7 +21,7 @@ from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, t
 from edgedecode.apps.tasks.arms import ArmResult
 from edgedecode.apps.tasks.task_files import Kind, Task
 from edgedecode.cli import main
-from edgedecode.pack import hub
+from edgedecode.library import find
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
@@ -124,7 +124,7 @@ def test_calibrate_shows_a_target_that_answers_no_held_out_question(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(hub, "BUNDLED_PACK", pack)
+    monkeypatch.setattr(find, "BUNDLED_PACK", pack)
     rows = [json.dumps({"question": "Say x.", "answer": "nothing says this"})] * 40
     with edgedecode.load(pack, runtime="onnx") as pair, pair.session(PLAIN) as session:
         rows[0] = json.dumps({"question": "77 + 47 =", "answer": session.generate("77 + 47 =", max_tokens=4).text})

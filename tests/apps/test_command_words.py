@@ -19,6 +19,8 @@ from edgedecode.cli import main
 from edgedecode.command_words import sort_words
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import ManifestError
+from edgedecode.library import find
+from edgedecode.library.offers import Offer
 from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
 from tests.apps.conftest import Run, command_line
@@ -48,14 +50,16 @@ JSON_RUNS: dict[str, list[str]] = {
     "bench": ["--quick", "--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4"],
     "cache": ["show"],
     "devices": [],
+    "demo": ["-n", "2"],
     "eval": ["demo", "--kv-types", "--limit", "2", "-n", "4"],
     "generate": ["demo", "How many days are in a week?", "-n", "8"],
+    "list": [],
     "plan": ["demo"],
     "show": ["demo"],
 }
 """Words of a short run, of each verb whose run needs no other files."""
-ELSEWHERE = {"calibrate", "compile", "export", "import", "lint", "package", "selftest", "trim"}
-"""Verbs whose JSON other tests read: they write packs or need a compiler."""
+ELSEWHERE = {"calibrate", "compile", "export", "import", "lint", "package", "pull", "rm", "selftest", "trim"}
+"""Verbs whose JSON other tests read: they write packs, need a compiler, or change the library."""
 
 
 def test_every_verb_with_json_is_known_here() -> None:
@@ -170,7 +174,7 @@ def test_demo_is_a_pack_of_the_verbs_that_change_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = Path(shutil.copytree(hub.BUNDLED_PACK, tmp_path / "copy"))
-    monkeypatch.setattr(hub, "BUNDLED_PACK", copy)
+    monkeypatch.setattr(find, "BUNDLED_PACK", copy)
     assert main(["trim", "demo", "--remove", "--json"]) == 0
     removed = json.loads(capsys.readouterr().out)["removed"]
     assert removed
@@ -188,10 +192,9 @@ def test_two_packs_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
 
 
 SUGGESTED: list[tuple[str, str]] = [
-    ("list", "edgedecode cache"),
-    ("pull x", "edgedecode run OWNER/NAME"),
-    ("ls", "edgedecode cache"),
-    ("rm x", "edgedecode cache clear"),
+    ("ls", "edgedecode list"),
+    ("download x", "edgedecode pull"),
+    ("uninstall x", "edgedecode rm"),
     ("genrate hi", "did you mean `edgedecode generate`?"),
     ("help", "edgedecode --help"),
     ("generate hi --temperature 1", "did you mean --temp?"),
@@ -212,8 +215,8 @@ SUGGESTED: list[tuple[str, str]] = [
     ("generate hi --rule Mtch", "did you mean match?"),
     ("GENERATE hi", "did you mean `edgedecode generate`?"),
     ("benchmark", "did you mean `edgedecode bench`?"),
-    ("demo", "did you mean `edgedecode run demo`?"),
-    ("-m demo", "did you mean `edgedecode run demo`?"),
+    ("generate hi --model-draft x", "did you mean --draft?"),
+    ("-m owner/name", "did you mean `edgedecode run owner/name`?"),
     ("owner/name", "did you mean `edgedecode run owner/name`?"),
     ("--verison", "did you mean --version?"),
     ("-v", "did you mean --version?"),
@@ -239,10 +242,10 @@ def test_a_prompt_instead_of_a_command_is_said(capsys: pytest.CaptureFixture[str
 def test_a_hub_id_alone_is_the_pack(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(name: str) -> Path:
+    def missing(name: str) -> Offer:
         raise ManifestError(f"{name} was asked of the hub")
 
-    monkeypatch.setattr(hub, "_from_hub", missing)
+    monkeypatch.setattr(find, "hub_offer", missing)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hello"), isatty=lambda: False))
     assert main([verb, "owner/name"]) == 1
     assert "owner/name was asked of the hub" in capsys.readouterr().err
@@ -262,7 +265,7 @@ def test_a_path_is_never_asked_of_the_hub(
     def asked(*_: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(hub, "_from_hub", asked)
+    monkeypatch.setattr(find, "hub_offer", asked)
     assert main(["show", name]) == 1
     assert "there is no" in capsys.readouterr().err
 

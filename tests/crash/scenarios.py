@@ -293,7 +293,7 @@ def published(work: Path) -> None:
 
 
 def downloaded(commit: str) -> Work:
-    from edgedecode.pack.hub import find_pack
+    from edgedecode.library.find import find_pack
 
     def run(work: Path) -> None:
         hub(commit)
@@ -304,7 +304,7 @@ def downloaded(commit: str) -> Work:
 
 def downloaded_state(work: Path) -> str:
     """Return the state of the pack without the hub."""
-    from edgedecode.pack.hub import find_pack
+    from edgedecode.library.find import find_pack
     from edgedecode.pack.integrity import check_files
     from edgedecode.pack.manifest import Manifest
 

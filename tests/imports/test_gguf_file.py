@@ -17,8 +17,9 @@ from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError
+from edgedecode.library.find import find_pack
+from edgedecode.library.names import names_pack
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.hub import find_pack, names_pack
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.small_tokenizers import byte_level

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
+from edgedecode.library import find
+from edgedecode.library.find import find_pack
 from edgedecode.locks import take_lock
 from edgedecode.pack import gate as pack_gate
 from edgedecode.pack import hub
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import check_files, file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 from edgedecode.pack.pack_lock import opening
@@ -63,8 +64,8 @@ def test_find_pack_returns_an_existing_folder(tmp_path: Path, downloads: Hub, mo
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "./folder", "a/b/c", "", "ow ner/name", "a\0b"])
 def test_find_pack_refuses_a_name_that_is_neither_folder_nor_hub_id(name: str, downloads: Hub) -> None:
-    other = "$" if name.startswith(("/", ".")) else ", and it is not a hub id"
-    message = f"there is no folder '[^']*'{other}" if name else "the name of the pack is empty"
+    other = "folder '[^']*'$" if name.startswith(("/", ".")) else "folder and no model '[^']*', and it is no hub id"
+    message = f"there is no {other}" if name else "the name of the pack is empty"
     with pytest.raises(ManifestError, match=message) as refusal:
         find_pack(name)
     assert "\n" not in str(refusal.value)
@@ -95,7 +96,7 @@ def test_find_pack_downloads_each_hub_id_into_a_separate_folder(tmp_path: Path, 
 
 
 def test_find_pack_reports_a_refusal_by_the_hub_in_one_line(downloads: Hub) -> None:
-    with pytest.raises(ManifestError, match=r"could not be downloaded from the hub \(404 Client Error\.\)") as refusal:
+    with pytest.raises(ManifestError, match=r"could not be found on the hub \(404 Client Error\.\)") as refusal:
         find_pack("no/such")
     assert "\n" not in str(refusal.value)
     assert len(downloads.calls) == 1
@@ -235,9 +236,9 @@ def test_find_pack_without_the_hub_client_names_the_pip_command(monkeypatch: pyt
 
 
 def test_find_pack_without_a_name_returns_the_bundled_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "BUNDLED_PACK", tmp_path)
+    monkeypatch.setattr(find, "BUNDLED_PACK", tmp_path)
     assert find_pack(None) == tmp_path
-    monkeypatch.setattr(hub, "BUNDLED_PACK", tmp_path / "absent")
+    monkeypatch.setattr(find, "BUNDLED_PACK", tmp_path / "absent")
     with pytest.raises(ManifestError, match="no bundled pack: give one with -m"):
         find_pack(None)
 

@@ -76,7 +76,7 @@ class PackageCommand:
 
 
 def _read(arguments: Namespace) -> PackageRequest:
-    from edgedecode.pack.hub import find_pack
+    from edgedecode.library.find import find_pack
 
     from ..devices import PHONES, find_device
     from ..request import PackageRequest, check_package_name, read_chip

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json
 from edgedecode.errors import ManifestError
+from edgedecode.library.prepared import TILES_NAME
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice, work
@@ -93,7 +94,7 @@ def prepare_tiles(
     """
     folder = cache_folder(FOLDER) if digest else None
     if folder is not None:
-        path = folder / f"{_key(stored, digest)}{_TILES}"
+        path = folder / f"{digest[:TILES_NAME]}-{_key(stored, digest)}{_TILES}"
         try:
             if not is_whole(path):
                 _build(library, stored, path, release=release)

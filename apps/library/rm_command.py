@@ -1,0 +1,85 @@
+"""The verb `rm`: remove a model that `pull` downloaded, and what was prepared of it."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgedecode.cache import area
+from edgedecode.commands import Command, add_json, print_json
+from edgedecode.errors import InputError
+
+if TYPE_CHECKING:
+    from edgedecode.library.stored import StoredModel
+
+__all__ = ["command"]
+
+
+class RmCommand:
+    """Only the library is changed: models of other programs and packages, and other folders, stay as they are."""
+
+    name = "rm"
+    help = "remove a pulled model"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", metavar="NAME", help="a model in the library, by its name in `edgedecode list`")
+        add_json(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        from edgedecode.library.prepared import pack_of
+        from edgedecode.library.usage import is_in_use
+        from edgedecode.memory.sizes import format_nbytes
+
+        model = _chosen(arguments.model)
+        if is_in_use(pack_of(model)):
+            raise InputError(f"{model.name} is in use: end the process that runs it, then remove it")
+        nbytes = _remove(model)
+        print(f"removed {model.name}: {format_nbytes(nbytes, 0)}, {model.path}")
+        if arguments.json:
+            print_json({"name": model.name, "path": str(model.path), "nbytes": nbytes})
+        return 0
+
+
+def _chosen(name: str) -> StoredModel:
+    from edgedecode.library.names import BUNDLED, named, near_names, one_of
+    from edgedecode.library.stored import Store
+    from edgedecode.library.stores import stored_models
+
+    if name == BUNDLED:
+        raise InputError("the bundled pack belongs to the installation: it is not removed")
+    models = stored_models()
+    own = [model for model in models if model.store is Store.LIBRARY]
+    if found := named(name, own):
+        return one_of(name, found)
+    if others := named(name, models):
+        raise InputError(f"{others[0].place} was not pulled, and is left as it is: remove it where it came from")
+    near = near_names(name, own)
+    hint = f"did you mean {' or '.join(near)}?" if near else _listed(own)
+    raise InputError(f"the library has no model {name!r}: {hint}")
+
+
+def _listed(own: Sequence[StoredModel]) -> str:
+    return f"it has {', '.join(model.name for model in own[:6])}" if own else "it is empty"
+
+
+def _remove(model: StoredModel) -> int:
+    """Remove a model and what was prepared of it; return the bytes."""
+    from edgedecode.library.prepared import remove_prepared
+    from edgedecode.pack.pack_lock import changing
+
+    nbytes = model.nbytes + remove_prepared(model)
+    if model.path.is_dir():
+        with changing(model.path):
+            shutil.rmtree(model.path)
+        return nbytes
+    model.path.unlink()
+    folder = model.path.parent
+    while folder != area("models") and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+    return nbytes
+
+
+command: Command = RmCommand()

@@ -1,0 +1,188 @@
+"""Models of other programs, of packages and of folders: found under their names, and never changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from edgedecode.errors import ManifestError
+from edgedecode.library.find import find_pack
+from edgedecode.library.names import could_be_pack, names_pack
+from edgedecode.library.stored import is_model_name, weight_type
+from edgedecode.library.stores import stored_models
+from edgedecode.pack.manifest import Manifest
+
+from .conftest import Stores, listing, wheel, written
+
+Made = Callable[..., bytes]
+
+
+def names() -> dict[str, str]:
+    return {model.name: model.store.value for model in stored_models()}
+
+
+def test_every_store_is_found(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", b"1")
+    stores.lm_studio("them/tiny-GGUF", "mmproj-tiny-F16.gguf", b"2")
+    stores.ollama("library/tiny:135m", b"3")
+    stores.ollama("someone/tiny:latest", b"4")
+    stores.hub("owner/repo", "repo.Q4_K_M.gguf", b"5")
+    written(stores.home / ".cache" / "llama.cpp" / "flat.gguf", b"6")
+    written(tmp_path / "mine" / "deep" / "own.gguf", b"7")
+    written(tmp_path / "cache" / "models" / "owner--pulled" / "pulled-Q4_0.gguf", b"8")
+    monkeypatch.setenv("EDGEDECODE_MODELS", os.pathsep.join([str(tmp_path / "mine"), str(tmp_path / "none")]))
+    with ZipFile(wheel(tmp_path, "some-model", {"model.Q4_1.gguf": b"9"})) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert names() == {
+        "owner/pulled:Q4_0": "library",
+        "some-model": "package",
+        "owner/repo:Q4_K_M": "hub cache",
+        "them/tiny-GGUF:Q8_0": "LM Studio",
+        "tiny:135m": "Ollama",
+        "host.example/someone/tiny:latest": "Ollama",
+        "flat": "llama.cpp",
+        "own": "folder",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny:135m", "TINY:135M", "tiny", "them/lm-GGUF", "them/lm-GGUF:q8_0", "lm-Q8_0", "lm-GGUF:Q8_0", "lm-Q8_0.gguf"],
+)
+def test_a_model_runs_where_it_lies(name: str, stores: Stores, made: Made) -> None:
+    stores.ollama("library/tiny:135m", made("Q8_0"))
+    stores.lm_studio("them/lm-GGUF", "lm-Q8_0.gguf", made("Q4_0"))
+    before = listing(stores.home)
+    manifest = Manifest.load(find_pack(name))
+    (outside,) = manifest.outside.values()
+    assert Path(outside.path).is_relative_to(stores.home)
+    assert manifest.name == ("lm-Q8_0" if "lm" in name else "tiny:135m")
+    assert manifest.chat_template is not None
+    assert listing(stores.home) == before
+    assert names_pack(name)
+
+
+def test_a_link_in_the_hub_cache_is_followed(stores: Stores, made: Made) -> None:
+    link = stores.hub("owner/repo", "repo-Q8_0.gguf", made())
+    (outside,) = Manifest.load(find_pack("owner/repo")).outside.values()
+    assert Path(outside.path) == link.resolve()
+
+
+def test_names_are_completed_and_suggested(stores: Stores, made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    stores.ollama("library/granite:350m", made())
+    stores.lm_studio("them/other-GGUF", "other-Q8_0.gguf", made("Q4_0"))
+    with caplog.at_level("INFO", "edgedecode.user_notices"):
+        assert Manifest.load(find_pack("gran")).name == "granite:350m"
+    assert "gran is completed to granite:350m (Ollama)" in caplog.text
+    for word, near in (("grnite", "granite:350m"), ("gr", ""), ("othr-gguf", "them/other-GGUF:Q8_0")):
+        if near:
+            with pytest.raises(ManifestError, match=f"did you mean {near}"):
+                find_pack(word)
+        assert could_be_pack(word)
+    assert not names_pack("gran")
+    assert not could_be_pack("zzz")
+    assert not could_be_pack("tell a story")
+    with pytest.raises(ManifestError, match="`edgedecode list` lists the models"):
+        find_pack("zzz")
+
+
+def test_two_files_of_one_name_are_both_named(stores: Stores, made: Made) -> None:
+    one = stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made("Q8_0"))
+    other = stores.lm_studio("others/tiny-GGUF", "tiny-Q8_0.gguf", made("Q4_0"))
+    with pytest.raises(ManifestError, match="2 models are named 'tiny-Q8_0'") as refusal:
+        find_pack("tiny-Q8_0")
+    assert str(one) in str(refusal.value)
+    assert str(other) in str(refusal.value)
+    assert find_pack("them/tiny-GGUF") != find_pack("others/tiny-GGUF")
+    other.write_bytes(one.read_bytes())  # copies count once
+    assert find_pack("tiny-Q8_0") == find_pack(other)
+
+
+def test_a_folder_of_one_file_is_the_file(home: Path, made: Made) -> None:
+    path = written(home / "folder" / "a.gguf", made())
+    written(home / "folder" / "mmproj-a.gguf", b"no model")
+    assert find_pack("folder") == find_pack(path) == find_pack(path.parent)
+    written(home / "folder" / "b.gguf", made())
+    with pytest.raises(ManifestError, match=r"holds 2 GGUF models \(a.gguf, b.gguf\): give the path of one"):
+        find_pack("folder")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        ("model", b"", "its manifest names .*sha256-[0-9a-f]{64}, which is not there: pull it again with Ollama"),
+        ("tensor", b"x", "its weights are no GGUF file"),
+        ("adapter", b"x", "a model with an adapter"),
+        ("license", b"x", "names no model"),
+    ],
+)
+def test_an_ollama_model_that_cannot_be_used_says_why(kind: str, data: bytes, message: str, stores: Stores) -> None:
+    stores.ollama("library/tiny:135m", data, kind=kind)
+    with pytest.raises(ManifestError, match=rf"^tiny:135m \(Ollama\): .*{message}") as refusal:
+        find_pack("tiny:135m")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"layers": 3}', b'{"layers": [{"digest": 1}]}', b"\xff\xfe"])
+def test_a_damaged_ollama_manifest_is_a_problem_of_one_model(text: bytes, stores: Stores) -> None:
+    blob = stores.ollama("library/tiny:135m", b"x")
+    written(blob.parents[1] / "manifests" / "host.example" / "library" / "bad" / "1", text)
+    assert {model.name: bool(model.problem) for model in stored_models()} == {"bad:1": True, "tiny:135m": False}
+
+
+def test_a_digest_that_leads_out_of_the_store_is_refused(stores: Stores) -> None:
+    blob = stores.ollama("library/tiny:135m", b"x")
+    manifest = blob.parents[1] / "manifests" / "host.example" / "library" / "tiny" / "135m"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace("sha256:", "sha256:../../"), encoding="utf-8")
+    with pytest.raises(ManifestError, match="names no model"):
+        find_pack("tiny:135m")
+
+
+def test_an_interrupted_download_of_the_hub_cache_is_no_model(stores: Stores) -> None:
+    stores.hub("owner/repo", "repo-Q8_0.gguf", b"1").resolve().unlink()
+    assert names() == {}
+
+
+def test_a_target_and_its_draft_are_two_files(stores: Stores, made: Made, home: Path) -> None:
+    stores.ollama("library/big:1", made("Q8_0"))
+    small = stores.lm_studio("them/small-GGUF", "small-Q8_0.gguf", made("Q8_0", layers=1))
+    pack = find_pack("big:1", "small-Q8_0")
+    assert {*Manifest.load(pack).models} == {"target", "draft"}
+    assert find_pack("big:1", small) == pack
+    assert {*Manifest.load(find_pack("big:1")).models} == {"target"}
+    assert pack.is_dir()
+    (home / "pack").mkdir()
+    with pytest.raises(ManifestError, match="--draft pairs two GGUF files"):
+        find_pack(home / "pack", small)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("Qwen3-0.6B-Q4_K_M.gguf", "Q4_K_M"),
+        ("m.q8_0.gguf", "Q8_0"),
+        ("m-IQ4_XS-00001-of-00002.gguf", "IQ4_XS"),
+        ("m-BF16.gguf", "BF16"),
+        ("m-MXFP4_MOE.gguf", "MXFP4_MOE"),
+        ("model.gguf", ""),
+        ("EQ4.gguf", ""),
+    ],
+)
+def test_a_name_tells_the_type(file: str, kind: str) -> None:
+    assert weight_type(file) == kind
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        *(("a.gguf", True), ("a.GGUF", True), ("a-00001-of-00002.gguf", True), ("a-00002-of-00002.gguf", False)),
+        *(("mmproj-a.gguf", False), ("a.mmproj-f16.gguf", False), ("mtp-a.gguf", False), ("a.bin", False)),
+    ],
+)
+def test_files_beside_a_model_are_none(file: str, expected: bool) -> None:
+    assert is_model_name(file) == expected

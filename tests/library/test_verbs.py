@@ -1,0 +1,199 @@
+"""The verbs `list`, `rm` and `demo`, and models that are named where they are used."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode.apps import terminal
+from edgedecode.apps.library.demo_command import DEMO_MODEL, PROMPTS
+from edgedecode.cli import main
+from edgedecode.errors import ManifestError
+from edgedecode.library import find
+from edgedecode.library.offers import Offer, ask_before_downloads, fetched
+from edgedecode.library.prepared import pack_of
+from edgedecode.library.stores import stored_models
+from edgedecode.library.usage import is_in_use
+from edgedecode.runtimes.onnx.kernels.trial import tried
+
+from .conftest import Stores, listing, written
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+own_kernels = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
+Made = Callable[..., bytes]
+
+
+@pytest.fixture(autouse=True)
+def one_context() -> Any:
+    """Forget the question before downloads that a verb sets."""
+    yield
+    ask_before_downloads(None)
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+    assert main(["list", "--json", *words]) == 0
+    return {model["name"]: model for model in json.loads(capsys.readouterr().out)["models"]}
+
+
+@own_kernels
+def test_list_tells_what_a_header_says(stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    stores.ollama("library/big:1", made("Q8_0"))
+    stores.lm_studio("them/small-GGUF", "small-Q4_0.gguf", made("Q4_0", layers=1))
+    stores.lm_studio("them/half-GGUF", "half-Q4_0.gguf", made("Q4_0")[:-3000])
+    stores.ollama("library/gone:1", b"")
+    before = listing(stores.home)
+    found = listed(capsys)
+    assert listing(stores.home) == before
+    big, small = found["big:1"], found["them/small-GGUF:Q4_0"]
+    assert (big["store"], big["weights"], big["context"], big["architecture"]) == ("Ollama", "Q8_0", 1024, "llama")
+    assert (big["engines"][0], big["refused"], big["nbytes"]) == ("onnx", "", len(made("Q8_0")))
+    assert big["tokenizer"] == small["tokenizer"] != ""
+    assert not big["in_use"]
+    assert not big["prepared"]
+    assert "truncated or damaged" in found["them/half-GGUF:Q4_0"]["refused"]
+    assert "is not there" in found["gone:1"]["refused"]
+    assert listed(capsys) == found  # also from the cache
+    assert main(["list", "--paths"]) == 0
+    printed = capsys.readouterr().out
+    assert "gone:1: refused: its manifest names" in printed
+    assert f"big:1: {big['path']}" in printed
+
+
+def test_list_names_drafts_of_the_same_tokenizer(
+    stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores.ollama("library/big:1", made("Q8_0", layers=9))
+    stores.ollama("library/small:1", made("Q8_0", layers=1))
+    found = listed(capsys)
+    assert found["big:1"]["drafts"] == ["small:1"]
+    assert found["small:1"]["drafts"] == []
+
+
+def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    written(home / "here" / "deep" / "a.gguf", made())
+    assert {*listed(capsys, "here")} == {"a"}
+    assert main(["list", "nowhere"]) == 1
+    assert "there is no folder 'nowhere'" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert "edgedecode pull" in capsys.readouterr().out
+
+
+@own_kernels
+def test_a_named_model_answers_and_is_then_prepared(
+    stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores.ollama("library/tiny:135m", made())
+    words = ["the fox", "-n", "4", "--temp", "0", "--runtime", "onnx"]
+    assert main(["generate", "tiny:135m", *words]) == 0
+    answer = capsys.readouterr().out
+    assert main(["generate", "-m", "tiny", *words]) == 0
+    assert capsys.readouterr().out == answer != ""
+    assert listed(capsys)["tiny:135m"]["prepared"]
+    with edgedecode.load("tiny:135m", runtime="onnx"):
+        assert listed(capsys)["tiny:135m"]["in_use"]
+    assert not listed(capsys)["tiny:135m"]["in_use"]
+
+
+@own_kernels
+def test_rm_removes_what_was_pulled_and_prepared(
+    stores: Stores, made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "cache" / "models"
+    path = written(library / "owner--tiny" / "sub" / "tiny-Q8_0.gguf", made())
+    other = written(library / "owner--tiny" / "tiny-Q4_0.gguf", made("Q4_0"))
+    theirs = stores.ollama("library/theirs:1", made("Q8_0", seed=9))
+    with edgedecode.load("owner/tiny:Q8_0", runtime="onnx") as pair:
+        (model,) = [model for model in stored_models() if model.path == path]
+        assert is_in_use(pack_of(model))
+        assert main(["rm", "owner/tiny:Q8_0"]) == 1
+        assert "owner/tiny:Q8_0 is in use" in capsys.readouterr().err
+        root = pair.root
+    assert list((tmp_path / "cache" / "tiles").iterdir())
+    assert main(["rm", "owner/tiny:Q8_0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(path)
+    assert not path.parent.exists()
+    assert not root.exists()
+    assert list((tmp_path / "cache" / "tiles").iterdir()) == []
+    assert other.is_file()
+    assert main(["rm", "theirs:1"]) == 1
+    assert "was not pulled, and is left as it is" in capsys.readouterr().err
+    assert theirs.is_file()
+    for name, message in (("demo", "belongs to the installation"), ("tny", "did you mean owner/tiny:Q4_0")):
+        assert main(["rm", name]) == 1
+        assert message in capsys.readouterr().err
+
+
+@own_kernels
+def test_a_model_that_is_removed_while_it_runs_goes_on(stores: Stores, made: Made) -> None:
+    path = stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made())
+    options = edgedecode.SessionOptions(seed=1)
+    with edgedecode.load("tiny-Q8_0", runtime="onnx") as pair:
+        with pair.session(options) as session:
+            first = session.generate("the fox", max_tokens=4).tokens
+        path.unlink()
+        with pair.session(options) as session:
+            assert session.generate("the fox", max_tokens=4).tokens == first
+    with pytest.raises(ManifestError, match="no model 'tiny-Q8_0'"):
+        edgedecode.load("tiny-Q8_0")
+
+
+@pytest.mark.parametrize(("typed", "agreed"), [("\n", True), ("y\n", True), ("n\n", False), ("", False)])
+def test_a_terminal_is_asked_before_a_download(
+    typed: str, agreed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    monkeypatch.setattr("sys.stderr", told := Terminal())
+    terminal.show_notices()
+    offer = Offer("owner/m:Q4_K_M", 105_000_000, lambda: tmp_path, "Q4_K_M of Q4_K_M, Q8_0")
+    if agreed:
+        assert fetched(offer) == tmp_path
+    else:
+        with pytest.raises(ManifestError, match="was not downloaded"):
+            fetched(offer)
+    assert told.getvalue().startswith("owner/m:Q4_K_M, 105 MB (Q4_K_M of Q4_K_M, Q8_0) is not here. Download it? [Y/n]")
+
+
+def test_a_pipe_is_told_of_a_download(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    offered = Offer("owner/m", 5_000_000, lambda: home / "no.gguf")
+    monkeypatch.setattr(find, "hub_offer", lambda _: offered)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hi"), isatty=lambda: False))
+    assert main(["generate", "owner/m", "hi"]) == 1
+    assert "edgedecode: downloading owner/m, 5 MB" in capsys.readouterr().err
+
+
+def test_the_demo_serves_the_bundled_pack_and_says_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(home))
+    assert main(["demo", "-n", "4", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["model"] == "demo"
+    assert {*found["prompts"]} == {*PROMPTS}
+    assert all(each["same_text"] and each["tokens"] <= 4 for each in found["prompts"].values())
+    assert f"the bundled toy serves instead of {DEMO_MODEL}: the package {DEMO_MODEL} could not be" in captured.err
+
+
+@own_kernels
+def test_the_demo_compares_both_ways_on_the_model(
+    stores: Stores, made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    written(tmp_path / "cache" / "models" / DEMO_MODEL / "tiny.gguf", made())
+    assert main(["demo", "-n", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("tiny, on the processor, greedy")
+    rows = [line for line in printed.splitlines() if line.rstrip().endswith("yes")]
+    assert len(rows) == len(PROMPTS) == 8
