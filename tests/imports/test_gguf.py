@@ -16,8 +16,7 @@ from gguf import GGUFWriter
 
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
-from edgedecode.export.imports.gguf_source import _NAMES
-from edgedecode.gguf.contents import BLOCKS
+from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
@@ -322,7 +321,7 @@ def test_import_gguf_refuses_bad_arguments(
 
 
 def test_gguf_types_have_a_name_and_a_size() -> None:
-    assert set(_NAMES) == set(BLOCKS)
+    assert set(TYPE_NAMES) == set(BLOCKS)
 
 
 def test_import_gguf_json_is_one_line(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
