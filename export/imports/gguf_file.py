@@ -10,10 +10,10 @@ from ..stages import Stages
 from .gguf_import import import_gguf_pair
 from .imported_pack import ImportRequest
 
-__all__ = ["make_file_pack"]
+__all__ = ["pack_of_gguf"]
 
 
-def make_file_pack(target: Path, draft: Path | None, out: Path, name: str) -> None:
+def pack_of_gguf(target: Path, draft: Path | None, out: Path, name: str) -> None:
     """Make the pack `out` of a target's file, and of a draft's. Raises ManifestError, after removing what it wrote."""
     request = ImportRequest(target=target, draft=draft, out=out, name=name, noise_positions=0, checked=False)
     try:

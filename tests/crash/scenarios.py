@@ -255,10 +255,11 @@ class Hub:
     def __init__(self, latest: str) -> None:
         self.latest = latest
 
-    def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
+    def model_info(self, name: str, *, timeout: float, files_metadata: bool = False) -> SimpleNamespace:
         if self.latest == "away":
             raise ConnectionError("no route to the hub")
-        return SimpleNamespace(sha=self.latest * 40)
+        manifest = SimpleNamespace(rfilename="edgedecode.json", size=1, lfs=None)
+        return SimpleNamespace(sha=self.latest * 40, siblings=[manifest])
 
     def snapshot_download(self, name: str, *, revision: str, allow_patterns: list[str], local_dir: Path) -> str:
         source = local_dir.parents[2] / "hub" / revision[0]
