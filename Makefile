@@ -1,4 +1,4 @@
-# make demo: the light runtime alone, on the bundled pack.   make test: everything the tests need, then all of them.
+# make demo: the light runtime alone, with a published model.   make test: everything the tests need, then all of them.
 # GNU make 4.3, pip 23; PYTHON picks the interpreter (3.11 to 3.14).
 
 PYTHON ?= python3
@@ -18,7 +18,6 @@ DEMO_BIN := $(abspath $(DEMO_VENV))/bin
 TEST_STAMP := $(VENV)/.installed-test
 DEMO_STAMP := $(DEMO_VENV)/.installed-onnx
 PIP_FLAGS := --disable-pip-version-check --quiet
-STORY := Tell me a story about a fox and a lighthouse.
 PACK := edgedecode/packs/demo
 PACK_LIMIT_KIB := 15360
 FAST := tests/unit tests/property $(wildcard tests/test_*.py)
@@ -28,7 +27,7 @@ MIRROR := build/typecheck/edgedecode
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack, widened to 300 MB'
+	@echo 'make demo   the light runtime in $(DEMO_VENV), then a published model of 135M parameters: an answer, and its speed'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make test-fast  the tests of the core and of the surface alone, about a minute'
 	@echo 'make providers  what tests of NPUs, graphics processors and the web page need, as far as it can be installed here'
@@ -39,8 +38,7 @@ help:
 
 demo: $(DEMO_STAMP)
 	@echo "Environment $(DEMO_VENV): $$(du -sm $(DEMO_VENV) | cut -f1) MB, no torch, no compiler."
-	$(DEMO_BIN)/edgedecode generate -p '$(STORY)' --max-tokens 160 --color always --stats
-	$(DEMO_BIN)/edgedecode bench --quick --scale 300MB
+	$(DEMO_BIN)/edgedecode demo
 
 # Bytecode is written at first use and setuptools is not needed to run: both would only make the environment larger.
 $(DEMO_STAMP): pyproject.toml
