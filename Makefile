@@ -40,12 +40,13 @@ demo: $(DEMO_STAMP)
 	@echo "Environment $(DEMO_VENV): $$(du -sm $(DEMO_VENV) | cut -f1) MB, no torch, no compiler."
 	$(DEMO_BIN)/edgedecode demo
 
-# Bytecode is written at first use and setuptools is not needed to run: both would only make the environment larger.
+# Bytecode is written at first use, and setuptools and hf-xet are not needed to run: they would only take room.
 $(DEMO_STAMP): pyproject.toml
 	@echo 'Downloading into $(DEMO_VENV): numpy, onnxruntime, tokenizers, jinja2, rich and what they need: about 55 MB.'
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_BIN)/python -m pip install $(PIP_FLAGS) --no-compile -e '.[onnx]'
-	$(DEMO_BIN)/python -m pip uninstall $(PIP_FLAGS) --yes setuptools
+	$(DEMO_BIN)/python -m pip uninstall $(PIP_FLAGS) --yes setuptools hf-xet
+	find $(DEMO_VENV) -name __pycache__ -prune -exec rm -rf {} +
 	@touch $@
 
 test: $(TEST_STAMP)

@@ -80,7 +80,8 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
     wanted.write_text(requirement + "\n", encoding="utf-8")
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(part), "-r", str(wanted)]
-    environment = os.environ | {"TMPDIR": str(part), "TEMP": str(part), "TMP": str(part), "PIP_NO_INPUT": "1"}
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(part))
+    environment |= {"PIP_NO_INPUT": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with log.open("wb") as output, work(f"downloading {name}, MB", round(nbytes / 1e6)) as advance:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
