@@ -141,7 +141,13 @@ def check_assertions(contents: Contents, architecture: str, *, path: Path) -> No
         raise ManifestError(f"{path} is damaged or of an unknown kind ({fault}): copy, download or export it again")
 
 
+_TRANSLATED = {"gemma3": "rope.global.freq_base"}
+"""Architecture → a field of files that Ollama converted itself, under other names than llama.cpp's."""
+
+
 def _number_fault(contents: Contents, architecture: str) -> str:
+    if f"{architecture}.{_TRANSLATED.get(architecture)}" in contents.fields:
+        return "an older Ollama wrote its fields under names of its own"
     for name in _POSITIVE:
         value = contents.fields.get(f"{architecture}.{name}", 1.0)
         if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):

@@ -1,20 +1,21 @@
-"""The packs of GGUF files that are used without an import: small folders in the cache, which the export makes."""
+"""Packs in the cache of models that lie elsewhere: of GGUF files, which the export makes, and of folders of links."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from glob import escape
 from importlib.metadata import entry_points
 from pathlib import Path
-from shutil import rmtree
+from shutil import copyfile, rmtree
 
 from edgedecode.cache import area, facts_key
 from edgedecode.errors import ManifestError
-from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["file_pack", "file_pack_folder", "remove_file_packs"]
+__all__ = ["file_pack", "file_pack_folder", "remove_file_packs", "without_links"]
 
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
@@ -51,6 +52,39 @@ def remove_file_packs(path: Path) -> None:
         with suppress(ManifestError):
             if any(Path(each.path) == path.resolve() for each in Manifest.load(folder).outside.values()):
                 rmtree(folder, ignore_errors=True)
+
+
+def without_links(root: Path) -> Path:
+    """Return a pack whose files are links, as in the hub's cache, as one of plain files: hard links, or copies.
+
+    A pack may not contain links, and ONNX Runtime refuses weights behind one. Raises ManifestError.
+    """
+    if not (root / MANIFEST_NAME).is_symlink():
+        return root
+    files = {path.relative_to(root): path.resolve() for path in root.rglob("*") if path.is_file()}
+    states = sorted((name.as_posix(), *_state(path)) for name, path in files.items())
+    folder = area("files") / f"links-{facts_key(root.absolute())[:8]}-{facts_key(_LAYOUT, *states)[:12]}"
+    if not _is_made(folder):
+        fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            for name, path in files.items():
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                _link(path, fresh / name)
+            fresh.rename(folder)
+        except OSError as error:
+            if not _is_made(folder):  # else another process made it at the same time
+                reason = error.strerror or error
+                raise ManifestError(f"{root} cannot be linked to {folder.parent} ({reason}): make room") from None
+        finally:
+            rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _link(path: Path, name: Path) -> None:
+    try:
+        os.link(path, name)
+    except OSError:  # another disk, or a file system without hard links
+        copyfile(path, name)
 
 
 def _stem(path: Path) -> str:

@@ -10,7 +10,7 @@ from edgedecode.pack.hub import BUNDLED_PACK, hub_pack, hub_pack_folder
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.user_notices import notice
 
-from .file_packs import file_pack
+from .file_packs import file_pack, without_links
 from .hub_files import hub_offer
 from .names import (
     BUNDLED,
@@ -40,7 +40,7 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
     """
     path, title = _found(name)
     if draft is None:
-        return file_pack(path, title=title) if _is_model_file(path) else path
+        return file_pack(path, title=title) if _is_model_file(path) else without_links(path)
     helper, _ = _found(draft)
     for each in (path, helper):
         if not _is_model_file(each):

@@ -98,6 +98,8 @@ def _hub_models() -> Iterator[StoredModel]:
         if kind == "models" and (snapshot := _snapshot(folder)) is not None:
             repository = name.replace(_REPOSITORY_SEPARATOR, "/", 1)
             yield from repository_models(repository, snapshot, _files(snapshot), Store.HUB)
+            if (snapshot / MANIFEST_NAME).is_file():
+                yield StoredModel(repository, snapshot, Store.HUB, (repository.rpartition("/")[2],))
 
 
 def _snapshot(folder: Path) -> Path | None:

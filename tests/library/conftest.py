@@ -108,8 +108,9 @@ def stores(home: Path) -> Stores:
 
 
 def listing(root: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file under a folder."""
-    found = {path: path.stat() for path in root.rglob("*") if path.is_file()}
+    """Return size and time of every file under a folder, except what ONNX Runtime keeps in a home folder."""
+    files = [path for path in root.rglob("*") if path.is_file() and "Microsoft" not in path.parts]
+    found = {path: path.stat() for path in files}
     return {str(path): (state.st_size, state.st_mtime_ns) for path, state in found.items()}
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from gguf import GGUFWriter
 
+import edgedecode
+from edgedecode.cli import main
 from edgedecode.errors import ManifestError
 from edgedecode.library.find import find_pack
 from edgedecode.library.names import could_be_pack, names_pack
 from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
+from tests.imports.files import File, write_file
+from tests.small_tokenizers import byte_level
 
 from .conftest import Stores, listing, wheel, written
 
@@ -186,3 +193,67 @@ def test_a_name_tells_the_type(file: str, kind: str) -> None:
 )
 def test_files_beside_a_model_are_none(file: str, expected: bool) -> None:
     assert is_model_name(file) == expected
+
+
+def test_a_pack_in_the_hub_cache_runs_without_its_links(stores: Stores) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    for path in sorted(path for path in BUNDLED_PACK.rglob("*") if path.is_file()):
+        stores.hub("owner/pack", path.relative_to(BUNDLED_PACK).as_posix(), path.read_bytes())
+    before = listing(stores.home)
+    root = find_pack("owner/pack")
+    assert not any(path.is_symlink() for path in root.rglob("*"))
+    assert (root / "target" / "weights.bin").stat().st_nlink == 2
+    with edgedecode.load("owner/pack", runtime="onnx") as pair:
+        assert pair.root == root == find_pack(next(model.path for model in stored_models()))
+    assert listing(stores.home) == before
+
+
+BAD_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "truncated": (lambda data: data[:-5000], "is truncated or damaged"),
+    "cut in its header": (lambda data: data[:200], "is truncated or damaged"),
+    "big-endian": (lambda data: data[:4] + data[7:3:-1] + data[8:], "is big-endian"),
+    "text": (lambda data: b"no model", "is not a GGUF file"),
+    "empty": (lambda data: b"", "is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_of_a_store_is_one_line_and_the_others_are_listed(
+    case: str, stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, message = BAD_FILES[case]
+    stores.lm_studio("them/good-GGUF", "good-Q8_0.gguf", made())
+    stores.lm_studio("them/bad-GGUF", "bad-Q8_0.gguf", damage(made()))
+    assert main(["generate", "bad-GGUF", "hi"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert main(["list", "--json"]) == 0
+    refused = {model["name"]: model["refused"] for model in json.loads(capsys.readouterr().out)["models"]}
+    assert refused["them/good-GGUF:Q8_0"] == ""
+    assert message in refused["them/bad-GGUF:Q8_0"]
+
+
+def _split(writer: GGUFWriter) -> None:
+    writer.add_uint16("split.count", 3)
+    writer.add_uint16("split.no", 0)
+
+
+OTHER_FILES: dict[str, tuple[File, str]] = {
+    "Ollama's own": (
+        File(architecture="gemma3", more=lambda writer: writer.add_float32("gemma3.rope.global.freq_base", 1e6)),
+        "an older Ollama wrote its fields",
+    ),
+    "split": (File(more=_split), "is part 1 of 3 of a split file: merge them"),
+    "projector": (File(more=lambda writer: writer.add_string("general.type", "mmproj")), "of the type 'mmproj'"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FILES)
+def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, message = OTHER_FILES[case]
+    write_file(home / "a.gguf", byte_level(), file)
+    assert main(["generate", "a.gguf", "hi"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
