@@ -66,7 +66,7 @@ def scaled_pack(arguments: Namespace) -> Path:
     nbytes = parse_nbytes(arguments.scale)
     if arguments.runtime == "llama":
         raise CapabilityError("--scale widens ONNX graphs, which llama.cpp cannot run: leave out --runtime llama")
-    root = find_pack(arguments.model, arguments.draft)
+    root = find_pack(arguments.model)
     manifest = Manifest.load(root)
     own = manifest.weights_nbytes("target")
     if nbytes < own:
