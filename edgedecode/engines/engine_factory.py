@@ -69,6 +69,10 @@ class KernelsFactory(Protocol):
         """Return the kernels that run each graph of a model here, without opening a session."""
         ...
 
+    def block_types(self) -> Collection[str]:
+        """Return the types of matrices in GGUF files that the kernels run, by ggml's names."""
+        ...
+
 
 @runtime_checkable
 class ProvidersFactory(Protocol):

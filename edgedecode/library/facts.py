@@ -55,7 +55,7 @@ def facts_of(model: StoredModel) -> Facts:
         facts = _of_pack(model.path) if model.path.is_dir() else _of_file(model.path)
     except (EdgeDecodeError, OSError) as error:
         return Facts(fault=" ".join(str(error).split()))
-    if path is not None and not facts.fault:  # what fails today may run with tomorrow's engine
+    if path is not None and USUAL in facts.engines:  # what does not run so today may tomorrow
         keep_json(path, asdict(facts))
     return facts
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgedecode.errors import ManifestError
+from edgedecode.engines.engine_factory import KernelsFactory
+from edgedecode.engines.registry import find_factory
+from edgedecode.engines.selection import USUAL
+from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.pack.hub import hub_pack
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.user_notices import work
@@ -55,7 +59,7 @@ def hub_offer(word: str) -> Offer:
         nbytes = sum(each.nbytes for each in listing.files.values())
         return Offer(repository, nbytes, lambda: hub_pack(repository, listing.commit))
     sizes = {name: each.nbytes for name, each in listing.files.items() if is_model_name(name)}
-    file, note = choose_file(repository, sizes, kind=kind, file=file)
+    file, note = choose_file(repository, sizes, kind=kind, file=file, run=_run_types())
     if (parts := parts_of(file)) > 1:
         raise ManifestError(
             f"{file} of {repository} is split into {parts} files: choose another file, or download them and merge them "
@@ -66,10 +70,12 @@ def hub_offer(word: str) -> Offer:
     return Offer(title, sizes[file], lambda: _fetch(listing, file, title), note)
 
 
-def choose_file(repository: str, sizes: Mapping[str, int], *, kind: str, file: str) -> tuple[str, str]:
+def choose_file(
+    repository: str, sizes: Mapping[str, int], *, kind: str, file: str, run: Collection[str]
+) -> tuple[str, str]:
     """Return a repository's file of this name or type, else the preferred one; and a note if a choice was made.
 
-    sizes: bytes by file. Raises ManifestError if there is none.
+    sizes: bytes by file. run: types of matrices that our kernels run. Raises ManifestError if there is none.
     """
     if not sizes:
         raise ManifestError(
@@ -80,17 +86,36 @@ def choose_file(repository: str, sizes: Mapping[str, int], *, kind: str, file: s
         if file not in sizes:
             raise ManifestError(f"{repository} has no file {file!r}: it has {_kinds(list(sizes))}")
         return file, ""
-    whole = sorted((name for name in sizes if parts_of(name) == 1), key=lambda name: (name.count("/"), name))
-    ranks = {name: _rank(name) for name in whole or sorted(sizes)}
     if kind:
         alike = [name for name in sizes if weight_type(name) == kind.upper()]
         if not alike:
             raise ManifestError(f"{repository} has no file of type {kind!r}: it has {_kinds(list(sizes))}")
         return alike[0], ""
-    best = min(ranks, key=lambda name: ranks[name])
-    if len(sizes) == 1 or ranks[best] == 0:
-        return best, "" if len(sizes) == 1 else f"{_PREFERRED[0]} of {_kinds(list(sizes))}"
-    return best, f"it has no {_PREFERRED[0]}; of {_kinds(list(sizes))}"
+    whole = [name for name in sizes if parts_of(name) == 1] or list(sizes)
+    best = min(whole, key=lambda name: (not _is_run(name, run), _rank(name), name.count("/"), name))
+    if len(sizes) == 1:
+        return best, ""
+    wanted = min(whole, key=_rank)
+    reason = f"{_PREFERRED[0]} of {_kinds(list(sizes))}"
+    if weight_type(best) != _PREFERRED[0]:
+        missing = f"our kernels do not run {weight_type(wanted)}" if _rank(wanted) < _rank(best) else ""
+        reason = f"{missing or f'it has no {_PREFERRED[0]}'}; of {_kinds(list(sizes))}"
+    return best, reason
+
+
+def _is_run(file: str, run: Collection[str]) -> bool:
+    """Return whether these types of matrices suffice for a file of its type, whose head mostly has six bits."""
+    base = re.sub(r"(?<=_K)_(XS|S|M|L)$|_MOE$", "", weight_type(file))
+    return {base, *([] if base in ("Q8_0", "BF16", "F16", "F32") else ["Q6_K"])} <= {*run}
+
+
+def _run_types() -> Collection[str]:
+    """Return the types of matrices that edgedecode's kernels run."""
+    with suppress(RuntimeUnavailable, InputError):
+        factory: object = find_factory(USUAL)
+        if isinstance(factory, KernelsFactory):
+            return factory.block_types()
+    return ()
 
 
 def _rank(file: str) -> int:

@@ -88,7 +88,8 @@ def near_names(word: str, models: Sequence[StoredModel]) -> list[str]:
 
 
 def one_of(word: str, found: Sequence[StoredModel]) -> StoredModel:
-    """Return the only model found. Raises ManifestError for several, and for one that cannot be used."""
+    """Return the only model found that can be used. Raises ManifestError for several, and for none."""
+    found = [model for model in found if not model.problem] or found
     if len(found) > 1:
         places = ", ".join(model.place for model in found[:4])
         raise ManifestError(f"{len(found)} models are named {word!r}: {places}: give a longer name, or the path")

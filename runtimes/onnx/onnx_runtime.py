@@ -29,7 +29,7 @@ from edgedecode.sampling.row_draw import RowDraw
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
-from .gguf.opening import gguf_fault, gguf_graph_nbytes, with_gguf_graph
+from .gguf.opening import gguf_fault, gguf_graph_nbytes, served_types, with_gguf_graph
 from .graph_choice import GGUF, choose_graph, file_nbytes
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, open_session
@@ -116,6 +116,11 @@ class OnnxRuntime:
             else explain(entry, root, name=name, graph=graph)
             for name, graph in entry.graphs.items()
         ]
+
+    @staticmethod
+    def block_types() -> Collection[str]:
+        """Return the types of matrices in GGUF files that our kernels run."""
+        return served_types()
 
     @staticmethod
     def provider_versions() -> Mapping[str, str]:

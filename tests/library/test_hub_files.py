@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -29,26 +29,26 @@ def content(tmp_path: Path) -> list[str]:
 
 
 def test_the_preferred_file_is_pulled_and_has_its_digest_checked(server: HubServer, say: Say, tmp_path: Path) -> None:
-    server.files["owner/tiny-GGUF"] = {"tiny-Q8_0.gguf": MODEL, "tiny-Q4_K_M.gguf": MODEL[:-9], "README.md": b"text"}
+    server.files["owner/tiny-GGUF"] = {"tiny-F16.gguf": MODEL, "tiny-Q8_0.gguf": MODEL[:-9], "README.md": b"text"}
     done = say("pull", "owner/tiny-GGUF", "--json", **server.environment)
     assert done.returncode == 0, done.stderr
-    path = tmp_path / "cache" / "models" / "owner--tiny-GGUF" / "tiny-Q4_K_M.gguf"
+    path = tmp_path / "cache" / "models" / "owner--tiny-GGUF" / "tiny-Q8_0.gguf"
     answer = json.loads(done.stdout)
-    assert answer == {"name": "owner/tiny-GGUF:Q4_K_M", "path": str(path), "nbytes": len(MODEL) - 9, "downloaded": True}
+    assert answer == {"name": "owner/tiny-GGUF:Q8_0", "path": str(path), "nbytes": len(MODEL) - 9, "downloaded": True}
     assert path.read_bytes() == MODEL[:-9]
-    assert "Q4_K_M of " in done.stderr
-    assert content(tmp_path) == ["owner--tiny-GGUF/tiny-Q4_K_M.gguf"]
+    assert "it has no Q4_K_M; of F16, Q8_0" in done.stderr
+    assert content(tmp_path) == ["owner--tiny-GGUF/tiny-Q8_0.gguf"]
     server.status = 500
-    again = say("pull", "owner/tiny-GGUF:q4_k_m", **server.environment)
+    again = say("pull", "owner/tiny-GGUF:q8_0", **server.environment)
     assert "here already (library)" in again.stdout
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("owner/m:q8_0", "sub/m-Q8_0.gguf"), ("owner/m/m-F16.gguf", "m-F16.gguf"), ("owner/m", "m-Q5_K_M.gguf")],
+    [("owner/m:q8_0", "sub/m-Q8_0.gguf"), ("owner/m/m-F16.gguf", "m-F16.gguf"), ("owner/m", "sub/m-Q8_0.gguf")],
 )
 def test_a_type_or_a_file_is_named(name: str, file: str, server: HubServer, say: Say, tmp_path: Path) -> None:
-    names = ("sub/m-Q8_0.gguf", "m-F16.gguf", "m-Q5_K_M.gguf", "mmproj-m-Q4_K_M.gguf", "m-Q4_K_M-00002-of-00002.gguf")
+    names = ("sub/m-Q8_0.gguf", "m-F16.gguf", "m-IQ2_XXS.gguf", "mmproj-m-Q4_K_M.gguf", "m-Q4_K_M-00002-of-00002.gguf")
     server.files["owner/m"] = dict.fromkeys(names, MODEL)
     done = say("pull", name, **server.environment)
     assert done.returncode == 0, done.stderr
@@ -154,11 +154,19 @@ def test_a_disk_that_becomes_full_leaves_nothing_half(home: Path, tmp_path: Path
     assert content(tmp_path) == []
 
 
+ALL = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16")
+
+
 def test_a_chosen_file_is_noted() -> None:
     names = {f"m-{kind}.gguf": 1 for kind in ("F16", "Q6_K", "Q4_0", "Q4_K_S")}
-    assert choose_file("o/m", names, kind="", file="") == (
-        "m-Q4_K_S.gguf",
-        "it has no Q4_K_M; of F16, Q6_K, Q4_0, Q4_K_S",
-    )
-    assert choose_file("o/m", {**names, "m.Q4_K_M.gguf": 1}, kind="", file="")[0] == "m.Q4_K_M.gguf"
-    assert choose_file("o/m", {"strange.gguf": 1}, kind="", file="") == ("strange.gguf", "")
+
+    def chosen(names: dict[str, int], run: Collection[str] = ALL) -> tuple[str, str]:
+        return choose_file("o/m", names, kind="", file="", run=run)
+
+    assert chosen(names) == ("m-Q4_K_S.gguf", "it has no Q4_K_M; of F16, Q6_K, Q4_0, Q4_K_S")
+    assert chosen({**names, "m.Q4_K_M.gguf": 1}) == ("m.Q4_K_M.gguf", "Q4_K_M of F16, Q6_K, Q4_0, Q4_K_S, Q4_K_M")
+    assert chosen({**names, "m.Q4_K_M.gguf": 1}, ("Q4_0", "F16", "Q6_K"))[0] == "m-Q4_0.gguf"
+    note = "our kernels do not run Q4_K_S; of F16, Q6_K, Q4_0, Q4_K_S"
+    assert chosen(names, ("Q4_0", "F16")) == ("m-F16.gguf", note)
+    assert chosen(names, ())[0] == "m-Q4_K_S.gguf"
+    assert chosen({"strange.gguf": 1}) == ("strange.gguf", "")

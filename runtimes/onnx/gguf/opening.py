@@ -6,20 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, read_contents
 from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
+from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
 from .architectures import ARCHITECTURES, Metadata
 from .network import build_graph
-from .weights import GgufWeights
+from .weights import FLOATS, GgufWeights
 
-__all__ = ["gguf_fault", "gguf_graph", "gguf_graph_nbytes", "with_gguf_graph"]
+__all__ = ["gguf_fault", "gguf_graph", "gguf_graph_nbytes", "served_types", "with_gguf_graph"]
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
 _LAYER_NBYTES = 1 << 16
@@ -65,6 +68,22 @@ def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
     return 2 * 4 * entry.context * entry.head_size + floats + _LAYER_NBYTES * entry.layers
 
 
+def served_types() -> list[str]:
+    """Return the names of the types of matrices that our kernels run."""
+    floats = [TYPE_NAMES[kind] for kind in FLOATS]
+    return floats + [TYPE_NAMES[kind] for kind in TYPE_NAMES if kind not in FLOATS and _has_tiles(kind)]
+
+
+def _has_tiles(kind: int) -> bool:
+    block, nbytes = BLOCKS[kind]
+    try:
+        matrix_of(kind, np.zeros((1, max(1, _LARGEST_BLOCK // block) * nbytes), np.uint8))
+    except NotServed:
+        return False
+    return True
+
+
+_LARGEST_BLOCK = 256
 _WIDE = ("attn_q", "attn_k", "attn_v", "ffn_down")
 """Products with activations of 16 bits, by parts of their tensors' names. SmolLM2-135M, Q8_0 and Q4_0, 1,247 positions:
 KL to the file's float model 0.0017 and 0.0027, with 8 bits everywhere 0.0062 and 0.0076, with 16 bits 1e-7, where

@@ -19,12 +19,12 @@ from ..kernels.block_types import matrix_of, minima_of
 from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 from ..kernels.products import NotServed, Stored
 
-__all__ = ["GgufWeights", "Piece", "piece_range"]
+__all__ = ["FLOATS", "GgufWeights", "Piece", "piece_range"]
 
 Piece = tuple[str, tuple[int, int] | None]
 """A tensor, and its columns if not all are meant: the first one and their number."""
 _F32, _F16, _BF16 = 0, 1, 30
-_FLOATS = (_F32, _F16, _BF16)
+FLOATS = (_F32, _F16, _BF16)
 
 
 class GgufWeights:
@@ -51,7 +51,7 @@ class GgufWeights:
         return self._tensor(name).shape[-1]
 
     def is_float(self, name: str) -> bool:
-        return self._tensor(name).type in _FLOATS
+        return self._tensor(name).type in FLOATS
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)
