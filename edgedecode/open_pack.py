@@ -18,7 +18,7 @@ from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
-from edgedecode.library.usage import hold_in_use
+from edgedecode.library.prepared import hold_in_use
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force

@@ -28,6 +28,7 @@ DATA = (
     "edgedecode/packs/**/*",
     "edgedecode/py.typed",
     "apps/*.jsonl",
+    "apps/library/*.jsonl",
     "apps/serve/page/**/*",
     "export/bundles/templates/**/*",
     "export/trim/*.jsonl",

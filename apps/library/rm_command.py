@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgedecode.cache import area
@@ -28,14 +27,14 @@ class RmCommand:
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        from edgedecode.library.prepared import pack_of
-        from edgedecode.library.usage import is_in_use
+        from edgedecode.library.prepared import is_in_use
         from edgedecode.memory.sizes import format_nbytes
 
         model = _chosen(arguments.model)
-        if is_in_use(pack_of(model)):
+        if is_in_use(model):
             raise InputError(f"{model.name} is in use: end the process that runs it, then remove it")
-        nbytes = _remove(model)
+        nbytes = model.nbytes
+        _remove(model)
         print(f"removed {model.name}: {format_nbytes(nbytes, 0)}, {model.path}")
         if arguments.json:
             print_json({"name": model.name, "path": str(model.path), "nbytes": nbytes})
@@ -54,32 +53,26 @@ def _chosen(name: str) -> StoredModel:
     if found := named(name, own):
         return one_of(name, found)
     if others := named(name, models):
-        raise InputError(f"{others[0].place} was not pulled, and is left as it is: remove it where it came from")
-    near = near_names(name, own)
-    hint = f"did you mean {' or '.join(near)}?" if near else _listed(own)
-    raise InputError(f"the library has no model {name!r}: {hint}")
+        raise InputError(f"{others[0]} was not pulled, and is left as it is: remove it where it came from")
+    near = near_names(name, own) or [model.name for model in own[:6]]
+    has = f"it has {', '.join(near)}" if near else "it is empty"
+    raise InputError(f"the library has no model {name!r}: {has}")
 
 
-def _listed(own: Sequence[StoredModel]) -> str:
-    return f"it has {', '.join(model.name for model in own[:6])}" if own else "it is empty"
-
-
-def _remove(model: StoredModel) -> int:
-    """Remove a model and what was prepared of it; return the bytes."""
+def _remove(model: StoredModel) -> None:
     from edgedecode.library.prepared import remove_prepared
     from edgedecode.pack.pack_lock import changing
 
-    nbytes = model.nbytes + remove_prepared(model)
+    remove_prepared(model)
     if model.path.is_dir():
         with changing(model.path):
             shutil.rmtree(model.path)
-        return nbytes
+        return
     model.path.unlink()
     folder = model.path.parent
     while folder != area("models") and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
-    return nbytes
 
 
 command: Command = RmCommand()

@@ -15,7 +15,7 @@ from edgedecode.engines.registry import RUNTIMES, find_factory, installed
 from edgedecode.engines.selection import USUAL
 from edgedecode.errors import EdgeDecodeError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.contents import TYPE_NAMES, Contents, read_contents
-from edgedecode.gguf.header import Header, header_of
+from edgedecode.gguf.header import header_of
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from .stored import StoredModel
@@ -31,7 +31,7 @@ _UNUSED = 5
 @dataclass(frozen=True, slots=True)
 class Facts:
     """weights: the types of the layers' matrices, the most common first. tokenizer: equal for models that may draft for
-    each other. engines: those that run it. fault: why none does."""
+    each other. engines: those that run it. refused: why none does."""
 
     architecture: str = ""
     weights: str = ""
@@ -39,90 +39,50 @@ class Facts:
     context: int = 0
     tokenizer: str = ""
     engines: tuple[str, ...] = ()
-    fault: str = ""
+    refused: str = ""
 
 
 def facts_of(model: StoredModel) -> Facts:
-    """Return the facts of a model; one that cannot be read, or that no engine runs, has a fault."""
+    """Return the facts of a model; one that cannot be read, or that no engine runs, is refused."""
     if model.problem:
-        return Facts(fault=model.problem)
+        return Facts(refused=model.problem)
     try:
         path = _kept_path(model.path)
         with suppress(OSError, ValueError, TypeError):
-            kept = kept_json(path, Facts) if path is not None else Facts(fault="unknown")
-            if not kept.fault:
-                return kept
+            if path is not None:
+                return kept_json(path, Facts)
         facts = _of_pack(model.path) if model.path.is_dir() else _of_file(model.path)
     except (EdgeDecodeError, OSError) as error:
-        return Facts(fault=" ".join(str(error).split()))
+        return Facts(refused=" ".join(str(error).split()))
     if path is not None and USUAL in facts.engines:  # what does not run so today may tomorrow
         keep_json(path, asdict(facts))
     return facts
 
 
 def _kept_path(path: Path) -> Path | None:
-    folder = cache_folder("headers")
     file = path / "edgedecode.json" if path.is_dir() else path
-    state = file.stat()
-    engines = [factory.engine_version() for _, factory in _factories()]
+    state, folder = file.stat(), cache_folder("headers")
+    engines = [factory.engine_version() for factory in _factories().values()]
     key = facts_key(_LAYOUT, file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino, engines)
     return None if folder is None else folder / f"{key}.json"
 
 
 def _of_pack(root: Path) -> Facts:
     manifest = Manifest.load(root)
-    entry = manifest.models["target"]
-    facts = Facts(
-        architecture=entry.architecture,
-        weights=entry.quantization or f"{entry.bits} bits",
-        parameters=entry.parameters,
-        context=entry.context,
-        tokenizer=manifest.tokenizer_digest,
-    )
-    return _with_engines(facts, manifest.located("target"), root)
+    entry = manifest.located("target")
+    return _facts(entry, root, entry.quantization or f"{entry.bits} bits", tokenizer=manifest.tokenizer_digest)
 
 
 def _of_file(path: Path) -> Facts:
     contents = read_contents(path, arrays=True)
-    header = header_of(contents, path)
-    facts = Facts(
-        architecture=header.architecture,
-        weights=", ".join(_types(contents)),
-        parameters=sum(prod(tensor.shape) for tensor in contents.tensors.values()),
-        context=header.context,
-        tokenizer=_tokenizer_digest(contents),
-    )
-    if contents.fields.get("general.type", "model") != "model" or not header.context:
-        raise ManifestError(f"{path} is no language model, but {contents.fields.get('general.type', 'unknown')}")
-    return _with_engines(facts, _entry(header, facts, path), path.parent)
-
-
-def _types(contents: Contents) -> list[str]:
+    header, kind = header_of(contents, path), contents.fields.get("general.type", "model")
+    if kind != "model" or not header.context:
+        raise ManifestError(f"{path} is not a language model but of the type {kind!r}")
     counted: Counter[str] = Counter()
     for tensor in contents.tensors.values():
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):
             counted[TYPE_NAMES[tensor.type]] += prod(tensor.shape)
-    return [name for name, _ in counted.most_common()]
-
-
-def _tokenizer_digest(contents: Contents) -> str:
-    """Return a digest of what makes two files tokenize alike; padding at the end does not count."""
-    fields, arrays = contents.fields, contents.arrays
-    tokens = list(arrays.get("tokenizer.ggml.tokens", ()))
-    kinds = list(arrays.get("tokenizer.ggml.token_type", ()))
-    used: list[object] = [None if kind == _UNUSED else token for token, kind in zip(tokens, kinds, strict=False)]
-    used = used or list(tokens)
-    while used and used[-1] is None:
-        used.pop()
-    model = fields.get("tokenizer.ggml.model", "")
-    splits = fields.get("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
-    merges = arrays.get("tokenizer.ggml.merges", ())
-    return sha256(repr((model, splits, used, merges)).encode("utf-8", "replace")).hexdigest()[:16] if used else ""
-
-
-def _entry(header: Header, facts: Facts, path: Path) -> ModelEntry:
-    """Return an entry with what engines ask about a GGUF file before they open it."""
-    return ModelEntry(
+    entry = ModelEntry(  # what engines ask about a GGUF file before they open it
         architecture=header.architecture,
         rows=header.rows,
         context=header.context,
@@ -130,7 +90,7 @@ def _entry(header: Header, facts: Facts, path: Path) -> ModelEntry:
         layers=header.layers,
         kv_heads=max(1, header.kv_heads),
         head_size=max(1, header.head_size),
-        parameters=max(1, facts.parameters),
+        parameters=sum(prod(tensor.shape) for tensor in contents.tensors.values()),
         weights=path.name,
         graphs={},
         bits=16,
@@ -141,27 +101,44 @@ def _entry(header: Header, facts: Facts, path: Path) -> ModelEntry:
         window=header.window,
         gguf=path.name,
     )
+    weights = ", ".join(name for name, _ in counted.most_common())
+    return _facts(entry, path.parent, weights, tokenizer=_tokenizer_digest(contents))
 
 
-def _with_engines(facts: Facts, entry: ModelEntry, root: Path) -> Facts:
-    """Return the facts with the engines that run the model on the processor, or the usual engine's reason."""
-    found, faults = [], []
-    for name, factory in _factories():
+def _tokenizer_digest(contents: Contents) -> str:
+    """Return a digest of what makes two files tokenize alike; padding at the end does not count."""
+    fields, arrays = contents.fields, contents.arrays
+    tokens: list[object] = list(arrays.get("tokenizer.ggml.tokens", ()))
+    for place, kind in enumerate(arrays.get("tokenizer.ggml.token_type", ())[: len(tokens)]):
+        if kind == _UNUSED:
+            tokens[place] = None
+    while tokens and tokens[-1] is None:
+        tokens.pop()
+    model = fields.get("tokenizer.ggml.model", "")
+    splits = fields.get("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
+    text = repr((model, splits, tokens, arrays.get("tokenizer.ggml.merges", ())))
+    return sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if tokens else ""
+
+
+def _facts(entry: ModelEntry, root: Path, weights: str, *, tokenizer: str) -> Facts:
+    """Return the facts with the engines that run the model on the processor, or each engine's reason."""
+    engines, refused = [], []
+    for name, factory in _factories().items():
         if factory.engine_version() is None:
-            faults.append(f"{name}: not installed (pip install 'edgedecode[{name}]')")
+            refused.append(f"{name}: not installed (pip install 'edgedecode[{name}]')")
         elif refusal := factory.refusal(entry, root, name="target", provider="cpu", needs=()):
-            faults.append(f"{name}: {refusal.reason}")
+            refused.append(f"{name}: {refusal.reason}")
         else:
-            found.append(name)
-    return replace(facts, engines=tuple(found), fault="" if found else "; ".join(faults))
+            engines.append(name)
+    facts = Facts(entry.architecture, weights, entry.parameters, entry.context, tokenizer, tuple(engines))
+    return facts if engines else replace(facts, refused="; ".join(refused))
 
 
-def _factories() -> list[tuple[str, RuntimeFactory]]:
-    """Return the engines that answer questions, the usual one first."""
-    found = []
+def _factories() -> dict[str, RuntimeFactory]:
+    """Return the engines that answer questions by name, the usual one first."""
+    found = {}
     for name in sorted(installed(RUNTIMES), key=lambda name: (name != USUAL, name)):
         with suppress(RuntimeUnavailable):
-            factory = find_factory(name)
-            if isinstance(factory, RuntimeFactory):
-                found.append((name, factory))
+            if isinstance(factory := find_factory(name), RuntimeFactory):
+                found[name] = factory
     return found

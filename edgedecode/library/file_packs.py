@@ -15,7 +15,7 @@ from edgedecode.cache import area, facts_key
 from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["file_pack", "file_pack_folder", "remove_file_packs", "without_links"]
+__all__ = ["file_pack", "file_pack_folder", "without_links"]
 
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
@@ -31,27 +31,26 @@ def file_pack(path: Path, *, draft: Path | None = None, title: str = "") -> Path
     be made.
     """
     folder = file_pack_folder(path, draft=draft)
-    if not _is_made(folder):
-        _make(path.absolute(), draft and draft.absolute(), folder, title if _DIGEST.fullmatch(path.name) else path.stem)
-        for other in set(folder.parent.glob(f"{escape(folder.name.rpartition('-')[0])}-*")) - {folder}:
-            rmtree(other, ignore_errors=True)  # of the files before they changed
+    if _is_made(folder):
+        return folder
+    (packer,) = entry_points(group=_PACKERS, name="gguf")  # the export registers itself, as the core is below it
+    make: Callable[[Path, Path | None, Path, str], None] = packer.load()
+    try:
+        name = title if _DIGEST.fullmatch(path.name) else path.stem
+        make(path.absolute(), draft and draft.absolute(), folder, name)
+    except ManifestError:
+        if not _is_made(folder):  # else another process made it at the same time
+            raise
+    for other in set(folder.parent.glob(f"{escape(folder.name.rpartition('-')[0])}-*")) - {folder}:
+        rmtree(other, ignore_errors=True)  # of the files before they changed
     return folder
 
 
 def file_pack_folder(path: Path, *, draft: Path | None = None) -> Path:
     """Return where the pack of these files is, once it is made. Raises ManifestError for files that cannot be read."""
-    paths = [path.absolute(), *([draft.absolute()] if draft is not None else [])]
-    name = f"{_stem(path)}-{facts_key(*paths)[:8]}"
-    state = facts_key(_LAYOUT, *(fact for each in paths for fact in _state(each)))[:12]
-    return area("files") / f"{name}-{state}"
-
-
-def remove_file_packs(path: Path) -> None:
-    """Remove the packs of a file, also those with a draft."""
-    for folder in area("files").glob(f"{escape(_stem(path))}-*"):
-        with suppress(ManifestError):
-            if any(Path(each.path) == path.resolve() for each in Manifest.load(folder).outside.values()):
-                rmtree(folder, ignore_errors=True)
+    paths = [each.absolute() for each in (path, draft) if each is not None]
+    name = f"{path.stem[:60]}-{facts_key(*paths)[:8]}"
+    return area("files") / f"{name}-{facts_key(_LAYOUT, *map(_state, paths))[:12]}"
 
 
 def without_links(root: Path) -> Path:
@@ -61,22 +60,20 @@ def without_links(root: Path) -> Path:
     """
     if not (root / MANIFEST_NAME).is_symlink():
         return root
-    files = {path.relative_to(root): path.resolve() for path in root.rglob("*") if path.is_file()}
-    states = sorted((name.as_posix(), *_state(path)) for name, path in files.items())
-    folder = area("files") / f"links-{facts_key(root.absolute())[:8]}-{facts_key(_LAYOUT, *states)[:12]}"
-    if not _is_made(folder):
-        fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            for name, path in files.items():
-                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-                _link(path, fresh / name)
+    files = {path: path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()}
+    folder = area("files") / f"links-{facts_key(root.absolute(), *map(_state, files))}"
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for path, name in files.items() if not _is_made(folder) else ():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(path.resolve(), fresh / name)
+        if fresh.is_dir():
             fresh.rename(folder)
-        except OSError as error:
-            if not _is_made(folder):  # else another process made it at the same time
-                reason = error.strerror or error
-                raise ManifestError(f"{root} cannot be linked to {folder.parent} ({reason}): make room") from None
-        finally:
-            rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        if not _is_made(folder):  # else another process made it at the same time
+            raise ManifestError(f"{folder.parent} cannot be written ({error.strerror or error}): make room") from None
+    finally:
+        rmtree(fresh, ignore_errors=True)
     return folder
 
 
@@ -87,29 +84,12 @@ def _link(path: Path, name: Path) -> None:
         copyfile(path, name)
 
 
-def _stem(path: Path) -> str:
-    return path.stem[:60]
-
-
 def _state(path: Path) -> tuple[object, ...]:
     try:
         facts = path.stat()
     except OSError as error:
         raise ManifestError(f"{path} cannot be read: {error.strerror or error}") from None
     return path.resolve(), facts.st_size, facts.st_mtime_ns, facts.st_ino
-
-
-def _make(path: Path, draft: Path | None, folder: Path, title: str) -> None:
-    """Have the export make the pack: it registers itself, as the core is below it."""
-    for entry in entry_points(group=_PACKERS, name="gguf"):
-        make: Callable[[Path, Path | None, Path, str], None] = entry.load()
-        try:
-            make(path, draft, folder, title)
-        except ManifestError:
-            if not _is_made(folder):  # else another process made it at the same time
-                raise
-        return
-    raise ManifestError(f"this installation cannot import {path}: install edgedecode again")
 
 
 def _is_made(folder: Path) -> bool:

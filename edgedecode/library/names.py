@@ -36,20 +36,19 @@ MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:\w[\w.-]*|(/\w[\w.-]*)+\.gguf)?")
 _PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
 """How a path begins that is no hub id. One slash alone begins a command of a chat."""
+_WORD = re.compile(r"\S{1,200}")
 _GGUF = b"GGUF"
-_LONGEST = 200
-"""Longer words are no names."""
 
 
 def names_pack(word: str) -> bool:
     """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path."""
-    if word == BUNDLED or is_hub_name(word) or (_is_word(word) and is_path(word)):
+    if word == BUNDLED or is_hub_name(word) or (is_path(word) and not re.search(r"\s", word)):
         return True
     with suppress(OSError):  # a long text is no file name
         path = expanded(word)
         if is_gguf(path) or any((path / name).is_file() for name in (MANIFEST_NAME, "config.json")):
             return True
-    return _is_word(word) and (word in KNOWN or bool(named(word, stored_models())))
+    return bool(_WORD.fullmatch(word)) and (word in KNOWN or bool(named(word, stored_models())))
 
 
 def could_be_pack(word: str) -> bool:
@@ -59,7 +58,7 @@ def could_be_pack(word: str) -> bool:
     with suppress(OSError):
         if expanded(word).is_dir():
             return True
-    return _is_word(word) and bool(near_names(word, stored_models()))
+    return bool(_WORD.fullmatch(word) and near_names(word, stored_models()))
 
 
 def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
@@ -67,36 +66,32 @@ def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
     plain = word.casefold()
     alike = [model for model in models if plain in map(str.casefold, model.names)]
     exact = [model for model in alike if model.name.casefold() == plain] or alike
-    unique = {(model.path.name, model.nbytes): model for model in reversed(exact)}
-    return [model for model in exact if model in unique.values()]
+    return list({(model.path.name, model.nbytes): model for model in reversed(exact)}.values())[::-1]
 
 
 def completed(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
     """Return the models with a name that begins with a word, or else that contains it."""
-    plain = word.casefold()
-    found = list(models)
+    plain, found = word.casefold(), list(models)
     begun = [model for model in found if any(name.casefold().startswith(plain) for name in model.names)]
     return begun or [model for model in found if plain in model.name.casefold()]
 
 
 def near_names(word: str, models: Sequence[StoredModel]) -> list[str]:
     """Return up to three names that were possibly meant."""
-    parts = [model.name for model in completed(word, models)]
     spelled = {name.casefold(): model.name for model in models for name in model.names} | {name: name for name in KNOWN}
     close = [spelled[name] for name in get_close_matches(word.casefold(), spelled, 3, 0.7)]
-    return list(dict.fromkeys((*parts, *close)))[:3]
+    return list(dict.fromkeys((*(model.name for model in completed(word, models)), *close)))[:3]
 
 
 def one_of(word: str, found: Sequence[StoredModel]) -> StoredModel:
     """Return the only model found that can be used. Raises ManifestError for several, and for none."""
-    found = [model for model in found if not model.problem] or found
-    if len(found) > 1:
-        places = ", ".join(model.place for model in found[:4])
-        raise ManifestError(f"{len(found)} models are named {word!r}: {places}: give a longer name, or the path")
-    (model,) = found
-    if model.problem:
-        raise ManifestError(f"{model.name} ({model.store}): {model.problem}")
-    return model
+    usable = [model for model in found if not model.problem]
+    if len(usable) > 1:
+        places = ", ".join(map(str, usable[:4]))
+        raise ManifestError(f"{len(usable)} models are named {word!r}: {places}: give a longer name, or the path")
+    if not usable:
+        raise ManifestError(f"{found[0].name} ({found[0].store}): {found[0].problem}")
+    return usable[0]
 
 
 def is_hub_name(word: str) -> bool:
@@ -121,7 +116,3 @@ def expanded(name: str | Path) -> Path:
     with suppress(RuntimeError):  # there is no home
         return Path(name).expanduser()
     return Path(name)
-
-
-def _is_word(word: str) -> bool:
-    return 0 < len(word) <= _LONGEST and not re.search(r"\s", word)

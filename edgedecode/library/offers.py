@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import errno
-import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from edgedecode.cache import area, cache_folder
+from edgedecode.cache import area
 from edgedecode.errors import ManifestError
-from edgedecode.locks import FOLDER, wait_for_lock
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.hub import download_lock
 from edgedecode.user_notices import notice
 
-__all__ = ["Consent", "Offer", "ask_before_downloads", "check_room", "downloading", "fetched", "library_folder"]
+__all__ = ["Offer", "ask_before_downloads", "check_room", "downloading", "fetched", "library_folder"]
 
 _SPARE_NBYTES = 64 * 2**20
 """Room that a download leaves on the disk."""
@@ -41,11 +39,10 @@ class Offer:
         return f"{self.name}{size}{f' ({self.note})' if self.note else ''}"
 
 
-Consent: TypeAlias = Callable[[Offer], bool]
-_CONSENT: ContextVar[Consent | None] = ContextVar("question before a download", default=None)
+_CONSENT: ContextVar[Callable[[Offer], bool] | None] = ContextVar("question before a download", default=None)
 
 
-def ask_before_downloads(consent: Consent | None) -> None:
+def ask_before_downloads(consent: Callable[[Offer], bool] | None) -> None:
     """Ask from now on, in this context, before a model is downloaded because it was named; None: do not ask."""
     _CONSENT.set(consent)
 
@@ -55,8 +52,7 @@ def fetched(offer: Offer) -> Path:
     consent = _CONSENT.get()
     if consent is not None and not consent(offer):
         raise ManifestError(f"{offer.name} is not here and was not downloaded: `edgedecode list` lists what is here")
-    if offer.nbytes:
-        notice(f"downloading {offer}")
+    notice(f"downloading {offer}")
     return offer.fetch()
 
 
@@ -66,14 +62,14 @@ def library_folder(name: str) -> Path:
 
 
 @contextmanager
-def downloading(name: str, folder: str) -> Iterator[Path]:
-    """Yield a folder for unfinished files beside the library's folder of this name; one process at a time.
+def downloading(folder: Path) -> Iterator[Path]:
+    """Yield a folder for unfinished files beside one of the library; one process at a time.
 
     It is removed at the end, and after a full disk. After other errors it stays, so that a download can be resumed.
     Raises ManifestError where the library cannot be written.
     """
-    part = library_folder(f".{folder}.part")
-    with _lock(name, folder):
+    part = folder.with_name(f".{folder.name}.part")
+    with download_lock(folder):
         try:
             part.mkdir(parents=True, exist_ok=True)
             yield part
@@ -81,28 +77,16 @@ def downloading(name: str, folder: str) -> Iterator[Path]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise
             shutil.rmtree(part, ignore_errors=True)
-            reason = error.strerror or str(error)
-            raise ManifestError(f"{name} cannot be stored in {part.parent} ({reason}): make room there") from None
+            reason = error.strerror or error
+            raise ManifestError(f"{folder} cannot be written ({reason}): make room there") from None
         shutil.rmtree(part, ignore_errors=True)
 
 
 def check_room(name: str, nbytes: int, folder: Path) -> None:
     """Raise ManifestError if the disk has less room than a download needs."""
-    free = shutil.disk_usage(folder).free
-    if free < nbytes + _SPARE_NBYTES:
+    free, needed = shutil.disk_usage(folder).free, nbytes + _SPARE_NBYTES
+    if free < needed:
         raise ManifestError(
-            f"{name} needs {format_nbytes(nbytes + _SPARE_NBYTES, 0)} and {folder.parent} has {format_nbytes(free, 0)} "
-            f"left: make room, or set EDGEDECODE_CACHE to a folder on another disk"
+            f"{name} needs {format_nbytes(needed, 0)} and {folder.parent} has {format_nbytes(free, 0)} left: make "
+            f"room, or set EDGEDECODE_CACHE to a folder on another disk"
         )
-
-
-@contextmanager
-def _lock(name: str, folder: str) -> Iterator[None]:
-    """Let one process at a time download to a folder; no lock where the system has none."""
-    lock = None
-    with suppress(OSError):
-        if (locks := cache_folder(FOLDER)) is not None:
-            waiting = f"waiting for another process that downloads {name}"
-            lock = wait_for_lock(locks / f"model-{folder}", seconds=math.inf, waiting=waiting)
-    with lock or nullcontext():
-        yield

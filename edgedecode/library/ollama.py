@@ -40,31 +40,29 @@ class _Manifest:
 
 def ollama_models(root: Path) -> list[StoredModel]:
     """Return the models of the store at `root`; those that cannot be used have a problem."""
-    manifests = root / "manifests"
-    return [_model(root, path) for path in sorted(manifests.glob("*/*/*/*")) if path.is_file() and path.name[0] != "."]
+    return [_model(root, path) for path in sorted(root.glob("manifests/*/*/*/[!.]*")) if path.is_file()]
 
 
 def _model(root: Path, manifest: Path) -> StoredModel:
-    host, namespace, model, tag = manifest.relative_to(root / "manifests").parts
+    host, namespace, model, tag = manifest.parts[-4:]
     short = model if namespace == _USUAL_NAMESPACE else f"{namespace}/{model}"
-    full = model if namespace == _USUAL_NAMESPACE else f"{host}/{short}"
-    names = dict.fromkeys((f"{full}:{tag}", f"{short}:{tag}", *([full, short] if tag == _USUAL_TAG else [short])))
+    full = short if namespace == _USUAL_NAMESPACE else f"{host}/{short}"
+    untagged = (full, short) if tag == _USUAL_TAG else (short,)
+    name, *aliases = dict.fromkeys((f"{full}:{tag}", f"{short}:{tag}", *untagged))
     try:
         blob, problem = _blob(root, manifest)
     except (OSError, ValueError) as error:
         blob, problem = manifest, f"its manifest {manifest} cannot be read ({error})"
-    return StoredModel(next(iter(names)), blob, Store.OLLAMA, tuple(names)[1:], problem)
+    return StoredModel(name, blob, Store.OLLAMA, tuple(aliases), problem)
 
 
 def _blob(root: Path, manifest: Path) -> tuple[Path, str]:
     """Return a model's GGUF file, and why it cannot be used."""
     layers = msgspec.json.decode(manifest.read_bytes(), type=_Manifest).layers
     kinds = {layer.mediaType.removeprefix(_MEDIA): layer.digest for layer in layers}
-    for kind, reason in _REFUSED.items():
-        if kind in kinds:
-            return manifest, reason
-    digest = _DIGEST.fullmatch(kinds.get("model", ""))
-    if digest is None:
+    if refused := [reason for kind, reason in _REFUSED.items() if kind in kinds]:
+        return manifest, refused[0]
+    if (digest := _DIGEST.fullmatch(kinds.get("model", ""))) is None:
         return manifest, f"its manifest {manifest} names no model"
     blob = root / "blobs" / f"sha256-{digest[1]}"
     return blob, "" if blob.is_file() else f"its manifest names {blob}, which is not there: pull it again with Ollama"

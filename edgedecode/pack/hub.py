@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -21,7 +21,7 @@ from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
 
-__all__ = ["BUNDLED_PACK", "hub_pack", "hub_pack_folder"]
+__all__ = ["BUNDLED_PACK", "download_lock", "hub_pack", "hub_pack_folder"]
 
 BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
@@ -52,7 +52,7 @@ def hub_pack(name: str, commit: str = "") -> Path:
     except Exception as error:  # huggingface_hub raises errors of requests, of httpx and of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if _sibling(folder, "new").exists():  # complete, but the process was killed before the rename
-        with _download_lock(folder):
+        with download_lock(folder):
             _swap_in(folder)
     if not folder.is_dir():
         raise ManifestError(
@@ -68,7 +68,7 @@ def _update(folder: Path, name: str, commit: str) -> None:
     """Download a commit unless `folder` already holds it. Raises whatever huggingface_hub raises."""
     if commit == _commit_of(folder) and not _sibling(folder, "old").exists():
         return
-    with _download_lock(folder):
+    with download_lock(folder):
         _swap_in(folder)
         if commit != _commit_of(folder):  # another process may have downloaded it in the meantime
             _download(name, commit, folder)
@@ -89,21 +89,17 @@ def _commit_of(folder: Path) -> str:
         return ""
 
 
-def _download_lock(folder: Path) -> AbstractContextManager[object]:
-    """Return a lock that lets one process at a time download to `folder`; no lock where the system has none."""
+@contextmanager
+def download_lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time download to `folder`; without a lock where the system has none."""
+    lock = None
     with suppress(OSError):
-        locks = cache_folder(FOLDER)
-        lock = (
-            None
-            if locks is None
-            else wait_for_lock(
-                locks / f"download-{folder.name}",
-                seconds=math.inf,
-                waiting=f"waiting for another process that downloads {folder.name.replace('--', '/')}",
-            )
-        )
-        return lock or nullcontext()
-    return nullcontext()
+        if (locks := cache_folder(FOLDER)) is not None:
+            waiting = f"waiting for another process that downloads {folder.name.replace('--', '/')}"
+            place = locks / f"download-{folder.parent.name}-{folder.name}"
+            lock = wait_for_lock(place, seconds=math.inf, waiting=waiting)
+    with lock or nullcontext():
+        yield
 
 
 def _download(name: str, commit: str, folder: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_before_the_download(
 
 def test_a_disk_that_becomes_full_leaves_nothing_half(home: Path, tmp_path: Path) -> None:
     def fill() -> None:
-        with downloading("owner/m", "owner--m") as part:
+        with downloading(tmp_path / "cache" / "models" / "owner--m") as part:
             (part / "half").write_bytes(b"1")
             raise OSError(28, "No space left on device")
 
@@ -158,15 +158,15 @@ ALL = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16")
 
 
 def test_a_chosen_file_is_noted() -> None:
-    names = {f"m-{kind}.gguf": 1 for kind in ("F16", "Q6_K", "Q4_0", "Q4_K_S")}
+    names = [f"m-{kind}.gguf" for kind in ("F16", "Q6_K", "Q4_0", "Q4_K_S")]
 
-    def chosen(names: dict[str, int], run: Collection[str] = ALL) -> tuple[str, str]:
-        return choose_file("o/m", names, kind="", file="", run=run)
+    def chosen(names: list[str], run: Collection[str] = ALL) -> tuple[str, str]:
+        return choose_file("o/m", names, kind="", name="", run=run)
 
     assert chosen(names) == ("m-Q4_K_S.gguf", "it has no Q4_K_M; of F16, Q6_K, Q4_0, Q4_K_S")
-    assert chosen({**names, "m.Q4_K_M.gguf": 1}) == ("m.Q4_K_M.gguf", "Q4_K_M of F16, Q6_K, Q4_0, Q4_K_S, Q4_K_M")
-    assert chosen({**names, "m.Q4_K_M.gguf": 1}, ("Q4_0", "F16", "Q6_K"))[0] == "m-Q4_0.gguf"
-    note = "our kernels do not run Q4_K_S; of F16, Q6_K, Q4_0, Q4_K_S"
+    assert chosen([*names, "m.Q4_K_M.gguf"]) == ("m.Q4_K_M.gguf", "of F16, Q6_K, Q4_0, Q4_K_S, Q4_K_M")
+    assert chosen([*names, "m.Q4_K_M.gguf"], ("Q4_0", "F16", "Q6_K"))[0] == "m-Q4_0.gguf"
+    note = "our kernels do not run the preferred type; of F16, Q6_K, Q4_0, Q4_K_S"
     assert chosen(names, ("Q4_0", "F16")) == ("m-F16.gguf", note)
     assert chosen(names, ())[0] == "m-Q4_K_S.gguf"
-    assert chosen({"strange.gguf": 1}) == ("strange.gguf", "")
+    assert chosen(["strange.gguf"]) == ("strange.gguf", "")

@@ -13,14 +13,13 @@ import pytest
 
 import edgedecode
 from edgedecode.apps import terminal
-from edgedecode.apps.library.demo_command import DEMO_MODEL, PROMPTS
+from edgedecode.apps.library.demo_command import DEMO_MODEL, read_prompts
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
 from edgedecode.library import find
 from edgedecode.library.offers import Offer, ask_before_downloads, fetched
-from edgedecode.library.prepared import pack_of
+from edgedecode.library.prepared import is_in_use
 from edgedecode.library.stores import stored_models
-from edgedecode.library.usage import is_in_use
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 from .conftest import Stores, listing, written
@@ -76,6 +75,21 @@ def test_list_names_drafts_of_the_same_tokenizer(
     assert found["small:1"]["drafts"] == []
 
 
+@own_kernels
+def test_a_draft_is_named_beside_its_target(stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    stores.ollama("library/big:1", made("Q8_0", layers=3))
+    stores.ollama("library/small:1", made("Q8_0", layers=1))
+    words = ["the fox", "-n", "24", "--temp", "0", "--runtime", "onnx"]
+    assert main(["generate", "big:1", *words]) == 0
+    plain = capsys.readouterr().out
+    assert main(["generate", "big:1", "--draft", "small", *words, "--drafter", "model", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] + "\n" == plain
+    assert found["stats"]["proposed"] > 0
+    assert main(["generate", "big:1", "--draft", "nothing", *words]) == 1
+    assert "no model 'nothing'" in capsys.readouterr().err
+
+
 def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     written(home / "here" / "deep" / "a.gguf", made())
     assert {*listed(capsys, "here")} == {"a"}
@@ -111,7 +125,7 @@ def test_rm_removes_what_was_pulled_and_prepared(
     theirs = stores.ollama("library/theirs:1", made("Q8_0", seed=9))
     with edgedecode.load("owner/tiny:Q8_0", runtime="onnx") as pair:
         (model,) = [model for model in stored_models() if model.path == path]
-        assert is_in_use(pack_of(model))
+        assert is_in_use(model)
         assert main(["rm", "owner/tiny:Q8_0"]) == 1
         assert "owner/tiny:Q8_0 is in use" in capsys.readouterr().err
         root = pair.root
@@ -125,7 +139,7 @@ def test_rm_removes_what_was_pulled_and_prepared(
     assert main(["rm", "theirs:1"]) == 1
     assert "was not pulled, and is left as it is" in capsys.readouterr().err
     assert theirs.is_file()
-    for name, message in (("demo", "belongs to the installation"), ("tny", "did you mean owner/tiny:Q4_0")):
+    for name, message in (("demo", "belongs to the installation"), ("tny", "it has owner/tiny:Q4_0")):
         assert main(["rm", name]) == 1
         assert message in capsys.readouterr().err
 
@@ -182,7 +196,7 @@ def test_the_demo_serves_the_bundled_pack_and_says_why(
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert found["model"] == "demo"
-    assert {*found["prompts"]} == {*PROMPTS}
+    assert {*found["prompts"]} == {*read_prompts()}
     assert all(each["same_text"] and each["tokens"] <= 4 for each in found["prompts"].values())
     assert f"the bundled toy serves instead of {DEMO_MODEL}: the package {DEMO_MODEL} could not be" in captured.err
 
@@ -196,4 +210,4 @@ def test_the_demo_compares_both_ways_on_the_model(
     printed = capsys.readouterr().out
     assert printed.startswith("tiny, on the processor, greedy")
     rows = [line for line in printed.splitlines() if line.rstrip().endswith("yes")]
-    assert len(rows) == len(PROMPTS) == 8
+    assert len(rows) == len(read_prompts()) == 8
