@@ -13,7 +13,7 @@ from edgedecode.sampling.probs import UniformSource
 
 from .beside import Stop
 
-__all__ = ["Branching", "Closable", "Drafter", "DraftsAhead", "HeadDrafter", "head_groups"]
+__all__ = ["Branching", "Closable", "Drafter", "DraftsAhead", "HeadDrafter", "Watching", "head_groups"]
 
 
 class Drafter(Protocol):
@@ -67,6 +67,15 @@ class Branching(Protocol):
 
     def rates(self) -> RankRates | None:
         """Return its acceptance rates, the same object until they change; None: it was not opened for trees."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A drafter that sees, in microseconds and without a proposal, that the text repeats itself."""
+
+    def repeats(self, context: Sequence[int], length: int) -> bool:
+        """Return whether the last `length` tokens of `context` occur in it before."""
         ...
 
 

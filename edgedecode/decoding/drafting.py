@@ -5,10 +5,11 @@ The loop has one `Drafting`. The policy sees only counts and measured times (`Si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from time import perf_counter
+from types import MappingProxyType
 
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.sampler import Noise
@@ -16,7 +17,7 @@ from edgedecode.sampling.sampler import Noise
 from .beside import Beside, BesideThread, Stop
 from .constraint import Constraint, allowed_draft
 from .counterfactual import OpenOffers, would_have
-from .drafter import Branching, Closable, Drafter, DraftsAhead, HeadDrafter, head_groups
+from .drafter import Branching, Closable, Drafter, DraftsAhead, HeadDrafter, Watching, head_groups
 from .drafts import EMPTY_DRAFT, Draft
 from .policy import (
     ASKED,
@@ -37,6 +38,11 @@ __all__ = ["Drafting"]
 
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason=NO_SPEED_UP)
+COPIED = 5
+"""Tokens that the text must repeat to end a rest: the least for which `acceptance.PRIORS` expects a copy."""
+WATCH, MOST_BETWEEN = 8, 32
+"""Resting rounds between two looks at the text: after a draft, and at most. Lower: copies are drafted sooner, but each
+look takes 10 µs and evicts caches that the next pass needs."""
 _FOREVER = 1 << 62
 """Number of resting rounds that never runs out."""
 
@@ -84,6 +90,12 @@ class Drafting:
         """The generation's tokens, which grow in place."""
         self._resting = self._rested = 0
         """Resting rounds: those left, and those of this rest so far."""
+        self._watching = next((drafter for drafter in self._free if isinstance(drafter, Watching)), None)
+        self._copied = COPIED
+        """Tokens that the text must repeat to end the rest."""
+        self._between = WATCH
+        """Resting rounds between two looks at the text."""
+        self._next_look = 0
         self._asked = ASKED
         self._read = 0
         self._draft_seconds = 0.0
@@ -109,8 +121,9 @@ class Drafting:
         self._end_rest()
         self._offers.clear()
         self._head_scores.clear()
-        self._resting = self.policy.begin(kind)
-        self.plan, self._tokens = _RESTING if self._resting else _PLAIN, tokens
+        rest = self.policy.begin(kind)
+        self.plan, self._tokens = _RESTING if rest else _PLAIN, tokens
+        self._rest_for(rest)
         for drafter in self.drafters.values():
             drafter.begin(tokens)
 
@@ -119,7 +132,7 @@ class Drafting:
 
         A resting round is plain decoding and only decrements a counter.
         """
-        if not self._resting:
+        if not self._resting or (self._resting == self._next_look and self._wakes()):
             return True
         self._resting -= 1  # self.plan stays: a resting plan is plain
         self._rested += 1
@@ -137,7 +150,7 @@ class Drafting:
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
         self.plan = self.policy.plan(self._signals(tokens, drafts, room=room))
-        self._resting = self.plan.rest
+        self._rest_for(self.plan.rest, drafts)
         for name, offered in drafts.items():
             if len(offered) and (offered.parents is None or is_chain(offered.parents)):
                 self._offers.add(name, offered, at=len(tokens))
@@ -238,6 +251,22 @@ class Drafting:
         draft = drafter.propose(tokens, length, self._noise, self.plan)
         self._draft_seconds = self.clock() - started
         return draft
+
+    def _rest_for(self, rounds: int, drafts: Mapping[str, Draft] = MappingProxyType({})) -> None:
+        """Rest, but look at the text in between: a copy ends the rest, longer than what these drafts matched."""
+        if self.plan.draft_max:
+            self._between = WATCH
+        self._resting, self._next_look = rounds, rounds - self._between
+        self._copied = max(COPIED, *(2 * draft.match for draft in drafts.values()), 0)
+
+    def _wakes(self) -> bool:
+        """Return whether the text copies itself, which ends the rest. Looks that find nothing become rare."""
+        if self._watching is not None and self._watching.repeats(self._tokens, self._copied):
+            self._resting = 0
+            return True
+        self._between = min(MOST_BETWEEN, 2 * self._between)
+        self._next_look = self._resting - self._between
+        return False
 
     def _end_rest(self) -> None:
         """Report a finished rest to the policy."""

@@ -68,11 +68,16 @@ sixth baseline passes are forced after 8, 16 and 32 rounds: the machine may have
 
 
 class _Guess(NamedTuple):
-    """Costs in baseline steps before they are measured."""
+    """Costs before they are measured: in baseline steps, and what does not depend on the target in seconds."""
 
     step: float = 0.15
     read: float = 0.02
     host: float = 0.01
+    step_seconds: float = 60e-6
+    """Of a draft model's step besides: as measured with 1.4M parameters, whose products take a fifth of that."""
+    draft_seconds: float = 300e-6
+    """Of a round with a draft besides the host overhead of one that was asked for nothing, as measured in answers of a
+    new process."""
 
 
 GUESS = _Guess()
@@ -173,9 +178,9 @@ class CostTable:
                 self._plain.observe(seconds)
             self.plain += 1
             self.seen *= AGEING
-            if self.plain % MEASURE == 0:
+            if self.plain % (4 * MEASURE) == 0:
                 self._curve = []
-            if self.step is not None or self.plain > LATEST // 2:
+            if self.step is not None or not self._plain.few:
                 self.step = self._plain.value
             return
         if self.step is None:
@@ -277,6 +282,7 @@ class CostModel:
     """c(n), draft costs and host overhead of a pack on one engine and device. Deterministic given the rounds."""
 
     def __init__(self) -> None:
+        CostTable().curve()  # the first fit of a process takes a millisecond, for which no answer should wait
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
         self.host: dict[str, Recent] = {}

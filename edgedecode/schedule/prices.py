@@ -37,9 +37,11 @@ class Prices:
     def host(self, drafter: str, *, least: bool = False) -> float:
         """Return the host overhead of a round of this drafter. least: as in `step`."""
         hosts = self._costs.host
-        known = hosts.get(drafter) or hosts.get(NO_DRAFTER)
+        known = hosts.get(drafter)
         if known is None or known.value is None:
-            return GUESS.host
+            if drafter == NO_DRAFTER:
+                return GUESS.host
+            return self.host(NO_DRAFTER) + (0.0 if drafter == ASKED else GUESS.draft_seconds / self.seconds)
         return min(known.value, self.host(ASKED)) if least and known.few and drafter != ASKED else known.value
 
     def step(self, drafter: str, *, least: bool = False) -> float:
@@ -47,10 +49,10 @@ class Prices:
 
         least: an optimistic value while there are few measurements, which may have been cold or under load.
         """
-        known = self._costs.drafts.get(drafter)
+        known, more = self._costs.drafts.get(drafter), GUESS.step_seconds / self.seconds
         if known is None or known.step.value is None:
-            return GUESS.step
-        return min(known.step.value, 2 * GUESS.step) if least and known.step.few else known.step.value
+            return GUESS.step + more
+        return min(known.step.value, 2 * GUESS.step + more) if least and known.step.few else known.step.value
 
     def read(self, drafter: str, *, least: bool = False) -> float:
         """Return the cost per token of the prefill of a drafter's model. least: as in `step`."""

@@ -27,7 +27,7 @@ from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
-from .cost import REFIT
+from .cost import GUESS, REFIT
 from .experience import Experience
 from .ledger import INCOME
 from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
@@ -48,9 +48,6 @@ HORIZON = 4
 exceed its prefill."""
 READ_WINDOW = 32
 """If a prefill of the full context is not profitable, a draft model reads this many of its most recent tokens."""
-FIRST_REST = 4
-"""Most rounds at the start of an answer in which no drafter is asked. Higher: less overhead in answers whose drafts are
-not profitable, but slower where they are."""
 MISSED = 16
 """Tokens that lookups would have drafted rightly, at least one each time they were asked, until one of them is drafted
 to measure its cost again, whatever is known of it; then twice as many. Higher: false costs are noticed later."""
@@ -61,11 +58,14 @@ STOP_LOSS = 1.0
 DOUBT_EVERY = 256
 """Tokens between two probes that the accounts pay for because the machine's speed changed: on a machine that is never
 quiet these cost less than 1%."""
-ASKING_SHARE = 0.05
+ASKING_SHARE = 0.02
 """Share of the time that asking drafters may cost in a text where they propose nothing that pays."""
 PROBING = "probing"
 """Reason of a draft that only measures the cost of its pass."""
-MOST_REST = 31
+COLD = 7
+"""Plain rounds of a process that are measured together first: four of them took up to three times as long as later
+ones."""
+MOST_REST = 128
 """Most consecutive rounds in which no drafter is asked. Higher: less overhead if drafts are not profitable, but slower
 to notice when they become so."""
 
@@ -134,7 +134,7 @@ class Scheduler:
         self._slowdown = Slowdown()
         self._missed = self._misses = 0
         """Tokens of lookups that would have been accepted since the last draft, and the number of these lookups."""
-        self._doubted_at = -DOUBT_EVERY
+        self._doubted_at = 0
         """Tokens of all answers when the accounts were last allowed to pay for a probe."""
         self._remembered: dict[tuple[str, bool], tuple[object, tuple[int, float]]] = {}
         """Draft lengths and speed-ups of draft models, expected and hoped for, each with what it was computed from."""
@@ -143,23 +143,23 @@ class Scheduler:
         self._patience = MISSED
         """Missed tokens until the next probe."""
         self._models_from = 0
-        """Tokens of the answer from which draft models are considered again."""
+        """Tokens of all answers from which draft models are considered again."""
+        self._cold = False
+        """Whether this answer began with the first passes of the process."""
         self._overlaps = self.options.separate
         """Whether drafting may overlap verification in this answer."""
 
     def begin(self, kind: str = "") -> int:
-        """Start an answer. Return how many rounds to rest first.
-
-        It rests if drafts were not profitable recently, because asking drafters costs most at the start.
-        """
+        """Start an answer. Return how many rounds to rest first."""
         self.acceptance.begin(kind)
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted = "", 0
         self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
-        self._missed = self._misses = self._models_from = 0
+        self._missed = self._misses = 0
         self._remembered.clear()
         self._patience = max(MISSED, self._patience // 2)
-        return min(FIRST_REST, self.ledger.empty_rounds // 2)
+        self._cold = not any(table.plain for table in self.costs.tables.values())
+        return COLD if self._cold else self._rest()
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from scores of offers and of other heads' drafts."""
@@ -204,14 +204,17 @@ class Scheduler:
         table = self.costs.table(self._context)
         if table.step is None or self.costs.is_due(self._unmeasured, context_tokens=self._context):
             return Plan(0, reason="measuring")
+        if self._cold:  # where asking costs as much as a pass, the first ask waits too
+            self._cold = False
+            return self._plain()
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
-        if self._emitted >= self._models_from or self._current in self.models:
+        if self.experience.history.tokens >= self._models_from or self._current in self.models:
             of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
             arms += [arm for arm in of_models if arm is not None]
         plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
         if plan is None:
-            return self._plain(prices)
+            return self._plain()
         self.ledger.empty_rounds = 0
         self._probing = plan.reason == PROBING
         plan = self._with_untimed_head(plan)
@@ -367,18 +370,28 @@ class Scheduler:
         self._gained += gain + reading
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
 
-    def _plain(self, prices: Prices) -> Plan:
-        """Decode plainly. Rests get longer with each empty round, until asking costs half of the income."""
+    def _plain(self) -> Plan:
+        """Decode plainly, and rest."""
         self._current = ""
         self.ledger.empty_rounds += 1
-        if NO_DRAFTER not in self.costs.host:  # without a resting round the cost of asking is unknown
-            return Plan(0, rest=1, reason=NO_SPEED_UP)
-        asking = prices.host(ASKED) - prices.host(NO_DRAFTER)
-        worth = max(self.ledger.empty_rounds, int(asking / ASKING_SHARE))
-        rest = min(MOST_REST, worth, max(0, int(2 * asking / INCOME)))
-        if self.free and asking > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
-            self._models_from = self._emitted + 2 * rest
+        rest = self._rest()
+        if self.free and self._asking() > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
+            self._models_from = self.experience.history.tokens + 2 * rest
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
+
+    def _rest(self) -> int:
+        """Return how many rounds to rest: more with each empty round, until asking costs half of the income."""
+        asking = self._asking()
+        worth = max(self.ledger.empty_rounds, int(asking / ASKING_SHARE))
+        return min(MOST_REST, worth, max(0, int(2 * asking / INCOME)))
+
+    def _asking(self) -> float:
+        """Return the cost of asking drafters that propose nothing that pays, in baseline steps."""
+        host, step = self.costs.host, self.costs.table(self._context).step
+        asked, plain = (host[name].value if name in host else None for name in (ASKED, NO_DRAFTER))
+        if asked is None:
+            return 0.0 if step is None else GUESS.draft_seconds / step
+        return asked - (plain or 0.0)
 
 
 def _with_prefill(speed_up: float, reading: float, horizon: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgedecode.decoding.policy import RoundCost
+from edgedecode.decoding.policy import NO_DRAFTER, RoundCost
 from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, CostTable, context_bucket
 from edgedecode.schedule.prices import Prices
 
@@ -137,6 +137,15 @@ def test_cost_model_separates_a_draft_models_steps_from_its_reading() -> None:
     assert prices.step("suffix") != 0.2
 
 
+@pytest.mark.parametrize(("seconds", "step", "host"), [(0.0002, 0.45, 1.5), (0.02, 0.153, 0.015)])
+def test_guesses_hold_for_small_targets_too(seconds: float, step: float, host: float) -> None:
+    costs = CostModel()
+    costs.observe(RoundCost(width=1, pass_seconds=seconds), context_tokens=1)
+    prices = Prices(costs, costs.table(1), seconds)
+    assert prices.step("model") == pytest.approx(step)
+    assert prices.host("suffix") == pytest.approx(prices.host(NO_DRAFTER) + host)
+
+
 def test_cost_model_limits_a_draft_models_first_slow_passes() -> None:
     """Otherwise the draft model would not be used again, and so never be timed again."""
     costs = CostModel()
@@ -148,7 +157,7 @@ def test_cost_model_limits_a_draft_models_first_slow_passes() -> None:
     for _ in range(STEADY // 2 + 1):
         costs.observe(one, context_tokens=1)
         found.append(prices.step("model", least=True))
-    assert found == pytest.approx([2 * GUESS.step] * (STEADY // 2) + [2.0])
+    assert found == pytest.approx([2 * GUESS.step + GUESS.step_seconds / STEP] * (STEADY // 2) + [2.0])
     assert prices.step("model") == pytest.approx(2.0)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafting import COPIED, MOST_BETWEEN, WATCH, Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER, NO_SPEED_UP, WHOLE, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
@@ -178,6 +179,42 @@ def test_drafting_may_begin_an_answer_at_rest() -> None:
     drafts = drafting(policy, free(5))
     assert [drafts.asks() for _ in range(3)] == [False, False, True]
     assert drafts.plan.reason == NO_SPEED_UP
+
+
+class Watchful(CallDrafter):
+    """A drafter that finds a copy of `copied` tokens, and records the lengths that it is asked about."""
+
+    def __init__(self, copied: int, match: int = 2) -> None:
+        super().__init__(lambda context, limit, rng: Draft((5,), source="call", match=match).cut(limit))
+        self.copied, self.asked_about = copied, list[int]()
+
+    def repeats(self, context: Sequence[int], length: int) -> bool:
+        self.asked_about.append(length)
+        return length <= self.copied
+
+
+def test_rest_is_over_when_the_text_copies_itself() -> None:
+    drafts = drafting(Scripted(rest=100), copying := Watchful(copied=COPIED))
+    assert [drafts.asks() for _ in range(WATCH + 1)] == [False] * WATCH + [True]
+    assert copying.asked_about == [COPIED]
+
+
+def test_text_without_copies_is_looked_at_ever_less_often() -> None:
+    drafts = drafting(Scripted(rest=1000), plain := Watchful(copied=0))
+    looks = list[int]()
+    for rounds in range(200):
+        assert not drafts.asks()
+        if len(plain.asked_about) > len(looks):
+            looks.append(rounds)
+    assert [after - before for before, after in pairwise(looks)] == [2 * WATCH, *[MOST_BETWEEN] * 5]
+
+
+@pytest.mark.parametrize(("match", "wanted"), [(2, COPIED), (6, 12)])
+def test_offers_that_did_not_pay_end_a_rest_only_as_much_longer_copies(match: int, wanted: int) -> None:
+    drafts = drafting(Scripted(Plan(0, rest=100)), plain := Watchful(copied=0, match=match))
+    drafts.propose([1, 2], room=8)
+    assert not any(drafts.asks() for _ in range(2 * WATCH))
+    assert plain.asked_about == [wanted]
 
 
 def test_drafting_without_offers_asks_only_the_planned_drafter() -> None:

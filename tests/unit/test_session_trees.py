@@ -138,6 +138,7 @@ def enlarge_tree_states(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableModel, "new_state", new_state)
 
 
+@pytest.mark.usefixtures("asked_every_round")
 @pytest.mark.parametrize("options", [{"tree": True}, {"tree": True, "draft_max": 4}], ids=str)
 def test_tree_that_does_not_fit_the_budget_falls_back_to_chains(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -118,6 +118,13 @@ def test_suffix_uses_less_memory_than_it_leases() -> None:
     assert peak <= 20_000 * (TOKEN_NBYTES + 16)  # the slices of the context belong to this test
 
 
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 8))
+def test_suffix_sees_that_the_last_tokens_occur_before(context: list[int], length: int) -> None:
+    ends = range(length, len(context))
+    occurs = any(context[end - length : end] == context[-length:] for end in ends)
+    assert drafter().repeats(context, length) is occurs
+
+
 def test_suffix_draft_stops_at_an_end_token() -> None:
     context = [1, 2, 3, 7, 4, 5, 1, 2, 3]
     assert drafter().propose(context, 3, NOISE).tokens == (7, 4, 5)

@@ -17,6 +17,8 @@ from edgedecode.schedule.trace import FORMAT, Recorder, replay
 from edgedecode.testing import toy_pair
 from edgedecode.user_notices import NOTICES
 
+pytestmark = pytest.mark.usefixtures("asked_every_round")
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:

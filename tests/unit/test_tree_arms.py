@@ -35,9 +35,9 @@ def train(scheduler: Scheduler, *, row: float) -> None:
     costs = [cost(1, row=row)] * 4
     for width in (2, 3, 5, 9, 17):
         costs += [cost(width, row=row)] * 8
-    scheduler.begin()
     for each in costs:
         scheduler.observe(each)
+    scheduler.begin()
     scheduler.observe(cost(1, row=row))
 
 
@@ -124,7 +124,6 @@ def test_scheduler_rounds_with_trees_replay_from_json() -> None:
     recorded.plan, recorded.observe = plan, observe  # type: ignore[method-assign]
     drive(recorded, row=FLAT, rates=UNSURE, rounds=60)
     assert any(plan.shape is not None for plan in plans)
-    again.begin()
     replayed = []
     for call in calls:
         if b"pass_seconds" in call:
