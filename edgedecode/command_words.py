@@ -127,7 +127,9 @@ def sort_words(given: Namespace, loose: Sequence[str]) -> str:
     if len(words) == 1 and (could_be_pack(words[0]) or not answers):
         pack = words.pop()
     if words:
-        quotes = f" ({QUOTES}; a pack is a folder, a hub id or `demo`)" if answers else f" ({QUOTES})"
+        quotes = (
+            f" ({QUOTES}; a model is a name of `edgedecode list`, a hub id or a path)" if answers else f" ({QUOTES})"
+        )
         return f"unrecognized arguments: {shown(' '.join(words))}{quotes}"
     if pack is not None and given.model not in (None, pack):
         return f"two packs are named, {pack!r} and {given.model!r}: name one of them"

@@ -41,14 +41,20 @@ _GGUF = b"GGUF"
 
 
 def names_pack(word: str) -> bool:
-    """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path."""
+    """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path.
+
+    Also if it is near a model's name and has digits or a colon, which a message of one word seldom has.
+    """
     if word == BUNDLED or is_hub_name(word) or (is_path(word) and not re.search(r"\s", word)):
         return True
     with suppress(OSError):  # a long text is no file name
         path = expanded(word)
         if is_gguf(path) or any((path / name).is_file() for name in (MANIFEST_NAME, "config.json")):
             return True
-    return bool(_WORD.fullmatch(word)) and (word in KNOWN or bool(named(word, stored_models())))
+    if not _WORD.fullmatch(word):
+        return False
+    models = stored_models()
+    return bool(named(word, models) or (re.search(r"[:\d]", word) and near_names(word, models)))
 
 
 def could_be_pack(word: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -44,7 +45,9 @@ class StoredModel:
     def nbytes(self) -> int:
         """The bytes of its files; 0 if they are gone."""
         files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        with suppress(OSError):
+            return sum(file.stat().st_size for file in files if file.is_file())
+        return 0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -92,6 +92,9 @@ def test_names_are_completed_and_suggested(stores: Stores, made: Made, caplog: p
                 find_pack(word)
         assert could_be_pack(word)
     assert not names_pack("gran")
+    assert names_pack("granit:350m")  # a message of one word has no digits
+    assert names_pack("llm-smolm2")
+    assert not names_pack("hello2")
     assert not could_be_pack("zzz")
     assert not could_be_pack("tell a story")
     with pytest.raises(ManifestError, match="`edgedecode list` lists the models"):
