@@ -127,10 +127,8 @@ def sort_words(given: Namespace, loose: Sequence[str]) -> str:
     if len(words) == 1 and (could_be_pack(words[0]) or not answers):
         pack = words.pop()
     if words:
-        quotes = (
-            f" ({QUOTES}; a model is a name of `edgedecode list`, a hub id or a path)" if answers else f" ({QUOTES})"
-        )
-        return f"unrecognized arguments: {shown(' '.join(words))}{quotes}"
+        names = "; a model is a name of `edgedecode list`, a hub id or a path" if answers else ""
+        return f"unrecognized arguments: {shown(' '.join(words))} ({QUOTES}{names})"
     if pack is not None and given.model not in (None, pack):
         return f"two packs are named, {pack!r} and {given.model!r}: name one of them"
     given.model = given.pack = given.model if pack is None else pack

@@ -50,8 +50,10 @@ class DemoCommand:
 
     def run(self, arguments: Namespace) -> int:
         from edgedecode import load
+        from edgedecode.library.offers import ask_before_downloads
 
         show_notices()
+        ask_before_downloads(None)  # this is the request
         with load(_root(), runtime="onnx") as pair:
             name = pair.manifest.name
             print(f"{name}, on the processor, greedy\n\n> {_QUESTION}\n")
