@@ -82,7 +82,9 @@ def test_a_draft_is_named_beside_its_target(stores: Stores, made: Made, capsys: 
     words = ["the fox", "-n", "24", "--temp", "0", "--runtime", "onnx"]
     assert main(["generate", "big:1", *words]) == 0
     plain = capsys.readouterr().out
-    assert main(["generate", "big:1", "--draft", "small", *words, "--drafter", "model", "--json"]) == 0
+    assert (
+        main(["generate", "big:1", "--draft", "small", *words, "--draft-max", "3", "--drafter", "model", "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["text"] + "\n" == plain
     assert found["stats"]["proposed"] > 0
