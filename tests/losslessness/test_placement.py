@@ -171,12 +171,12 @@ def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
     keep_placement(Manifest.load(BUNDLED_PACK), EngineRequest(), Placement(Place("onnx", "gpu")))
-    with caplog.at_level(logging.INFO), edgedecode.load(runtime="auto") as pair:
+    with caplog.at_level(logging.INFO, NOTICES), edgedecode.load(runtime="auto") as pair:
         assert pair.runtime in ("onnx", "llama")
     said = "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used"
     assert said in caplog.text
     caplog.clear()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, NOTICES):
         assert edgedecode.plan(runtime="auto").engine in ("onnx", "llama")
     assert said in caplog.text
     choice = explain(None, measure=False)
