@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import InputError
+from edgedecode.text.printable import shown
 
 __all__ = ["command"]
 
@@ -71,6 +72,7 @@ def _rows(folder: Path | None) -> list[_Row]:
 
 
 def _show(rows: Sequence[_Row], *, paths: bool) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from ..terminal import table_console
@@ -79,13 +81,13 @@ def _show(rows: Sequence[_Row], *, paths: bool) -> None:
     for title in _COLUMNS:
         table.add_column(title, justify="right" if title in ("size", "context") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*(escape(shown(cell)) for cell in _cells(row)))
     console = table_console()
     console.print(table)
     for row in rows:
         for text in (f"refused: {row['refused']}" if row["refused"] else "", str(row["path"]) if paths else ""):
             if text:
-                console.print(f"{row['name']}: {text}", soft_wrap=True, markup=False, highlight=False)
+                console.print(shown(f"{row['name']}: {text}"), soft_wrap=True, markup=False, highlight=False)
 
 
 def _cells(row: _Row) -> tuple[str, ...]:

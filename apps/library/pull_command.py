@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from edgedecode.commands import Command, add_json, print_json
+from edgedecode.text.printable import shown
 
 from ..terminal import show_notices
 
@@ -35,7 +36,7 @@ class PullCommand:
         ask_before_downloads(None)  # this is the request
         model, is_new = pull(arguments.model)
         how = "pulled" if is_new else f"here already ({model.store})"
-        print(f"{model.name}: {how}, {format_nbytes(model.nbytes, 0)}, {model.path}")
+        print(shown(f"{model.name}: {how}, {format_nbytes(model.nbytes, 0)}, {model.path}"))
         if arguments.json:
             path = str(model.path)
             print_json({"name": model.name, "path": path, "nbytes": model.nbytes, "downloaded": is_new})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode.cache import area
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import InputError
+from edgedecode.text.printable import shown
 
 if TYPE_CHECKING:
     from edgedecode.library.stored import StoredModel
@@ -35,7 +36,7 @@ class RmCommand:
             raise InputError(f"{model.name} is in use: end the process that runs it, then remove it")
         nbytes = model.nbytes
         _remove(model)
-        print(f"removed {model.name}: {format_nbytes(nbytes, 0)}, {model.path}")
+        print(shown(f"removed {model.name}: {format_nbytes(nbytes, 0)}, {model.path}"))
         if arguments.json:
             print_json({"name": model.name, "path": str(model.path), "nbytes": nbytes})
         return 0

@@ -32,6 +32,8 @@ _PREFERRED = (
     *("Q4_0", "MXFP4", "MXFP4_MOE", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32"),
 )
 """Types of weights by how well they suit a machine without a graphics processor: near 4 bits, best quality first."""
+_PLAIN = re.compile(r"(?!\.)[^/\\:]+(/(?!\.)[^/\\:]+)*")
+"""A file's name that cannot lead out of a folder."""
 _NOT_SATISFIABLE = 416
 _TOLD: Mapping[int, str] = {
     401: "401: it does not exist, or needs an account with access: set HF_TOKEN",
@@ -61,7 +63,7 @@ def hub_offer(word: str) -> Offer:
     if MANIFEST_NAME in files and not kind and not name:
         nbytes, commit = sum(each.nbytes for each in files.values()), files[MANIFEST_NAME].commit
         return Offer(repository, nbytes, lambda: hub_pack(repository, commit))
-    models = [each for each in files if is_model_name(each)]
+    models = [each for each in files if is_model_name(each) and _PLAIN.fullmatch(each)]
     name, note = choose_file(repository, models, kind=kind, name=name, run=_run_types())
     if (parts := parts_of(name)) > 1:
         raise ManifestError(

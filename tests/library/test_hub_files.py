@@ -91,6 +91,11 @@ REFUSALS: dict[str, tuple[str, Callable[[HubServer], None], str]] = {
     "no such file": ("owner/m/x.gguf", _status(200), "has no file 'x.gguf': it has Q8_0"),
     "no GGUF": ("owner/m", _only("model.safetensors"), "no GGUF file and is no pack of edgedecode"),
     "only a projector": ("owner/m", _only("mmproj-m-F16.gguf"), "no GGUF file"),
+    "outside": (
+        "owner/m",
+        _only("../m-Q8_0.gguf", "a/../../m-Q4_0.gguf", "C:/m.gguf"),
+        "no GGUF file",
+    ),
     "split": ("owner/m", _only("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00002-of-00003.gguf"), "is split into 3 files"),
     "digest": ("owner/m", _other_digest, "its digest differs"),
 }

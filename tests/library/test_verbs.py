@@ -101,6 +101,14 @@ def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[
     assert "edgedecode pull" in capsys.readouterr().out
 
 
+def test_names_of_files_cannot_control_the_terminal(home: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    written(home / "here" / "[red]a\x1b[31m.gguf", made())
+    assert main(["list", "here", "--paths"]) == 0
+    printed = capsys.readouterr().out
+    assert "[red]a" in printed
+    assert "\x1b" not in printed
+
+
 @own_kernels
 def test_a_named_model_answers_and_is_then_prepared(
     stores: Stores, made: Made, capsys: pytest.CaptureFixture[str]
