@@ -238,7 +238,7 @@ NUMBERS: dict[str, tuple[Corruption, str]] = {
     ),
     "a manifest that is a link": (
         lambda root: _link(root / MANIFEST_NAME),
-        "real.json is not listed in the pack's manifest",
+        "is a link, as in the Hugging Face cache: .* `cp -rL`",
     ),
 }
 

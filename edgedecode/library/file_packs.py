@@ -54,13 +54,17 @@ def file_pack_folder(path: Path, *, draft: Path | None = None) -> Path:
 
 
 def without_links(root: Path) -> Path:
-    """Return a pack whose files are links, as in the hub's cache, as one of plain files: hard links, or copies.
+    """Return a pack of the hub's cache, whose files are links to its blobs, as one of hard links, or copies.
 
-    A pack may not contain links, and ONNX Runtime refuses weights behind one. Raises ManifestError.
+    A pack may not contain links, and ONNX Runtime refuses weights behind one. Links to elsewhere are left to the gate,
+    which refuses them. Raises ManifestError.
     """
     if not (root / MANIFEST_NAME).is_symlink():
         return root
     files = {path: path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()}
+    blobs = (root / ".." / ".." / "blobs").resolve()
+    if not all(blobs in path.resolve().parents for path in files):
+        return root
     folder = area("files") / f"links-{facts_key(root.absolute(), *map(_state, files))}"
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:

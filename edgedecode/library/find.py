@@ -15,8 +15,8 @@ from .hub_files import hub_offer
 from .names import BUNDLED, MODEL_FILES, completed, expanded, is_gguf, is_hub_name, is_path, named, near_names, one_of
 from .offers import Offer, fetched
 from .packages import KNOWN, is_package_name, package_offer
-from .stored import StoredModel
-from .stores import folder_models, stored_models
+from .stored import StoredModel, is_model_name
+from .stores import stored_models
 
 __all__ = ["find_pack", "offer_of", "pull"]
 
@@ -78,7 +78,7 @@ def _only_model(path: Path) -> Path:
     """Return the GGUF file of a folder that holds one and is no pack, else the path itself."""
     if not path.is_dir() or (path / MANIFEST_NAME).is_file():
         return path
-    models = [model.path for model in folder_models(path) if model.path.parent == path and model.path.is_file()]
+    models = sorted(file for file in path.glob("*.gguf") if file.is_file() and is_model_name(file.name))
     if len(models) > 1:
         names = ", ".join(model.name for model in models[:6])
         raise ManifestError(f"{path} holds {len(models)} GGUF models ({names}): give the path of one")
