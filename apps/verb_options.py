@@ -23,12 +23,12 @@ from edgedecode import (
 )
 from edgedecode.commands import (
     add_pack,
+    answer_seed,
     biased_token,
     count,
     positive_count,
     real_number,
     scaled_name,
-    seed,
     template_argument,
 )
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
@@ -253,7 +253,9 @@ def add_sampling_options(parser: ArgumentParser, *, defaults: str, first_seed: s
         metavar="ID=X",
         help="add X to the logit of a token id, -100 (never) to 100; may be repeated",
     )
-    group.add_argument("--seed", type=seed, metavar="N", help=f"seed of the first answer (default: {first_seed})")
+    group.add_argument(
+        "--seed", type=answer_seed, metavar="N", help=f"seed of the first answer (default: {first_seed})"
+    )
 
 
 def given_sampling(arguments: Namespace, defaults: SamplingOptions) -> SamplingOptions:

@@ -20,6 +20,7 @@ __all__ = [
     "add_json",
     "add_pack",
     "add_prompt",
+    "answer_seed",
     "biased_token",
     "count",
     "json_alone",
@@ -67,6 +68,11 @@ def positive_count(text: str) -> int:
 def seed(text: str) -> int:
     """Parse a seed: 64 bits."""
     return whole_number(text, least=0, most=2**64 - 1)
+
+
+def answer_seed(text: str) -> int | None:
+    """Parse a seed of answers; None for -1, which means a random one, as it does to llama.cpp."""
+    return None if text == "-1" else seed(text)
 
 
 def template_argument(text: str) -> tuple[str, object]:

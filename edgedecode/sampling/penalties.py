@@ -5,6 +5,7 @@ Counts are exact and every step is one float32 operation, so a token's logit doe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -15,7 +16,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-__all__ = ["Bias", "Counter", "Marked", "biases_of", "checked_bias", "frequent", "present", "repeated"]
+__all__ = ["Bias", "Counter", "LastTokens", "Marked", "biases_of", "checked_bias", "frequent", "present", "repeated"]
 
 Bias = tuple[tuple[int, float], ...]
 """Ids, ascending, each with the number that is added to its logit."""
@@ -88,6 +89,30 @@ class Counter:
             return Marked(ids, counts)
         added = Marked.of(more)
         return Marked(np.concatenate((ids, added.ids)), np.concatenate((counts, added.numbers)))
+
+
+class LastTokens:
+    """Counts as `Counter`, but only in the last `most` tokens."""
+
+    __slots__ = ("_last", "_size")
+
+    def __init__(self, size: int, most: int) -> None:
+        self._size = size
+        self._last: deque[tuple[int, bool]] = deque(maxlen=most)
+
+    def clear(self) -> None:
+        self._last.clear()
+
+    def add(self, tokens: Iterable[int], *, generated: bool) -> None:
+        self._last.extend((token, generated) for token in tokens)
+
+    def after(self, path: Iterable[int] = ()) -> Marked:
+        last, counts = self._last.copy(), dict[int, int]()
+        last.extend((token, True) for token in path)
+        for token, generated in last:
+            if token < self._size:
+                counts[token] = counts.get(token, 0) + generated
+        return Marked.of(counts)
 
 
 def repeated(logits: FloatArray, counts: FloatArray, penalty: float) -> FloatArray:

@@ -18,7 +18,7 @@ from edgedecode.errors import InputError
 from .counter_rng import first_arrivals, mixed
 from .log_probabilities import TokenLogprob, token_logprob
 from .masses import largest
-from .penalties import Counter, Marked
+from .penalties import Counter, LastTokens, Marked
 from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
 from .weights import SamplingOptions, weighted
@@ -111,7 +111,8 @@ class Sampler:
         self.options = options
         self._row_draw = row_draw or NumpyRowDraw()
         self.vocabulary_size = vocabulary_size
-        self._counter = Counter(vocabulary_size)
+        window = options.penalty_window
+        self._counter = LastTokens(vocabulary_size, window) if window else Counter(vocabulary_size)
         self._penalises = options.penalises
 
     def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:

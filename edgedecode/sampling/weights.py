@@ -157,6 +157,16 @@ class SamplingOptions:
             penalise=present,
         ),
     ] = 0.0
+    penalty_window: Annotated[
+        int,
+        SamplingOption(
+            (0, 2**31),
+            allowed="0 (all) or more",
+            flag="--repeat-last-n N",
+            help="penalise only tokens among the last N; 0: all",
+            gguf="penalty_last_n",
+        ),
+    ] = 0
     logit_bias: Mapping[int, float] | Bias = ()
     """By id, what is added to its logit, -100 (never) to 100; kept as pairs in the order of the ids."""
     biases: Marked = field(init=False, repr=False, compare=False)
@@ -220,7 +230,7 @@ class SamplingOptions:
 
     def ranking(self, count: int) -> SamplingOptions:
         """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
-        off = {name: option.off for name, option in self.active.items() if option.penalise is None}
+        off = {name: option.off for name, option in self.active.items() if option.keeps is not None}
         changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count}
         return replace(self, **changes)
 

@@ -173,7 +173,7 @@ REFUSALS = {
     "generate a -c 0": (2, "'0' is too small: the minimum is 1"),
     "generate a --draft-max -1": (2, "'-1' is too small: the minimum is 0"),
     "generate a --top-k -3": (2, "'-3' is too small: the minimum is 0"),
-    "generate a --seed -1": (2, "'-1' is too small: the minimum is 0"),
+    "generate a --seed -2": (2, "'-2' is too small: the minimum is 0"),
     "chat -n 0": (2, "'0' is too small: the minimum is 1"),
     "bench --per-family 0": (2, "'0' is too small: the minimum is 1"),
     "generate a --drafter=": (1, "there is no drafter ''"),

@@ -211,8 +211,8 @@ def test_settings_of_samplers_that_are_off_change_nothing(server: Running) -> No
     more = {"verbosity": "medium", "prediction": {"type": "content", "content": "Seven"}}
     for fields in (WEB_UI, more, {"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 2}):
         assert server.post(BASE[CHAT] | fields)[1]["choices"] == plain
-    status, reply = server.post(BASE[CHAT] | WEB_UI | {"repeat_penalty": 1.1})
-    assert (status, reply["error"]["param"]) == (400, "repeat_last_n")
+    penalised = server.post(BASE[CHAT] | WEB_UI | {"repeat_penalty": 1.5})[1]["choices"]
+    assert penalised != plain
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ FIELDS: list[dict[str, Any]] = [
     {"presence_penalty": 2, "frequency_penalty": -0.1},
     {"repetition_penalty": 1.3},
     {"presence_penalty": 1.1, "logit_bias": {"60": -2.5}},
+    {"repetition_penalty": 3.0, "repeat_last_n": 24},
 ]
 WARM: dict[str, Any] = {"temperature": 1.2, "seed": 8}
 
@@ -72,9 +73,11 @@ WARM: dict[str, Any] = {"temperature": 1.2, "seed": 8}
 @PATHS
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_the_text_is_that_of_a_session(path: str, fields: dict[str, Any], server: Running) -> None:
-    bias = {int(id): amount for id, amount in fields.get("logit_bias", {}).items()}
+    options = dict(fields)
+    options["logit_bias"] = {int(id): amount for id, amount in fields.get("logit_bias", {}).items()}
+    options["penalty_window"] = options.pop("repeat_last_n", 0)
     for more in ({}, WARM):
-        given = fields | {"temperature": more.get("temperature", 0), "logit_bias": bias}
+        given = options | {"temperature": more.get("temperature", 0)}
         wanted = session_text(server, path, SamplingOptions(**given), seed=more.get("seed"))
         assert text(server, path, fields | more) == wanted
     assert text(server, path, WARM) != wanted
@@ -87,6 +90,7 @@ def test_a_ban_and_a_choice_are_followed(path: str, server: Running) -> None:
     banned = max({*ids}, key=ids.count)
     found = text(server, path, {"logit_bias": {str(banned): -100}})
     assert banned not in tokenizer.encode(found)
+    assert text(server, path, {"logit_bias": [[banned, False]]}) == found
     assert text(server, path, {"logit_bias": {str(banned): 100}, "stop": "\n\n"}) == tokenizer.decode([banned] * MOST)
 
 
@@ -113,7 +117,9 @@ def test_values_that_mean_nothing_change_nothing(path: str, server: Running) -> 
         ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias", "the key '05'"),
         ({"logit_bias": {"-1": 1}}, "logit_bias", "the key '-1'"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "the key '999"),
-        ({"logit_bias": [[5, 1]]}, "logit_bias", "expected object"),
+        ({"logit_bias": [[5, 1], [5, 2]]}, "logit_bias", "the key '5'"),
+        ({"logit_bias": [[5, True]]}, "logit_bias", "of id 5 is true: give a number, or false for never"),
+        ({"logit_bias": [[5]]}, "logit_bias[0]", "length 2"),
         ({"logit_bias": {"8192": 1}}, "logit_bias", "the id 8192, and the vocabulary's ids are 0 to 8191"),
     ],
     ids=str,
@@ -130,5 +136,7 @@ def test_the_description_has_the_fields() -> None:
     for name in ("ChatBody", "CompletionBody", "ResponseBody"):
         found = schemas[name]["properties"]
         assert found["frequency_penalty"]["anyOf"][0] == {"type": "number", "minimum": -2, "maximum": 2}
-        assert found["logit_bias"]["anyOf"][0]["additionalProperties"]["maximum"] == 100
+        by_id, pairs = found["logit_bias"]["anyOf"][0]["anyOf"]
+        assert by_id["additionalProperties"]["maximum"] == 100
+        assert pairs["items"]["prefixItems"][0] == {"type": "integer"}
         assert found["repeat_penalty"]["anyOf"][0]["minimum"] == 1e-6

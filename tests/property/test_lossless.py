@@ -42,6 +42,7 @@ PROCESSING = {
     "greedy": GREEDY,
     "greedy, penalty": SamplingOptions(repetition_penalty=1.3),
     "sampled": SamplingOptions(temperature=0.8),
+    "sampled, penalty of the last tokens": SamplingOptions(temperature=0.8, frequency_penalty=1.5, penalty_window=7),
     "sampled, penalty": SamplingOptions(temperature=0.8, repetition_penalty=1.2),
     "top-k": SamplingOptions(temperature=1.0, top_k=3),
     "top-p, min-p": SamplingOptions(temperature=0.9, top_p=0.8, min_p=0.02),

@@ -41,7 +41,8 @@ __all__ = [
 PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
 VERBOSITIES = ("low", "medium", "high")
-MOST_ANSWERS = 8
+MOST_ANSWERS = 128
+"""As OpenAI allows."""
 Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
 Stop = Annotated[str, Meta(max_length=1000)]
 Most = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: no limit.")]

@@ -14,6 +14,7 @@ __all__ = ["SamplingBody", "read_sampling"]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(ge=1e-6, le=100, description="Tokens of the prompt count too; 1: off.")]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
+_BIASES = Meta(description="By token id, or as pairs of an id and a bias; -100 and false: never.")
 _MOST_DIGITS = 9
 _NO_PENALTY = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _SAME = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty")
@@ -31,8 +32,8 @@ class SamplingBody:
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Repetition | None = None
     repeat_penalty: _Repetition | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, description="0: no penalties; else -1, or no penalty.")] | None = None
-    logit_bias: Annotated[dict[str, _Bias], Meta(description="By token id; -100: never.")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, description="Of so many tokens; 0: none; -1: all.")] | None = None
+    logit_bias: Annotated[dict[str, _Bias] | list[tuple[int, _Bias | bool]], _BIASES] | None = None
 
 
 def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOptions:
@@ -48,19 +49,19 @@ def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOpti
     given["repetition_penalty"] = next(iter(repetitions), None)
     if body.repeat_last_n == 0:  # llama.cpp counts the last 0 tokens then
         given |= _NO_PENALTY
-    elif body.repeat_last_n not in (None, -1) and any(
-        given[each] not in (None, off) for each, off in _NO_PENALTY.items()
-    ):
-        raise InputError("repeat_last_n is not supported with a penalty, which counts all tokens: leave it out, or -1")
+    elif body.repeat_last_n is not None:
+        given["penalty_window"] = max(0, body.repeat_last_n)
     given["logit_bias"] = None if body.logit_bias is None else _biases(body.logit_bias)
     return replace(defaults, **{name: each for name, each in given.items() if each is not None})
 
 
-def _biases(given: dict[str, float]) -> dict[int, float]:
+def _biases(given: dict[str, float] | list[tuple[int, float | bool]]) -> dict[int, float]:
     """Return biases by id. Raises InputError for a key that is none, or two keys of one id."""
     found: dict[int, float] = {}
-    for key, amount in given.items():
+    for key, amount in given.items() if isinstance(given, dict) else ((str(id), each) for id, each in given):
         if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS and int(key) not in found):
             raise InputError(f"logit_bias has the key {key[:40]!r}: give each token's id once, as digits")
-        found[int(key)] = amount
+        if amount is True:
+            raise InputError(f"logit_bias of id {key} is true: give a number, or false for never")
+        found[int(key)] = -100.0 if amount is False else amount
     return found
