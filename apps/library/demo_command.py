@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -66,11 +66,7 @@ class DemoCommand:
             }
         _show(found)
         if arguments.json:
-            values = {
-                prompt: {each: getattr(answers, each) for each in answers.__slots__}
-                for prompt, answers in found.items()
-            }
-            print_json({"model": name, "prompts": values})
+            print_json({"model": name, "prompts": {prompt: asdict(each) for prompt, each in found.items()}})
         return 0
 
 

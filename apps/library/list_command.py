@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from edgedecode.commands import Command, add_json, print_json
@@ -56,7 +57,7 @@ def _rows(folder: Path | None) -> list[_Row]:
             "store": model.store.value,
             "path": str(model.path),
             "nbytes": model.nbytes,
-            **{name: getattr(facts, name) for name in facts.__slots__},
+            **asdict(facts),
             "drafts": [
                 name
                 for name, other in able
