@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
@@ -15,6 +15,7 @@ from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nby
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.text.kept_turns import turn_starts
 from edgedecode.text.printable import shown
+from edgedecode.text.template_switches import EFFORTS
 
 from ..colour import Paint
 from ..memory_table import memory_table
@@ -160,9 +161,17 @@ def _mode(conversation: Conversation, rest: str) -> bool:
         _list(conversation, _modes(conversation), present=present)
         return True
     mode = chosen_mode(rest, conversation.pair, conversation.start)
-    conversation.use_options(mode.options)
+    conversation.use_options(replace(mode.options, think=conversation.options.think))
     found = mode_of(conversation.session.options)  # not the chosen one if memory is short
     conversation.say(f"mode {found}: {_modes(conversation)[found]}")
+    return True
+
+
+def _think(conversation: Conversation, rest: str) -> bool:
+    if rest:
+        conversation.use_options(replace(conversation.options, think=rest))
+    think = conversation.options.think
+    conversation.say(f"thinking is {think}" if think else "thinking is as the chat template has it")
     return True
 
 
@@ -242,6 +251,7 @@ def _adapters(conversation: Conversation) -> Mapping[str, str]:
     return {NO_ADAPTER: "the target without an adapter", **meanings}
 
 
+_EFFORTS = dict.fromkeys(EFFORTS, "")
 _SWITCH = {"on": "colour tokens by source", "off": "no colours"}
 SLASHES = {
     "reset": Slash("", "start over, keep the system message", _reset),
@@ -249,6 +259,7 @@ SLASHES = {
     "undo": Slash("", "drop the last message and its answer", _undo),
     "retry": Slash("", "answer the last message again", _retry),
     "mode": Slash("[NAME]", "list the ways to make answers, or change to one", _mode, _modes),
+    "think": Slash("[on|off]", "show whether the model thinks first, or change it", _think, lambda chat: _EFFORTS),
     "adapter": Slash(
         "[NAME]",
         f"list the pack's adapters, or use one, NAME or NAME:SCALE; {NO_ADAPTER}: use none",

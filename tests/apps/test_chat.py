@@ -70,6 +70,8 @@ def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) 
         ("/undo", "the conversation is empty"),
         ("/retry", "the conversation is empty"),
         ("/mode nosuch", "there is no mode 'nosuch'; there are: scheduled, fixed, plain, switch, "),
+        ("/think on", "this pack's chat template has no switch for thinking"),
+        ("/think hard", "thinking is 'hard': use one of off, on, "),
         ("/adapter formal", "the pack has no adapters"),
         ("/adapter formal:much", "'much' is not a number"),
         ("/adapter :2", "':2' has no name"),

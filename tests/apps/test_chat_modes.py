@@ -23,6 +23,8 @@ from edgedecode import (
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.modes import chat_modes, chosen_mode, mode_of
 from edgedecode.decoding.verify import Rule
+from edgedecode.testing import CHATML
+from edgedecode.text.chat_template import ChatTemplate
 from tests.apps.chat_script import OPTIONS, conversation_of, talk
 from tests.peft_folders import list_adapter, write_peft
 
@@ -94,6 +96,18 @@ def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: 
     talk(chat, "/mode scheduled", "again")
     assert chat.session.stats.mode == "scheduled"
     assert len(chat.session.messages) == 8
+
+
+def test_slash_think_changes_the_prompt_and_outlives_a_mode(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    source = CHATML + "{% if enable_thinking is false %}<think></think>{% endif %}"
+    toy.tokenizer.chat_template = ChatTemplate(source)
+    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/think")
+    assert "thinking is as the chat template has it" in capsys.readouterr().err
+    before = chat.session.stats.prompt_tokens
+    talk(chat, "/think off", "/mode plain", "/retry")
+    assert "thinking is off" in capsys.readouterr().err
+    assert (chat.session.options.think, chat.session.stats.mode) == ("off", "plain")
+    assert chat.session.stats.prompt_tokens > before
 
 
 def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:
