@@ -81,24 +81,34 @@ def choose_file(
 
     run: types of matrices that our kernels run. Raises ManifestError if there is none.
     """
-    types = ", ".join(list(dict.fromkeys(weight_type(each) or each for each in models))[:12])
     if not models:
         raise ManifestError(
             f"{repository} has no GGUF file and is no pack of edgedecode: choose a repository of GGUF files (they are "
             f"often named {repository.rpartition('/')[2]}-GGUF), or `edgedecode export --target {repository}`"
         )
-    if kind or name:
-        for each in models:
-            if each == name or (kind and weight_type(each) == kind.upper()):
-                return each, ""
-        wanted = f"file of type {kind!r}" if kind else f"file {name!r}"
-        raise ManifestError(f"{repository} has no {wanted}: it has {types}")
+    if not kind and not name:
+        return _preferred(models, run)
+    for each in models:
+        if each == name or (kind and weight_type(each) == kind.upper()):
+            return each, ""
+    wanted = f"file of type {kind!r}" if kind else f"file {name!r}"
+    raise ManifestError(f"{repository} has no {wanted}: it has {_types(models)}")
+
+
+def _preferred(models: Collection[str], run: Collection[str]) -> tuple[str, str]:
+    """Return the model that suits this machine best, and why it was taken."""
     whole = [each for each in models if parts_of(each) == 1] or models
     best = min(whole, key=lambda each: (not _is_run(each, run), _rank(each), each.count("/"), each))
-    if len(models) == 1 or _rank(best) == 0:
-        return best, "" if len(models) == 1 else f"of {types}"
+    if len(models) == 1:
+        return best, ""
+    if _rank(best) == 0:
+        return best, f"of {_types(models)}"
     lacks = "our kernels do not run the preferred type" if min(map(_rank, whole)) < _rank(best) else "it has no Q4_K_M"
-    return best, f"{lacks}; of {types}"
+    return best, f"{lacks}; of {_types(models)}"
+
+
+def _types(models: Collection[str]) -> str:
+    return ", ".join(list(dict.fromkeys(weight_type(each) or each for each in models))[:12])
 
 
 def _is_run(file: str, run: Collection[str]) -> bool:
