@@ -78,7 +78,7 @@ def _only_model(path: Path) -> Path:
     """Return the GGUF file of a folder that holds one and is no pack, else the path itself."""
     if not path.is_dir() or (path / MANIFEST_NAME).is_file():
         return path
-    models = sorted(file for file in path.glob("*.gguf") if file.is_file() and is_model_name(file.name))
+    models = sorted(file for file in path.glob("*.[gG][gG][uU][fF]") if file.is_file() and is_model_name(file.name))
     if len(models) > 1:
         names = ", ".join(model.name for model in models[:6])
         raise ManifestError(f"{path} holds {len(models)} GGUF models ({names}): give the path of one")

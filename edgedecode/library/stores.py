@@ -75,7 +75,7 @@ def _pack(name: str, folder: Path, store: Store) -> StoredModel:
 
 def _files(root: Path) -> list[Path]:
     """Return the GGUF files under a folder. A link to nothing is an interrupted download."""
-    return sorted(path for path in root.rglob("*.gguf") if path.is_file())
+    return sorted(path for path in root.rglob("*.[gG][gG][uU][fF]") if path.is_file())
 
 
 def _library_models() -> Iterator[StoredModel]:
@@ -93,7 +93,7 @@ def _package_models() -> Iterator[StoredModel]:
     for package in distributions():
         with suppress(OSError, UnicodeDecodeError):
             if ".gguf" in (package.read_text("RECORD") or ""):  # fast: most packages list none
-                found = [Path(str(file.locate())) for file in package.files or () if file.suffix == ".gguf"]
+                found = [Path(str(file.locate())) for file in package.files or () if file.suffix.lower() == ".gguf"]
                 yield from _of_package(package.name, [path for path in found if path.is_file()], Store.PACKAGE)
 
 

@@ -55,6 +55,12 @@ def test_a_type_or_a_file_is_named(name: str, file: str, server: HubServer, say:
     assert content(tmp_path) == [f"owner--m/{file}"]
 
 
+def test_a_suffix_in_capitals_is_one(server: HubServer, say: Say) -> None:
+    server.files["owner/m"] = {"M-Q8_0.GGUF": MODEL}
+    assert say("pull", "owner/m", **server.environment).returncode == 0
+    assert "here already" in say("pull", "owner/m:Q8_0").stdout
+
+
 def test_a_token_is_sent_where_one_is_set(server: HubServer, say: Say) -> None:
     server.files["owner/m"] = {"m-Q8_0.gguf": MODEL}
     assert say("pull", "owner/m", **server.environment).returncode == 0
