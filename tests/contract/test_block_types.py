@@ -1,33 +1,58 @@
-"""The matrices of GGUF block types have exactly the values that the gguf package reads."""
+"""The matrices of GGUF block types have exactly the values that the gguf package reads, in tiles too."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from edgedecode.runtimes.onnx.kernels.block_types import matrix_of, minima_of
+from edgedecode.gguf.contents import BLOCKS
+from edgedecode.runtimes.onnx.kernels.block_types import matrix_of
+from edgedecode.runtimes.onnx.kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary
 from edgedecode.runtimes.onnx.kernels.products import NotServed
 
-MIDDLES = {4: 8, 8: 128}
+COLUMNS, INNER = 40, 512
+SIMPLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+K_TYPES = ("Q4_K", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+HALVES = {"Q4_K": [0, 2], "Q5_K": [0, 2], "IQ4_NL": [0], "IQ4_XS": [0]}
+"""Where a block has float16 numbers, which random bytes would make infinite."""
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
-def test_values_are_those_of_the_file(name: str) -> None:
+def blocks_of(name: str) -> npt.NDArray[np.uint8]:
+    """Return a matrix of this type: rounded normal numbers, or blocks of random bytes."""
+    kind, rng = GGMLQuantizationType[name], np.random.default_rng(1)
+    if name in SIMPLE:
+        return quantize(rng.standard_normal((COLUMNS, INNER)).astype(np.float32), kind)
+    size, nbytes = GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (COLUMNS * INNER // size, nbytes), np.uint8)
+    for place in HALVES.get(name, []):
+        scales = rng.uniform(-0.01, 0.01, len(data)).astype("<f2")
+        data[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        data[:, 0] = rng.integers(110, 130, len(data))
+    return data.reshape(COLUMNS, -1)
+
+
+@pytest.mark.parametrize("name", [*SIMPLE, *K_TYPES])
+def test_tiles_have_the_values_of_the_file(name: str) -> None:
     kind = GGMLQuantizationType[name]
-    data = quantize(np.random.default_rng(1).standard_normal((48, 96)).astype(np.float32), kind)
-    matrix, minima = matrix_of(int(kind), data), minima_of(int(kind), data)
-    packed = matrix.packed
-    if matrix.bits == 4:
-        packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(48, 3, 32)
-    values = (packed.astype(np.float32) - MIDDLES[matrix.bits]) * matrix.scales[..., None]
-    values += 0 if minima is None else minima[..., None]
+    data = blocks_of(name)
+    library, matrix = KernelLibrary(), matrix_of(int(kind), data)
+    found = library.inspect(matrix)
+    assert not found & BAD_SCALE
+    matrix = matrix.__class__(
+        matrix.packed, matrix.scales, matrix.bits, matrix.block, bool(found & WIDE_SCALES), matrix.minima
+    )
+    tiles = np.zeros(library.prepared_nbytes(matrix), np.uint8)
+    library.prepare(matrix, tiles)
+    values = np.stack([library.unpack(matrix, tiles, column) for column in range(COLUMNS)])
     expected = dequantize(data, kind)
-    assert (minima is not None) == (name == "Q4_1")
-    np.testing.assert_allclose(values.reshape(48, 96), expected, rtol=0, atol=1e-6)
+    ulps = np.spacing(np.abs(expected).max())
+    np.testing.assert_allclose(values, expected, rtol=0, atol=0 if matrix.minima is None else 2 * ulps)
 
 
 def test_types_without_tiles_are_named() -> None:
     with pytest.raises(NotServed, match="block type 14 has no tiles"):
-        matrix_of(14, np.zeros((1, 210), np.uint8))
+        matrix_of(14, np.zeros((1, BLOCKS[14][1]), np.uint8))

@@ -40,14 +40,17 @@ def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
     return trial.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
 
 
-def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
+def random_matrix(
+    rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool, minima: bool = False
+) -> Matrix:
     blocks = -(-inner // block)
     packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
     scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
     if half:
         scales = scales.astype(np.float16).astype(np.float32)
     assert LIBRARY is not None
-    matrix = Matrix(packed, scales, bits, block)
+    lowest = -scales * 2 ** (bits - 1) if minima else None  # a power of two: as exact in half precision
+    matrix = Matrix(packed, scales, bits, block, minima=lowest)
     found = LIBRARY.inspect(matrix)
     return replace(matrix, wide_scales=bool(found & 1))
 
@@ -57,17 +60,20 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
     packed = matrix.packed.reshape(matrix.columns, -1)
     if matrix.bits == 4:
         packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
-    values = packed.astype(np.float64) - (8 if matrix.bits == 4 else 128)
-    return (values.reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]).reshape(matrix.columns, -1)[
-        :, :inner
-    ]
+    zero = 0 if matrix.minima is not None else 8 if matrix.bits == 4 else 128
+    values = (packed.astype(np.float64) - zero).reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]
+    if matrix.minima is not None:
+        values += matrix.minima[..., None]
+    return values.reshape(matrix.columns, -1)[:, :inner]
 
 
+@pytest.mark.parametrize("minima", [True, False])
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, half: bool) -> None:
+def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, half: bool, minima: bool) -> None:
     assert LIBRARY is not None
-    matrix = random_matrix(np.random.default_rng(2), bits=bits, block=block, columns=70, inner=3 * block, half=half)
+    sizes = {"bits": bits, "block": block, "columns": 70, "inner": 3 * block}
+    matrix = random_matrix(np.random.default_rng(2), **sizes, half=half, minima=minima)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     LIBRARY.prepare(matrix, tiles)
     wanted = dense(matrix, 3 * block).astype(np.float32)
@@ -87,7 +93,9 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
     for _ in range(25):
         bits, block = SHAPES[rng.integers(len(SHAPES))]
         columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
-        matrix = random_matrix(rng, bits=bits, block=block, columns=columns, inner=inner, half=bool(rng.integers(2)))
+        sizes = {"bits": bits, "block": block, "columns": columns, "inner": inner}
+        half, minima = (bool(each) for each in rng.integers(0, 2, 2))
+        matrix = random_matrix(rng, **sizes, half=half, minima=minima)
         x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
         weights = dense(matrix, inner)
         LIBRARY.choose(name)
@@ -95,8 +103,26 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
         padded = np.zeros((rows, -(-inner // 32) * 32))
         padded[:, :inner] = np.abs(x)
         steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / (254 * 256 ** (planes - 1))
-        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-6 * (np.abs(x) @ np.abs(weights).T)
+        largest = np.abs(weights) if matrix.minima is None else np.abs(weights) + 2 * np.abs(weights).max()
+        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-6 * (np.abs(x) @ largest.T)
         assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("minima", [True, False])
+@pytest.mark.parametrize(("bits", "block"), SHAPES)
+def test_products_have_the_same_bits_on_every_instruction_set_and_in_passes_of_any_width(
+    bits: int, block: int, minima: bool, planes: int
+) -> None:
+    assert LIBRARY is not None
+    rng = np.random.default_rng(9)
+    matrix = random_matrix(rng, bits=bits, block=block, columns=70, inner=2 * block, half=True, minima=minima)
+    x = rng.standard_normal((19, 2 * block)).astype(np.float32)
+    wanted = multiply(matrix, x, planes=planes)
+    for name in SETS:
+        LIBRARY.choose(name)
+        for rows in (1, 2, 3, 8, 19):
+            np.testing.assert_array_equal(multiply(matrix, x[:rows], planes=planes), wanted[:rows])
 
 
 @pytest.mark.parametrize("name", SETS)

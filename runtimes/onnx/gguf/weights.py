@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor
 from edgedecode.onnx_format.graph_file import GraphFile, Node
 
-from ..kernels.block_types import matrix_of, minima_of
+from ..kernels.block_types import matrix_of
 from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 from ..kernels.products import NotServed, Stored
 
@@ -99,13 +99,6 @@ class GgufWeights:
         """Return a float matrix as `FloatProduct` reads it, [inner, columns]."""
         found = [self.floats(tensor)[piece_range(part)] for tensor, part in self._pieces[name]]
         return np.concatenate(found).astype(np.float32).T
-
-    def minima(self, name: str) -> npt.NDArray[np.float32] | None:
-        """Return what the blocks of a matrix add to its values, [blocks of a column, columns]; None: nothing."""
-        kind = self._matrix(self._pieces[name][0][0]).type
-        found = [minima_of(kind, self._part(piece)) for piece in self._pieces[name]]
-        values = [each for each in found if each is not None]
-        return np.concatenate(values).T if values else None
 
     def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
         """Return the matrix of a product."""

@@ -1,6 +1,14 @@
-"""Turns the tensors of GGUF files into matrices for our tiles, by ggml's block type."""
+"""Turns the tensors of GGUF files into matrices for our tiles, by ggml's block type.
+
+Blocks of 32 values with one scale, and a minimum for some types. Values of 5 bits, and those of tables, are widened to
+8 bits. Two-level scales (K types, IQ4_XS) are multiplied here: float32 holds a float16 times 6 bits exactly.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,44 +18,145 @@ from edgedecode.arrays import FloatArray
 from .library import Matrix
 from .products import NotServed
 
-__all__ = ["BLOCK", "matrix_of", "minima_of"]
+__all__ = ["matrix_of"]
 
+_N = TypeVar("_N", bound=np.generic)
 _Bytes = npt.NDArray[np.uint8]
-_SCALE_NBYTES = 2
-_Q4_0, _Q4_1, _Q8_0 = 2, 3, 8
-BLOCK = 32
-"""Values that share a scale and a minimum."""
-_MIDDLE = 8
-"""What tiles of 4 bits subtract from each value."""
+_BLOCK, _SUPERBLOCK = 32, 256
+_MIDDLE = np.uint8(128)
+"""What tiles of 8 bits without minima subtract from each value."""
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
+"""The values of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl)."""
+_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).view(np.uint8)
+"""The values of MXFP4, doubled (ggml-common.h, kvalues_mxfp4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks]."""
+
+    values: _Bytes
+    scales: FloatArray
+    minima: FloatArray | None = None
 
 
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor. data: [columns, bytes of a row]. Raises NotServed for a type without tiles."""
-    if kind not in (_Q4_0, _Q4_1, _Q8_0):
+    if kind not in _TYPES:
         raise NotServed(f"its block type {kind} has no tiles")
-    bits = 8 if kind == _Q8_0 else 4
-    floats, values = _split(data, 2 if kind == _Q4_1 else 1, bits=bits)
-    packed = _pairs(values) if bits == 4 else values ^ np.uint8(0x80)
-    return Matrix(packed, np.ascontiguousarray(floats[..., 0]), bits, BLOCK)
+    bits, read = _TYPES[kind]
+    found = read(data)
+    if bits == 4:
+        packed: _Bytes = np.bitwise_or(found.values[..., ::2], found.values[..., 1::2] << 4, dtype=np.uint8)
+    else:
+        packed = found.values if found.minima is not None else found.values ^ _MIDDLE
+    blocks = found.scales.shape[-1]
+    minima = None if found.minima is None else np.ascontiguousarray(found.minima, np.float32)
+    scales = np.ascontiguousarray(found.scales, np.float32)
+    return Matrix(packed.reshape(len(data), blocks, -1), scales, bits, _BLOCK, minima=minima)
 
 
-def minima_of(kind: int, data: _Bytes) -> FloatArray | None:
-    """Return what each block adds to the values of its matrix, [columns, blocks]; None for types that add nothing."""
-    if kind != _Q4_1:
-        return None
-    floats, _ = _split(data, 2, bits=4)
-    return floats[..., 1] + _MIDDLE * floats[..., 0]
+def _floats(data: _Bytes) -> FloatArray:
+    """Return float16 numbers, [.., n] from [.., 2 n] bytes."""
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
-def _split(data: _Bytes, floats: int, *, bits: int) -> tuple[FloatArray, _Bytes]:
-    """Return the floats that each block begins with, and its packed values."""
-    start = floats * _SCALE_NBYTES
-    blocks = data.reshape(len(data), -1, start + BLOCK * bits // 8)
-    return np.ascontiguousarray(blocks[..., :start]).view("<f2").astype(np.float32), blocks[..., start:]
+def _blocks(data: _Bytes, nbytes: int) -> _Bytes:
+    return data.reshape(len(data), -1, nbytes)
 
 
-def _pairs(packed: _Bytes) -> _Bytes:
-    """Return 4-bit values with neighbours in one byte, from ggml's order: byte i holds the values i and i + 16."""
-    values = np.concatenate((packed & 15, packed >> 4), axis=-1)
-    pairs: _Bytes = np.bitwise_or(values[..., ::2], values[..., 1::2] << 4, dtype=np.uint8)
-    return pairs
+def _rows(values: npt.NDArray[_N]) -> npt.NDArray[_N]:
+    return values.reshape(len(values), -1)
+
+
+def _nibbles(packed: _Bytes) -> _Bytes:
+    """Return 4-bit values in ggml's order: byte i of n holds the values i and i + n."""
+    return np.concatenate((packed & 15, packed >> 4), axis=-1)
+
+
+def _fifth_bits(packed: _Bytes) -> _Bytes:
+    """Return bit i of 32, shifted to the fifth place, for value i of a block."""
+    bits: _Bytes = np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
+    return bits * np.uint8(16)
+
+
+def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], _Values]:
+    """Return the reader of blocks of 32: a scale, a minimum if floats is 2, fifth bits, then values of 4 bits."""
+
+    def read(data: _Bytes) -> _Values:
+        start = 2 * floats
+        blocks = _blocks(data, start + (4 if fifth else 0) + 16)
+        factors = _floats(blocks[..., :start])
+        values = _nibbles(blocks[..., -16:])
+        if fifth:
+            values |= _fifth_bits(blocks[..., start : start + 4])
+        if floats == 1 and fifth:
+            return _Values(_rows(values - np.uint8(16)), factors[..., 0])
+        return _Values(_rows(values), factors[..., 0], factors[..., 1] if floats > 1 else None)
+
+    return read
+
+
+def _bytes(data: _Bytes) -> _Values:
+    blocks = _blocks(data, 34)
+    return _Values(_rows(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
+
+
+def _table(data: _Bytes, table: _Bytes, scales: FloatArray, start: int, nbytes: int) -> _Values:
+    packed = _blocks(data, nbytes)[..., start:]
+    values = _nibbles(packed.reshape(len(data), -1, 16))
+    return _Values(_rows(table[values]), scales)
+
+
+def _iq4_nl(data: _Bytes) -> _Values:
+    return _table(data, _IQ4, _floats(_blocks(data, 18)[..., :2])[..., 0], 2, 18)
+
+
+def _mxfp4(data: _Bytes) -> _Values:
+    exponents = _blocks(data, 17)[..., 0].astype(np.int32) - 128  # one less than in the file: the values are doubled
+    return _table(data, _FP4, np.ldexp(np.float32(1), exponents), 1, 17)
+
+
+def _iq4_xs(data: _Bytes) -> _Values:
+    blocks = _blocks(data, 136)
+    high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> (2 * np.arange(8, dtype=np.uint16)) & 3
+    low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(*blocks.shape[:2], 8)
+    scales = _floats(blocks[..., :2]) * ((high << 4 | low).astype(np.float32) - 32)
+    return _table(data, _IQ4, _rows(scales), 8, 136)
+
+
+def _six_bits(packed: _Bytes) -> tuple[FloatArray, FloatArray]:
+    """Return the 8 scales and 8 minima of a superblock of Q4_K or Q5_K, 6 bits each, [.., 8] from [.., 12]."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((first & 63, (third & 15) | (first >> 6) << 4), axis=-1)
+    minima = np.concatenate((second & 63, (third >> 4) | (second >> 6) << 4), axis=-1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _k_minima(*, fifth: bool) -> Callable[[_Bytes], _Values]:
+    """Return the reader of Q4_K and Q5_K: superblocks of 256, two float16, 8 scales and minima, fifth bits, values."""
+
+    def read(data: _Bytes) -> _Values:
+        blocks = _blocks(data, 176 if fifth else 144)
+        factors, (scales, minima) = _floats(blocks[..., :4]), _six_bits(blocks[..., 4:16])
+        values = _nibbles(blocks[..., -128:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+        if fifth:
+            values |= (blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
+        return _Values(_rows(values), _rows(factors[..., :1] * scales), _rows(-factors[..., 1:] * minima))
+
+    return read
+
+
+_TYPES: Mapping[int, tuple[int, Callable[[_Bytes], _Values]]] = {
+    2: (4, _simple(floats=1)),  # Q4_0
+    3: (4, _simple(floats=2)),  # Q4_1
+    6: (8, _simple(floats=1, fifth=True)),  # Q5_0
+    7: (8, _simple(floats=2, fifth=True)),  # Q5_1
+    8: (8, _bytes),  # Q8_0
+    12: (4, _k_minima(fifth=False)),  # Q4_K
+    13: (8, _k_minima(fifth=True)),  # Q5_K
+    20: (8, _iq4_nl),
+    23: (8, _iq4_xs),
+    39: (8, _mxfp4),
+}
+"""By ggml's number of a type: the bits of its tiles, and what reads its blocks."""

@@ -39,11 +39,11 @@ constexpr size_t kChunk = 16;
 
 // Rows rounded to integers, one scale for each row and sub-block of 32, in chunks of 16 rows. A chunk with n rows
 // begins behind the ones before it and holds, for each of its sub-blocks, n rows: 32 values each (their order and
-// width are those that the products of an instruction set read, at most 64 bytes), a scale and a start.
+// width are those that the products of an instruction set read, at most 64 bytes), a scale and a sum.
 struct Rounded {
-  int8_t* values;   // [rows * sub_blocks * 64] at most
-  float* scales;    // [rows * sub_blocks]
-  int32_t* starts;  // [rows * sub_blocks]: minus the zero point of the weights times the sum of the values
+  int8_t* values;  // [rows * sub_blocks * 64] at most
+  float* scales;   // [rows * sub_blocks]
+  int32_t* sums;   // [rows * sub_blocks]: of the values
   size_t rows, sub_blocks;
   int planes;  // 1: values of 8 bits, 2: of 16 bits
   int bits;    // of the weights that they are for
@@ -73,6 +73,7 @@ struct Product {
   int bits;         // 4 or 8
   int scale_every;  // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
+  bool minima;       // behind the scales, and the weights have no zero point
   Gate gate;
   LowRank delta, up_delta;
 };
@@ -91,10 +92,11 @@ struct Tiled {
   const uint8_t* tiles;
   size_t sub_blocks;
   int bits, scale_every;
-  bool wide_scales;
+  bool wide_scales, minima;
 };
 
-// Writes the first `inner` weights of a column as floats: (quant - zero point) * scale, rounded once.
+// Writes the first `inner` weights of a column as floats: (quant - zero point) * scale, or quant * scale + minimum,
+// rounded once.
 void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out);
 
 // What `attend` reads and writes. Slot s of a head's keys is stored in tile s / 16, transposed: [tile][size][16].
@@ -210,10 +212,14 @@ void parallel_for(size_t parts, int threads, const Body& body) {
   parallel(parts, threads, &Call::run, const_cast<Body*>(&body));
 }
 
-// Bytes of one tile of prepared weights, a multiple of 64: for each scale its sub-blocks of 4 or 8 bits, then the scales.
-inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales) {
-  const size_t quants = scale_every * kSubBlock * kColumns * bits / 8;
-  return (sub_blocks + scale_every - 1) / scale_every * (quants + kColumns * (wide_scales ? 4 : 2));
+// What packed weights have instead of 0, unless they have minima.
+constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
+
+// Bytes of one tile of prepared weights, a multiple of 64: for each scale its sub-blocks of 4 or 8 bits, then the scales
+// and the minima.
+inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales, bool minima) {
+  const size_t quants = scale_every * kSubBlock * kColumns * bits / 8, factors = (wide_scales ? 4 : 2) * (minima ? 2 : 1);
+  return (sub_blocks + scale_every - 1) / scale_every * (quants + kColumns * factors);
 }
 
 }  // namespace edgedecode

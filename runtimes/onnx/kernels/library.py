@@ -28,6 +28,7 @@ class _Matrix(Structure):
     _fields_ = (
         ("packed", c_void_p),
         ("scales", c_void_p),
+        ("minima", c_void_p),
         ("columns", c_int64),
         ("blocks", c_int64),
         ("block", c_int64),
@@ -41,7 +42,8 @@ class Matrix:
     """A quantized matrix as MatMulNBits stores it.
 
     packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles store
-    scales as float32, because half precision would change one.
+    scales and minima as float32, because half precision would change one. minima: as scales, what is added to each
+    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -49,6 +51,7 @@ class Matrix:
     bits: int
     block: int
     wide_scales: bool = False
+    minima: FloatArray | None = None
 
     @property
     def columns(self) -> int:
@@ -56,7 +59,8 @@ class Matrix:
 
     def _native(self) -> _Matrix:
         columns, blocks = self.packed.shape[:2]
-        pointers = self.packed.ctypes.data, self.scales.ctypes.data
+        minima = None if self.minima is None else self.minima.ctypes.data
+        pointers = self.packed.ctypes.data, self.scales.ctypes.data, minima
         return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales)
 
 

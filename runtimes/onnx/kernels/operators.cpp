@@ -155,7 +155,7 @@ class Delta {
 struct RowsProduct {
   int64_t inner, columns, offset, up_offset, second_part, third_part;
   int bits, scale_every, planes, threads;
-  bool wide_scales;
+  bool wide_scales, minima;
   Gate gate;
 
   explicit RowsProduct(const ort::KernelInfo* info)
@@ -170,6 +170,7 @@ struct RowsProduct {
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
         wide_scales(ort::integer(info, "wide_scales", 0) != 0),
+        minima(ort::integer(info, "minima", 0) != 0),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   // Whether the attributes are those of a matrix: a graph may come from anywhere.
@@ -186,7 +187,7 @@ struct RowsProduct {
                       up = ort::input(context, 3);
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
     const size_t tiles = (columns + kColumns - 1) / kColumns;
-    const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
+    const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales, minima);
     const int64_t needed = static_cast<int64_t>(tiles * nbytes);
     if (!x.has_rows() || x.last() != inner || offset < 0 || w.count() - offset < needed ||
         (bias.data != nullptr && bias.count() != columns) ||
@@ -215,11 +216,12 @@ struct RowsProduct {
     job.bits = bits;
     job.scale_every = scale_every;
     job.wide_scales = wide_scales;
+    job.minima = minima;
     job.gate = gate;
     Scratch<int8_t> values(rows * sub_blocks * 2 * kSubBlock);
     Scratch<float> scales(rows * sub_blocks);
-    Scratch<int32_t> starts(rows * sub_blocks);
-    job.x = {values.data(), scales.data(), starts.data(), rows, sub_blocks, planes, bits};
+    Scratch<int32_t> sums(rows * sub_blocks);
+    job.x = {values.data(), scales.data(), sums.data(), rows, sub_blocks, planes, bits};
     const size_t floats = rows * inner;
     split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       table->round_rows(x.as<const float>(), inner, first, last, job.x);
@@ -241,7 +243,7 @@ struct RowsProduct {
 struct TileRows {
   int64_t inner, columns, offset;
   int bits, scale_every, threads;
-  bool wide_scales;
+  bool wide_scales, minima;
 
   explicit TileRows(const ort::KernelInfo* info)
       : inner(ort::integer(info, "inner", 0)),
@@ -250,7 +252,8 @@ struct TileRows {
         bits(static_cast<int>(ort::integer(info, "bits", 4))),
         scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
-        wide_scales(ort::integer(info, "wide_scales", 0) != 0) {}
+        wide_scales(ort::integer(info, "wide_scales", 0) != 0),
+        minima(ort::integer(info, "minima", 0) != 0) {}
 
   ort::Status* compute(ort::Context* context) const {
     if ((bits != 4 && bits != 8) || (scale_every != 1 && scale_every != 2 && scale_every != 4) || threads < 1 ||
@@ -258,7 +261,7 @@ struct TileRows {
       return ort::fail("TileRows: attributes that no matrix has");
     const ort::Tensor ids = ort::input(context, 0), w = ort::input(context, 1);
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
-    const size_t nbytes = (columns + kColumns - 1) / kColumns * tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
+    const size_t nbytes = (columns + kColumns - 1) / kColumns * tile_nbytes(sub_blocks, bits, scale_every, wide_scales, minima);
     if (!ids.has_rows() || ids.dimensions >= ort::kMostDimensions || offset < 0 ||
         w.count() - offset < static_cast<int64_t>(nbytes))
       return ort::fail("TileRows: a shape does not fit the node's attributes");
@@ -272,7 +275,7 @@ struct TileRows {
     float* y = static_cast<float*>(ort::output(context, 0, shape, ids.dimensions + 1));
     if (rows == 0) return nullptr;
     if (y == nullptr) return ort::fail("TileRows: no memory for the result");
-    const Tiled matrix{w.as<const uint8_t>() + offset, sub_blocks, bits, scale_every, wide_scales};
+    const Tiled matrix{w.as<const uint8_t>() + offset, sub_blocks, bits, scale_every, wide_scales, minima};
     split(rows, rows * inner < kNormFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       for (size_t i = first; i < last; i++) unpack_column(matrix, ids.as<const int64_t>()[i], inner, y + i * inner);
     });

@@ -1,11 +1,12 @@
 // Converts block-quantized weights from the format of MatMulNBits to tiles, and exports functions for Python.
 //
 // A tile holds 32 columns. For each block of K that shares a scale (32, 64 or 128) it holds its sub-blocks of 32, then the
-// block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
+// block's 32 scales, then its 32 minima if it has them. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
 // 4 bits: four vectors; in vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
 // 8 bits: eight vectors; byte i of vector v is k = 4 v + i. Columns after the last one are zeros.
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 #include "kernels.h"
 
@@ -35,36 +36,50 @@ bool to_half(float value, uint16_t& half) {
   return false;
 }
 
+float factor(const uint8_t* from, bool wide) {
+  float value;
+  uint16_t half;
+  if (wide)
+    memcpy(&value, from, 4);
+  else
+    memcpy(&half, from, 2);
+  return wide ? value : half_to_float(half);
+}
+
+void put_factor(float value, bool wide, uint8_t* to) {
+  uint16_t half = 0;
+  if (wide)
+    memcpy(to, &value, 4);
+  else if (to_half(value, half))
+    memcpy(to, &half, 2);
+}
+
 }  // namespace
 
 void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out) {
   const size_t bits = matrix.bits, every = matrix.scale_every, j = column % kColumns;
   const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix.wide_scales ? 4 : 2;
-  const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes;
-  const uint8_t* tile =
-      matrix.tiles + column / kColumns * tile_nbytes(matrix.sub_blocks, matrix.bits, matrix.scale_every, matrix.wide_scales);
+  const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes * (matrix.minima ? 2 : 1);
+  const int zero = matrix.minima ? 0 : zero_of(matrix.bits);
+  const uint8_t* tile = matrix.tiles + column / kColumns * tile_nbytes(matrix.sub_blocks, matrix.bits, matrix.scale_every,
+                                                                       matrix.wide_scales, matrix.minima);
   for (size_t sub_block = 0; sub_block * kSubBlock < inner; sub_block++) {
     const uint8_t* block = tile + sub_block / every * block_nbytes;
     const uint8_t* scales = block + every * sub_nbytes + j * scale_nbytes;
-    float scale;
-    if (matrix.wide_scales) {
-      memcpy(&scale, scales, 4);
-    } else {
-      uint16_t half;
-      memcpy(&half, scales, 2);
-      scale = half_to_float(half);
-    }
+    const float scale = factor(scales, matrix.wide_scales);
+    const float minimum = matrix.minima ? factor(scales + kColumns * scale_nbytes, matrix.wide_scales) : 0.0f;
     const uint8_t* from = block + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) + 4 * (j % 16);
     const size_t start = sub_block * kSubBlock, count = inner - start < kSubBlock ? inner - start : kSubBlock;
     for (size_t k = 0; k < count; k++) {
       int quant;
       if (bits == 8) {
-        quant = from[k / 4 * 64 + k % 4] - 128;
+        quant = from[k / 4 * 64 + k % 4];
       } else {
         const uint8_t pair = from[k / 8 * 64 + k % 4];
-        quant = (k % 8 < 4 ? pair & 15 : pair >> 4) - 8;
+        quant = k % 8 < 4 ? pair & 15 : pair >> 4;
       }
-      out[start + k] = static_cast<float>(quant) * scale;
+      const float value = static_cast<float>(quant - zero);
+      out[start + k] = matrix.minima ? std::fma(value, scale, minimum) : value * scale;
     }
   }
 }
@@ -73,10 +88,11 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
 
 using namespace edgedecode;
 
-// A matrix of N columns, with K in blocks of `block` (32, 64 or 128) and scales as float32 [N, blocks].
+// A matrix of N columns, with K in blocks of `block` (32, 64 or 128); scales and minima as float32 [N, blocks].
 struct EdgedecodeMatrix {
   const uint8_t* packed;  // [N, blocks, block * bits / 8]
   const float* scales;
+  const float* minima;  // null: none, and the packed values have a zero point
   int64_t columns, blocks, block, bits, wide_scales;
 };
 
@@ -84,18 +100,20 @@ struct EdgedecodeMatrix {
 EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
   const size_t every = matrix->block / kSubBlock;
   const size_t tile = tile_nbytes(matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
-                                  matrix->wide_scales != 0);
+                                  matrix->wide_scales != 0, matrix->minima != nullptr);
   return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * tile);
 }
 
-// Returns bit 0 if a scale is not a half-precision number, and bit 1 if a scale is infinite or NaN.
+// Returns bit 0 if a scale or a minimum is not a half-precision number, and bit 1 if one is infinite or NaN.
 EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
   int32_t found = 0;
   const int64_t count = matrix->columns * matrix->blocks;
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t half;
-    if (!to_half(matrix->scales[i], half)) found |= 1;
-    if (!(matrix->scales[i] - matrix->scales[i] == 0.0f)) found |= 2;
+  for (const float* values : {matrix->scales, matrix->minima}) {
+    for (int64_t i = 0; values != nullptr && i < count; i++) {
+      uint16_t half;
+      if (!to_half(values[i], half)) found |= 1;
+      if (!(values[i] - values[i] == 0.0f)) found |= 2;
+    }
   }
   return found;
 }
@@ -104,13 +122,14 @@ EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
 EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t first, int64_t last, uint8_t* out) {
   const size_t every = matrix->block / kSubBlock, blocks = matrix->blocks, sub_blocks = blocks * every;
   const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
-  const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), matrix->wide_scales != 0);
+  const bool wide = matrix->wide_scales != 0, minima = matrix->minima != nullptr;
+  const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), wide, minima);
   for (int64_t tile = first; tile < last; tile++, out += nbytes) {
-    const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix->wide_scales ? 4 : 2;
-    const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes;
+    const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = wide ? 4 : 2;
+    const size_t factor_nbytes = kColumns * scale_nbytes, block_nbytes = every * sub_nbytes + factor_nbytes * (minima ? 2 : 1);
     for (size_t block = 0; block < blocks; block++) {
       memset(out + block * block_nbytes, bits == 4 ? 0x88 : 0x80, every * sub_nbytes);
-      memset(out + block * block_nbytes + every * sub_nbytes, 0, kColumns * scale_nbytes);
+      memset(out + block * block_nbytes + every * sub_nbytes, 0, block_nbytes - every * sub_nbytes);
     }
     for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
       const size_t column = tile * kColumns + j;
@@ -130,13 +149,9 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
         }
       }
       for (size_t block = 0; block < blocks; block++) {
-        const float scale = matrix->scales[column * blocks + block];
         uint8_t* to = out + block * block_nbytes + every * sub_nbytes + j * scale_nbytes;
-        uint16_t half = 0;
-        if (matrix->wide_scales)
-          memcpy(to, &scale, 4);
-        else if (to_half(scale, half))
-          memcpy(to, &half, 2);
+        put_factor(matrix->scales[column * blocks + block], wide, to);
+        if (minima) put_factor(matrix->minima[column * blocks + block], wide, to + factor_nbytes);
       }
     }
   }
@@ -146,7 +161,7 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
 EDGE_EXPORT void edgedecode_unpack(const EdgedecodeMatrix* matrix, const uint8_t* tiles, int64_t column, float* out) {
   const size_t every = matrix->block / kSubBlock, inner = matrix->blocks * matrix->block;
   unpack_column({tiles, matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
-                 matrix->wide_scales != 0}, column, inner, out);
+                 matrix->wide_scales != 0, matrix->minima != nullptr}, column, inner, out);
 }
 
 EDGE_EXPORT const char* edgedecode_kernels() { return kernels()->name; }

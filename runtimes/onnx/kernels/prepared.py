@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 FOLDER = "tiles"
-LAYOUT = 2
-INSPECTION = 2
+LAYOUT = 3
+INSPECTION = 3
 """To be incremented when `KernelLibrary.inspect` checks for something else."""
 _LONG_NBYTES = 64 * 2**20
 """From this size on, the build shows its progress."""
@@ -119,7 +119,8 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
     facts: list[object] = [LAYOUT, digest]
     for each in stored:
         matrix = each.matrix
-        facts.append((each.offsets, matrix.packed.shape, matrix.bits, matrix.block, matrix.wide_scales))
+        form = matrix.packed.shape, matrix.bits, matrix.block, matrix.wide_scales, matrix.minima is not None
+        facts.append((each.offsets, *form))
     return facts_key(*facts)
 
 

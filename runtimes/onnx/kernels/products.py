@@ -209,6 +209,7 @@ def matrix_attributes(matrix: Matrix) -> dict[str, int]:
         "bits": matrix.bits,
         "scale_every": matrix.block // 32,
         "wide_scales": int(matrix.wide_scales),
+        "minima": int(matrix.minima is not None),
     }
 
 

@@ -46,7 +46,7 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
         D::keep(values, i * kLanes, v);
       }
       out.scales[at] = (tiny ? 0.0f : most / kLargest) + bad;
-      out.starts[at] = -D::kZeroPoint * vsum_int(sum);
+      out.sums[at] = vsum_int(sum);
     }
   }
 }
@@ -65,25 +65,28 @@ constexpr size_t kAhead = 4096;
 struct Rows {  // one chunk of the rounded rows
   const int8_t* values;
   const float* scales;
-  const int32_t* starts;
+  const int32_t* sums;
   size_t count;
 };
 
 // The columns of a tile times the rows of a chunk: integer dot products over each sub-block, exact, then one fma a
 // sub-block in the order of K. A tile is read once, from the first byte to the last. kLanes columns make a unit; kUnits
 // of them are multiplied together and share the loads of the activations. Weights are unpacked once for all rows, with
-// two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums stay in registers.
-template <int BITS, int PLANES, bool ONE>
+// two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums stay in registers. MINIMA: a second
+// fma adds a minimum times the sum of the activations.
+template <int BITS, int PLANES, bool ONE, bool MINIMA>
 static inline void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
   using D = Dot<BITS, PLANES>;
   constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
   constexpr int UNITS = kUnits;
+  constexpr int kStart = (MINIMA ? zero_of(BITS) : 0) - D::kZeroPoint;  // of a dot product, for each 1 of the activations
   constexpr int kTurns = static_cast<int>(kColumns / kLanes) / UNITS;
   const size_t rows = ONE ? 1 : x.count, every = job.scale_every;
   const bool wide = job.wide_scales;
   const int8_t* a = x.values;
   const float* factor = x.scales;
-  const int32_t* start = x.starts;
+  const int32_t* total = x.sums;
+  const size_t factor_nbytes = kColumns * (wide ? 4 : 2), next = factor_nbytes * (MINIMA ? 2 : 1);
   VF one[kTurns * UNITS];
   VI part[ONE ? 1 : kChunk][UNITS];
   for (int u = 0; u < kTurns * UNITS; u++) one[u] = vset(0.0f);
@@ -104,30 +107,36 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
       const size_t end = begin + kBytes / kTurns + (turn == kTurns - 1 ? 64 : 0);
       ask(begin, middle);
       const uint8_t* quants[UNITS];
-      VF scale[UNITS];
+      VF scale[UNITS], minimum[MINIMA ? UNITS : 1];
       for (int u = 0; u < UNITS; u++) {
         const size_t column = (turn * UNITS + u) * kLanes;
         quants[u] = sub_block + column / 16 * (kBytes / 2) + column % 16 * 4;
-        scale[u] = wide ? vload(reinterpret_cast<const float*>(scales) + column)
-                        : vhalf(reinterpret_cast<const uint16_t*>(scales) + column);
+        const auto factors = [&](const uint8_t* from) {
+          return wide ? vload(reinterpret_cast<const float*>(from) + column)
+                      : vhalf(reinterpret_cast<const uint16_t*>(from) + column);
+        };
+        scale[u] = factors(scales);
+        if (MINIMA) minimum[u] = factors(scales + factor_nbytes);
       }
       VW w[UNITS][8];
       if (D::kHalves == 2) {
         for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, w[u]);
         for (size_t m = 0; m < rows; m++) {
-          for (int u = 0; u < UNITS; u++) part[m][u] = vset_int(start[m]);
+          for (int u = 0; u < UNITS; u++) part[m][u] = vset_int(kStart * total[m]);
           D::template add<UNITS>(w, a + m * D::kValueNbytes, part[m]);
         }
       }
       const auto sum_up = [&](size_t m, const VI* sums) {
-        const VF by = vset(factor[m]);
+        const VF by = vset(factor[m]), more = vset(MINIMA ? factor[m] * static_cast<float>(total[m]) : 0.0f);
         for (int u = 0; u < UNITS; u++) {
           if (ONE) {
             VF& sum = one[turn * UNITS + u];
             sum = vfma(vfloat(sums[u]), vmul(scale[u], by), sum);
+            if (MINIMA) sum = vfma(minimum[u], more, sum);
           } else {
             float* to = out[m] + (turn * UNITS + u) * kLanes;
-            vstore(to, vfma(vfloat(sums[u]), vmul(scale[u], by), vload(to)));
+            const VF sum = vfma(vfloat(sums[u]), vmul(scale[u], by), vload(to));
+            vstore(to, MINIMA ? vfma(minimum[u], more, sum) : sum);
           }
         }
       };
@@ -138,6 +147,10 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
           const size_t n = m + 1 < rows ? m + 1 : m;  // the last of an odd number goes with itself
           VI first[UNITS], second[UNITS];
           D::template add_pair<UNITS>(w, a + m * D::kValueNbytes, a + n * D::kValueNbytes, first, second);
+          for (int u = 0; MINIMA && u < UNITS; u++) {
+            first[u] = vadd_int(first[u], vset_int(kStart * total[m]));
+            second[u] = vadd_int(second[u], vset_int(kStart * total[n]));
+          }
           sum_up(m, first);
           if (n != m) sum_up(n, second);
         }
@@ -147,7 +160,7 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
         for (size_t m = 0; m < rows; m++) {
           VI sums[UNITS];
           for (int u = 0; u < UNITS; u++)
-            sums[u] = D::kHalves == 2 ? part[m][u] : vset_int(D::kZeroPoint == 0 ? 0 : start[m]);
+            sums[u] = D::kHalves == 2 ? part[m][u] : vset_int(kStart == 0 ? 0 : kStart * total[m]);
           D::template add<UNITS>(w, a + m * D::kValueNbytes + (D::kHalves - 1) * D::kValueNbytes / 2, sums);
           sum_up(m, sums);
         }
@@ -155,10 +168,10 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
     }
     a += rows * D::kValueNbytes;
     factor += rows;
-    start += rows;
+    total += rows;
     sub_block += kBytes;
     if (--left == 0) {
-      sub_block = scales + kColumns * (wide ? 4 : 2);
+      sub_block = scales + next;
       scales = sub_block + every * kBytes;
       left = every;
     }
@@ -229,9 +242,9 @@ static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, 
   delta.half ? add_delta<uint16_t>(delta, row, count, column, out) : add_delta<float>(delta, row, count, column, out);
 }
 
-template <int BITS, int PLANES>
+template <int BITS, int PLANES, bool MINIMA>
 static void tiles_of(const Product& job, size_t first, size_t last) {
-  const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales);
+  const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales, MINIMA);
   for (size_t tile = first; tile < last; tile++) {
     const size_t column = tile * kColumns;
     const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
@@ -239,14 +252,14 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
     if (job.bias != nullptr) memcpy(bias, job.bias + column, valid * sizeof(float));
     for (size_t row = 0; row < job.rows; row += kChunk) {
       const size_t at = row * job.sub_blocks;
-      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.starts + at,
+      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at,
                       job.rows - row < kChunk ? job.rows - row : kChunk};
       alignas(64) float out[kChunk][kColumns], up[kChunk][kColumns];
       const auto times = [&](const uint8_t* matrix, float (*to)[kColumns]) {
         if (x.count == 1)
-          multiply<BITS, PLANES, true>(job, matrix + tile * nbytes, x, to);
+          multiply<BITS, PLANES, true, MINIMA>(job, matrix + tile * nbytes, x, to);
         else
-          multiply<BITS, PLANES, false>(job, matrix + tile * nbytes, x, to);
+          multiply<BITS, PLANES, false, MINIMA>(job, matrix + tile * nbytes, x, to);
       };
       times(job.weights, out);
       if (job.bias != nullptr)
@@ -266,10 +279,15 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
   }
 }
 
+template <int BITS, int PLANES>
+static void tiles_with(const Product& job, size_t first, size_t last) {
+  return job.minima ? tiles_of<BITS, PLANES, true>(job, first, last) : tiles_of<BITS, PLANES, false>(job, first, last);
+}
+
 static void product_tiles(const Product& job, size_t first, size_t last) {
   if (job.bits == 4)
-    return job.x.planes == 1 ? tiles_of<4, 1>(job, first, last) : tiles_of<4, 2>(job, first, last);
-  return job.x.planes == 1 ? tiles_of<8, 1>(job, first, last) : tiles_of<8, 2>(job, first, last);
+    return job.x.planes == 1 ? tiles_with<4, 1>(job, first, last) : tiles_with<4, 2>(job, first, last);
+  return job.x.planes == 1 ? tiles_with<8, 1>(job, first, last) : tiles_with<8, 2>(job, first, last);
 }
 
 // ---- Attention ---------------------------------------------------------------------------------------------------
