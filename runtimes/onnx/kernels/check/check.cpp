@@ -58,10 +58,10 @@ std::vector<float> random_floats(size_t count) {
 void check_product(const Kernels* table, Digest& digest) {
   const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
   const size_t rows = 1 + below(18), columns = below(2) ? 1 + below(70) : 32 * (1 + below(4)), inner = 1 + below(200);
-  const bool wide = below(2), gate = below(2);
+  const bool wide = below(2), gate = below(2), minima = below(2);
   const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
-  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = every * 32 * 32 * bits / 8;
-  const size_t strip = quants + (wide ? 128 : 64);  // the sub-blocks that share scales, and the scales
+  const size_t nbytes = tile_nbytes(blocks, bits, every, wide, minima), quants = every * 32 * 32 * bits / 8;
+  const size_t strip = quants + (wide ? 128 : 64) * (minima ? 2 : 1);  // sub-blocks that share scales, scales and minima
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
     const size_t inside = i % strip;
@@ -92,12 +92,12 @@ void check_product(const Kernels* table, Digest& digest) {
   const auto multiply = [&](size_t first, size_t count, float* y) {
     std::vector<int8_t> values(count * blocks * 64);
     std::vector<float> scales(count * blocks);
-    std::vector<int32_t> starts(count * blocks);
+    std::vector<int32_t> sums(count * blocks);
     Product job{};
     job.weights = weights.data();
     job.up = gate ? weights.data() + tiles * nbytes : nullptr;
     job.bias = bias.data();
-    job.x = {values.data(), scales.data(), starts.data(), count, blocks, planes, bits};
+    job.x = {values.data(), scales.data(), sums.data(), count, blocks, planes, bits};
     job.y = y;
     job.rows = count;
     job.columns = columns;
@@ -105,6 +105,7 @@ void check_product(const Kernels* table, Digest& digest) {
     job.bits = bits;
     job.scale_every = every;
     job.wide_scales = wide;
+    job.minima = minima;
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
     job.delta = {narrow.data() + first * held * rank, matrix(0), half, rank, held, second, third};
     job.up_delta = {narrow.data() + (held * rows + first) * rank, matrix(1), half, gate ? rank : 0, 1, columns, columns};
@@ -120,7 +121,7 @@ void check_product(const Kernels* table, Digest& digest) {
   for (float value : together) expect(std::isfinite(value), "a product is not finite");
   digest.add(together.data(), together.size() * sizeof(float));
   std::vector<float> column(inner);
-  unpack_column({weights.data(), blocks, bits, every, wide}, below(columns), inner, column.data());
+  unpack_column({weights.data(), blocks, bits, every, wide, minima}, below(columns), inner, column.data());
   digest.add(column.data(), column.size() * sizeof(float));
 }
 
