@@ -182,7 +182,7 @@ def recorded(toy: Pair, path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("tables_too")
+@pytest.mark.usefixtures("tables_too", "asked_every_round")
 def test_replay_compares_plans_with_a_trace(
     toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
