@@ -108,6 +108,15 @@ def test_text_follows_a_schema(server: Running) -> None:
     assert json.loads(found.output_text)["age"] <= 99
 
 
+@pytest.mark.parametrize("name", ["now", "fs.read", "github/list:all"])
+def test_only_allowed_functions_are_called(server: Running, name: str) -> None:
+    pytest.importorskip("llguidance", reason="the structured extra is not installed")
+    other = {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": name}]}
+    reply = create(server, input=QUESTION, tools=[TOOL, other], tool_choice=choice)
+    assert [(each.name, json.loads(each.arguments)) for each in reply.output] == [(name, {})]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_function_is_called_and_its_result_answered(server: Running, *, stream: bool) -> None:
     pytest.importorskip("llguidance", reason="the structured extra is not installed")

@@ -102,6 +102,16 @@ class ResponseBody(SamplingBody):
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
+def _choice(choice: dict[str, JsonValue]) -> JsonValue:
+    """Return a choice of one function, or of some, in the form of chats, where a function's name lies one deeper."""
+    if "name" in choice:
+        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    if choice.get("type") == "allowed_tools" and isinstance(tools := choice.get("tools"), list):
+        named = [_choice(each) if isinstance(each, dict) else each for each in tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
+    return choice
+
+
 def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
     value = read_object(data)
@@ -111,8 +121,8 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     chat["logprobs"] = _includes_logprobs(body.include or [])
     if body.top_logprobs and not chat["logprobs"]:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
-    if isinstance(choice := value.get("tool_choice"), dict) and "name" in choice:
-        chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    if isinstance(choice := value.get("tool_choice"), dict):
+        chat["tool_choice"] = _choice(choice)
     chat["messages"], places = _messages(body.instructions, body.input)
     chat["max_tokens"] = body.max_output_tokens
     chat["verbosity"] = None if body.text is None else body.text.verbosity

@@ -33,7 +33,7 @@ _OPENING_MOST = 64
 """Characters of an answer in which a call's opening is looked for, with the white space in it."""
 _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w-]*)("?)(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
 """The beginning of a call: the name, whether it is complete, and the arguments so far."""
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # MCP allows dots too, and servers write paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,7 @@ def _function(tool: ToolBody, place: str) -> Function:
     if tool.type != "function" or found is None:
         raise InputError(f"{place} is no function: this server offers functions only")
     if not _NAME.fullmatch(found.name):
-        raise InputError(f"{place} has the name {found.name[:80]!r}: use up to 64 letters, digits, _ and -")
+        raise InputError(f"{place} has the name {found.name[:80]!r}: use up to 128 letters, digits and _ . : / -")
     parameters = found.parameters or {}
     given = {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
     near = nearest(given, path=f"{place}.function.parameters")
