@@ -128,7 +128,8 @@ class Scheduler:
         self._prices: Prices | None = None
         """Prices of the last plan."""
         self._context = 1
-        self._emitted = 0
+        self._emitted = self._answered = 0
+        """Tokens of this answer, and of all answers of this scheduler."""
         self._unmeasured = 0
         """Rounds since the last baseline pass."""
         self._slowdown = Slowdown()
@@ -143,7 +144,7 @@ class Scheduler:
         self._patience = MISSED
         """Missed tokens until the next probe."""
         self._models_from = 0
-        """Tokens of all answers from which draft models are considered again."""
+        """`_answered` from which draft models are considered again."""
         self._cold = False
         """Whether this answer began with the first passes of the process."""
         self._overlaps = self.options.separate
@@ -170,7 +171,7 @@ class Scheduler:
         if cost.drafted:
             self._missed = self._misses = 0
         emitted = cost.accepted + 1 + cost.repeats
-        self._emitted += emitted
+        self._emitted, self._answered = self._emitted + emitted, self._answered + emitted
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
         self.ledger.earn(emitted)
         if cost.drafted or cost.draft_seconds:
@@ -209,7 +210,7 @@ class Scheduler:
             return self._plain()
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
-        if self.experience.history.tokens >= self._models_from or self._current in self.models:
+        if self._answered >= self._models_from or self._current in self.models:
             of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
             arms += [arm for arm in of_models if arm is not None]
         plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
@@ -376,7 +377,7 @@ class Scheduler:
         self.ledger.empty_rounds += 1
         rest = self._rest()
         if self.free and self._asking() > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
-            self._models_from = self.experience.history.tokens + 2 * rest
+            self._models_from = self._answered + 2 * rest
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
     def _rest(self) -> int:
