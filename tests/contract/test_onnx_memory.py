@@ -289,7 +289,7 @@ def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(
 THREADED = """
 import json, sys
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Lock, Thread
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import resident_nbytes
@@ -300,11 +300,12 @@ fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].ite
 entry = ModelEntry(**fields)
 request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, Budget(), threads=1)
 model = OnnxRuntime().open(request)
-state, used, here = model.new_state(256), [], Barrier(25)
+state, used, here, alone = model.new_state(256), [], Barrier(25), Lock()
 
 def one():
-    model.forward([token % entry.rows for token in range(128)], state, rows="none")
-    state.crop(0)
+    with alone:  # as in a pair, whose threads take turns
+        model.forward([token % entry.rows for token in range(128)], state, rows="none")
+        state.crop(0)
 
 def turn():
     here.wait()
