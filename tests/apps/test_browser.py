@@ -102,8 +102,12 @@ def local(url: str) -> bool:
 
 def say(page: Any, text: str) -> None:
     """Send a message and wait for the end of its answer."""
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
+    page.wait_for_function("!document.querySelector('dialog[open]')")  # text typed below an open dialog is lost
+    message, send = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Send")
+    message.fill(text)
+    while not send.is_enabled():
+        message.fill(text)
+    message.press("Enter")
     ended(page)
 
 
