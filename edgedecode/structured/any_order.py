@@ -42,7 +42,9 @@ class Spelling:
 
 
 def any_order(schema: _Schema, spelling: Spelling) -> list[str]:
-    """Return rules for `json`; none if no object needs them, or if they would be too many.
+    """Return rules for `json`; none if no object or list needs them, or if they would be too many.
+
+    Those that are empty have no gap between their brackets: a model that wants to write something there would fill it.
 
     Objects that join several schemas, or have properties besides those that they list, keep the schema's order.
     """
@@ -60,7 +62,7 @@ class _Rules:
         self._names: dict[str, str] = {}
         self.lines: list[str] = []
         self.used = False
-        """Whether an object has optional properties."""
+        """Whether an object has optional properties, or an object or a list may be empty."""
         self.referring = 0
 
     def rule(self, schema: JsonValue) -> str:
@@ -103,17 +105,17 @@ class _Rules:
     def _object(self, said: _Schema) -> str | None:
         """Return the rule of an object, None if llguidance has to compile it."""
         listed, needed = said.get("properties"), said.get("required", [])
-        if said.get("additionalProperties") is not False or not isinstance(listed, dict) or not listed:
+        if said.get("additionalProperties") is not False or not isinstance(listed, dict):
             return None
         if not isinstance(needed, list) or len(listed) > _PROPERTIES or any(name not in listed for name in needed):
             return None
         required = [name for name in listed if name in needed]
         optional = [name for name in listed if name not in needed]
         pairs = [f"{_literal(name)} {self._spelling.colon} {self.rule(listed[name])}" for name in required + optional]
-        if not optional:
-            return self._between("{", f" {self._spelling.comma} ".join(pairs), "}")
-        self.used = self.used or len(pairs) > 1
-        return self._sets(pairs, required=len(required))
+        if optional and len(pairs) > 1:
+            self.used = True
+            return self._sets(pairs, required=len(required))
+        return self._listed("{", f" {self._spelling.comma} ".join(pairs), "}", empty=not required)
 
     def _sets(self, pairs: list[str], *, required: int) -> str:
         """Return a rule of objects with all required pairs, in order, and each of the others at most once."""
@@ -127,9 +129,8 @@ class _Rules:
             when = free if index == 0 or index >= required else f"and({free}, bit_set({index - 1}))"
             rest.append(f"{self._spelling.comma} {name}p{index} {name}s::set_bit({index}) %if {when}")
         self.lines.append(f"{name}s::_ : " + "\n | ".join(rest))
-        begun = [f"{name}p{index} {name}s::{1 << index}" for index in firsts]
-        self.lines.append(f"{name}f: " + " | ".join([*begun, *([] if required else [ends])]))
-        return f"{_literal_of('{')} {self._spelling.gap} {name}f"
+        self.lines.append(f"{name}f: " + " | ".join(f"{name}p{index} {name}s::{1 << index}" for index in firsts))
+        return self._either(f"{_literal_of('{')} {self._spelling.gap} {name}f", "{}", empty=not required)
 
     def _array(self, said: _Schema) -> str | None:
         """Return the rule of a list, None if llguidance has to compile it."""
@@ -137,15 +138,21 @@ class _Rules:
         if not isinstance(items, dict) or not isinstance(least, int) or not (most is None or isinstance(most, int)):
             return None
         if most is not None and most < max(1, least):
-            return None
+            return self._listed("[", "", "]", empty=True) if most == least == 0 else None
         item, upper = self.rule(items), "" if most is None else most - 1
         more = f"{item} ({self._spelling.comma} {item}){{{max(0, least - 1)},{upper}}}"
-        whole = self._between("[", more, "]")
-        return whole if least else f"{whole} | {self._between('[', '', ']')}"
+        return self._listed("[", more, "]", empty=not least)
 
-    def _between(self, opener: str, inner: str, closer: str) -> str:
+    def _listed(self, opener: str, inner: str, closer: str, *, empty: bool) -> str:
+        """Return the rule of brackets with something between them. empty: or nothing."""
         gap = self._spelling.gap
-        return f"{_literal_of(opener)} {gap} {inner} {gap if inner else ''} {_literal_of(closer)}"
+        whole = f"{_literal_of(opener)} {gap} {inner} {gap} {_literal_of(closer)}" if inner else ""
+        return self._either(whole, opener + closer, empty=empty)
+
+    def _either(self, whole: str, brackets: str, *, empty: bool) -> str:
+        """Return a rule, or if empty the brackets alone."""
+        self.used = self.used or empty
+        return " | ".join(filter(None, [whole, _literal_of(brackets) if empty else ""]))
 
     def _json(self, schema: _Schema) -> str:
         """Return the rule of a value that llguidance compiles."""

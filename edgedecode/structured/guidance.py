@@ -333,6 +333,8 @@ def _reason(text: str) -> str:
         return "the options of a oneOf do not provably exclude each other: use anyOf"
     if "NoExtension" in text:
         return "no answer follows it"
+    if "Too many items" in text:
+        return "it is too large, or what it requires contains itself, so that no answer ends"
     return _line(text)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
@@ -35,10 +35,16 @@ class Sent:
 
     role: str
     content: str
+    thought: str = ""
 
     def joined(self, other: Sent) -> Sent:
         """Return a message of this role with both texts."""
-        return Sent(self.role, "\n\n".join(filter(None, (self.content, other.content))))
+        texts = ((self.content, other.content), (self.thought, other.thought))
+        return Sent(self.role, *("\n\n".join(filter(None, each)) for each in texts))
+
+    def changed(self, change: Callable[[str], str]) -> Sent:
+        """Return a message with its texts changed."""
+        return Sent(self.role, change(self.content), change(self.thought))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,13 @@ class _Arrangement:
     def plain(self, message: Sent) -> dict[str, object]:
         """Return the mapping that the template reads."""
         content: object = [{"type": "text", "text": message.content}] if self.parts else message.content
-        return {"role": message.role, "content": content}
+        thought = {"reasoning_content": message.thought} if message.thought else {}
+        return {"role": message.role, "content": content, **thought}
 
     def _renamed(self, message: Sent) -> Sent:
         if message.role != "tool":
             return message
-        return Sent(self.tool, (TOOL_FRAME if self.tool == "user" else "") + message.content)
+        return replace(message, role=self.tool, content=(TOOL_FRAME if self.tool == "user" else "") + message.content)
 
 
 @dataclass(frozen=True, slots=True)

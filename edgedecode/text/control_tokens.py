@@ -14,8 +14,6 @@ from itertools import islice
 
 import tokenizers
 
-from .messages import Message
-
 __all__ = ["ControlTokens", "Rendered", "Shield", "rest_of"]
 
 _PRIVATE = range(0xE000, 0xF900)
@@ -51,10 +49,10 @@ class Shield:
     theirs: re.Pattern[str]
     own: re.Pattern[str]
 
-    def over(self, message: Message) -> str:
-        """Return a message's text with stand-ins."""
-        pattern = self.own if message.role == "assistant" else self.theirs
-        return pattern.sub(lambda found: self.stand_ins.get(found[0], found[0]), message.content)
+    def over(self, text: str, *, role: str) -> str:
+        """Return a text of a message of this role with stand-ins."""
+        pattern = self.own if role == "assistant" else self.theirs
+        return pattern.sub(lambda found: self.stand_ins.get(found[0], found[0]), text)
 
     def lifted(self, text: str) -> str:
         """Return a rendered text in both forms."""

@@ -13,10 +13,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A role (one of `ROLES`) and its text. Raises `InputError` for anything else."""
+    """A role (one of `ROLES`) and its text. Raises `InputError` for anything else.
+
+    thought: what the model thought before an answer of its own, for templates that read `reasoning_content`.
+    """
 
     role: str
     content: str
+    thought: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

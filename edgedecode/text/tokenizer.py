@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -133,8 +134,9 @@ class Tokenizer:
         `encode` finds no special token in it but the template's own. Messages that the template does not know are
         folded into others. Raises as `ChatTemplate.render`, and InputError if a message would be left out.
         """
-        shield = self._control.shield(message.content for message in messages)
-        sent = [Sent(each.role, each.content if shield is None else shield.over(each)) for each in messages]
+        sent = [Sent(each.role, each.content, each.thought) for each in messages]
+        if (shield := self._control.shield(text for each in sent for text in (each.content, each.thought))) is not None:
+            sent = [each.changed(partial(shield.over, role=each.role)) for each in sent]
         text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
         return text if shield is None else shield.lifted(text)
 

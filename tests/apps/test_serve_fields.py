@@ -99,6 +99,7 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"samplers": "kt"}, "samplers is not supported"),
         (CHAT, {"reasoning_effort": "high"}, "no switch for thinking"),
         (CHAT, {"min_tokens": 5}, "min_tokens is not supported"),
+        (CHAT, {"length_penalty": True}, "length_penalty is not supported"),
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
         (CHAT, {"store": True}, "store is not supported"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options needs stream"),

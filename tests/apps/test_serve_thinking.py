@@ -27,8 +27,11 @@ from tests.apps.test_serve import Running
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
-TAIL = "{% if enable_thinking is defined and not enable_thinking %}{{ 'one two three' }}{% endif %}"
-"""Written after the bundled template: the prompt is longer where thinking is off."""
+TAIL = (
+    "{% if enable_thinking is defined and not enable_thinking %}{{ 'one two three' }}{% endif %}"
+    "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}"
+)
+"""Written after the bundled template: the prompt is longer where thinking is off, and by earlier thoughts."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,15 @@ def test_requests_switch_thinking(server: Running) -> None:
         assert prompt_tokens(server, reasoning_effort=effort) == expected
         assert prompt_tokens(server, "/v1/responses", reasoning={"effort": effort}) == expected
     assert prompt_tokens(server, chat_template_kwargs={"enable_thinking": True}) == usual
+
+
+def test_an_earlier_thought_reaches_the_template(server: Running) -> None:
+    def count(**fields: str) -> int:
+        said = {"role": "assistant", "content": "Hello", **fields}
+        user = {"role": "user", "content": "Hi"}
+        return prompt_tokens(server, messages=[user, said, user])
+
+    assert count() == count(reasoning_content="") < count(reasoning_content="one two three")
 
 
 def test_a_grammar_leaves_no_place_to_think_in(server: Running) -> None:

@@ -99,3 +99,32 @@ def test_many_properties_stay_compilable(pair: Pair, grammars: GrammarTokens) ->
         schema = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(count)}}
         assert takes(grammars, schema, json.dumps({f"p{number}": number for number in range(count)}), pair)
         assert takes(grammars, schema, '{"p1": 1, "p0": 0}', pair) == (count <= 60)
+
+
+EMPTY = {"type": "object", "properties": {}}
+LISTS = {"type": "array", "items": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [EMPTY, LISTS, {**LISTS, "maxItems": 0}, {"type": "array", "items": EMPTY}, of(("name",)), of(("name", "age"))],
+)
+def test_there_is_no_white_space_in_what_is_empty(schema: dict[str, Any], pair: Pair, grammars: GrammarTokens) -> None:
+    empty = "[]" if schema["type"] == "array" else "{}"
+    assert takes(grammars, schema, empty, pair)
+    for inside in (" ", "\n", "\n  "):
+        assert not takes(grammars, schema, empty[0] + inside + empty[1], pair)
+
+
+def test_what_is_empty_may_be_inside_of_something(pair: Pair, grammars: GrammarTokens) -> None:
+    schema = {"type": "object", "properties": {"none": EMPTY, "list": LISTS}, "required": ["none", "list"]}
+    for value in ({"none": {}, "list": []}, {"none": {}, "list": [1, 2]}):
+        for indent in (None, 2):
+            assert takes(grammars, schema, json.dumps(value, indent=indent), pair)
+    assert not takes(grammars, schema, '{"none": { }, "list": []}', pair)
+
+
+def test_a_schema_that_requires_itself_is_refused_in_words(grammars: GrammarTokens) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(edgedecode.InputError, match="contains itself, so that no answer ends"):
+        grammars.constraint(Grammar.of_schema(schema))

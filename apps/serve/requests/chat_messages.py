@@ -38,10 +38,14 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class MessageBody:
-    """A message. tool_call_id, name: of a tool's result, the call that it answers and the function's name."""
+    """A message. tool_call_id, name: of a tool's result, the call that it answers and the function's name.
+
+    reasoning_content: of an earlier answer, what the model thought before it, for templates that read it.
+    """
 
     role: Annotated[str, one_of(*ROLES, "developer")]
     content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -104,7 +108,8 @@ def _message(message: MessageBody, place: str) -> Message:
     role = "system" if message.role == "developer" else message.role
     try:
         calls = [call_text(_read_call(each.function)) for each in message.tool_calls or []]
-        return Message(role, "\n".join([*([content] if content else []), *calls]))
+        thought = (message.reasoning_content or "") if role == "assistant" else ""
+        return Message(role, "\n".join([*([content] if content else []), *calls]), thought)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
 

@@ -77,7 +77,7 @@ def check_fields(
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else "leave it out"
             raise InputError(f"{name[:80]!r} is no field that this server knows: {hint}")
-        if each not in unsupported[name]:
+        if (type(each), each) not in [(type(same), same) for same in unsupported[name]]:  # True == 1
             raise InputError(f"{name} is not supported by this server: leave it out")
 
 

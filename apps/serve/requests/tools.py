@@ -207,16 +207,18 @@ def _call(value: dict[str, JsonValue], text: str) -> Call:
 
 
 def call_text(call: Call) -> str:
-    """Return the text of a call in an earlier message, as models spell it. Raises InputError."""
+    """Return the text of a call in an earlier message, as models spell it; arguments that are no JSON as they are.
+
+    Such are the arguments of a call that its answer's limit cut off.
+    """
+    start = f'{{"name": {json.dumps(call.name)}, "arguments": '
     try:
         arguments = json.loads(call.arguments) if call.arguments.strip() else {}
         if isinstance(arguments, str):  # some clients encode them twice
             arguments = json.loads(arguments)
-        if not isinstance(arguments, dict):
-            raise ValueError
-        return _spelled({"name": call.name, "arguments": arguments})
+        return f"{start}{_spelled(arguments)}}}"
     except (ValueError, RecursionError):
-        raise InputError(f"the arguments of the call of {call.name[:64]!r} are not a JSON object") from None
+        return start + call.arguments
 
 
 def _spelled(value: JsonValue) -> str:
