@@ -40,6 +40,8 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 0.6
 """For a client to send a head, to send a body, and to read an event."""
 MIB = 1 << 20
+MINUTE = 60.0
+"""Seconds that a refusal takes at most, on a busy machine too: these grammars would take minutes."""
 LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
 
 
@@ -302,7 +304,7 @@ def test_a_schema_nested_deeply_is_refused(levels: int, inside: str, server: Run
     began = monotonic()
     status, value = server.post(nested(levels, inside=inside))
     assert status == (200 if levels == 50 else 400), value
-    assert monotonic() - began < 10
+    assert monotonic() - began < MINUTE
 
 
 SCHEMAS: dict[str, Any] = {
@@ -343,7 +345,7 @@ def test_a_schema_that_explodes_is_refused_or_left_out(name: str, server: Runnin
             assert (status, {*value["error"]}) == (400, {"message", "type", "param", "code"}), value
         else:
             assert status == 400 or server.note.startswith("response_format.json_schema.schema"), value
-        assert monotonic() - began < 10
+        assert monotonic() - began < MINUTE
         assert grown_nbytes(before) < 100 * MIB
 
 
@@ -391,7 +393,7 @@ def test_a_grammar_that_explodes_is_refused(kind: GrammarKind, text: str, pair: 
     with pytest.raises(InputError) as error:
         pair.session(SessionOptions(grammar=Grammar(kind, text)))
     assert "\n" not in str(error.value)
-    assert monotonic() - began < 10
+    assert monotonic() - began < MINUTE
 
 
 @pytest.mark.parametrize("text", ['start: s\ns: s s | "a" |\n', 'start: e\ne: e "+" e | e e | "a"\n'])

@@ -149,12 +149,12 @@ def test_several_calls_and_their_results_are_read_back_as_they_were_written(serv
 
 
 def test_errors_name_the_item_of_the_input(server: Running) -> None:
-    bad = {"type": "function_call", "name": "now", "arguments": "{"}
+    bad = {"type": "function_call", "name": 7, "arguments": "{}"}
     good = {"type": "function_call", "name": "now", "arguments": "{}"}
     user = {"role": "user", "content": "Hi"}
     for items, name in (([user, bad, user], "input[1]"), ([good, good, user, bad, user], "input[3]")):
         status, value = server.post({"model": "demo", "input": items, "instructions": "Be kind."}, "/v1/responses")
-        assert (status, value["error"]["param"]) == (400, name), value
+        assert (status, value["error"]["param"]) == (400, f"{name}.tool_calls[0].function.name"), value
 
 
 def _function(call: Call) -> dict[str, Any]:
