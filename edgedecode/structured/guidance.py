@@ -334,7 +334,7 @@ def _reason(text: str) -> str:
     if "NoExtension" in text:
         return "no answer follows it"
     if "Too many items" in text:
-        return "it is too large, or what it requires contains itself, so that no answer ends"
+        return "it is too large, or what it requires contains itself, so that no answer ends: require or list less"
     return _line(text)
 
 

@@ -17,6 +17,7 @@ from itertools import product
 from edgedecode.errors import InputError
 
 from .chat_template import NOTHING, ChatTemplate
+from .messages import as_mapping
 
 __all__ = ["Arranger", "Sent"]
 
@@ -68,8 +69,7 @@ class _Arrangement:
     def plain(self, message: Sent) -> dict[str, object]:
         """Return the mapping that the template reads."""
         content: object = [{"type": "text", "text": message.content}] if self.parts else message.content
-        thought = {"reasoning_content": message.thought} if message.thought else {}
-        return {"role": message.role, "content": content, **thought}
+        return as_mapping(message.role, content, message.thought)
 
     def _renamed(self, message: Sent) -> Sent:
         if message.role != "tool":

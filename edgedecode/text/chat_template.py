@@ -12,7 +12,7 @@ from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from edgedecode.errors import InputError, ManifestError
 
-from .messages import Message
+from .messages import Message, as_mapping
 from .template_limits import metered
 from .template_sandbox import template_sandbox
 
@@ -116,7 +116,7 @@ def _compile(source: str) -> Template:
 def _plain(message: Mapping[str, str] | Message) -> dict[str, object]:
     """Copy a message into plain JSON values, so that a template never gets an object with methods."""
     if isinstance(message, Message):
-        return {"role": message.role, "content": message.content}
+        return as_mapping(message.role, message.content, message.thought)
     if not isinstance(message, Mapping):
         raise InputError(f"a message is {type(message).__name__}: use edgedecode.Message or a mapping")
     missing = [key for key in ("role", "content") if key not in message]

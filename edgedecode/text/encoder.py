@@ -73,7 +73,7 @@ class Encoder:
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation. Raises ContextExceeded or BudgetExceeded before rendering it."""
-        size = sum(_utf8_nbytes(message.content + message.thought) for message in messages)
+        size = sum(_utf8_nbytes(each.content) + _utf8_nbytes(each.thought) for each in messages)
         self._check_length(size)
         self._resize(self._lease, self._planned + TEXT_NBYTES * max(0, size - self._planned_size))
         return self._tokenizer.render(messages, arguments=self._arguments, most_nbytes=self._lease.nbytes)

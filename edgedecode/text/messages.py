@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["ROLES", "Message", "answered_message"]
+__all__ = ["ROLES", "Message", "answered_message", "as_mapping"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -27,6 +27,13 @@ class Message:
             raise InputError(f"message role {self.role!r} is unknown: use one of {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise InputError(f"the content of a {self.role} message is {type(self.content).__name__}: use a string")
+        if not isinstance(self.thought, str):
+            raise InputError(f"the thought of a message is {type(self.thought).__name__}: use a string")
+
+
+def as_mapping(role: str, content: object, thought: str) -> dict[str, object]:
+    """Return a message as chat templates read it."""
+    return {"role": role, "content": content, **({"reasoning_content": thought} if thought else {})}
 
 
 def answered_message(prompt: str | Message) -> Message:

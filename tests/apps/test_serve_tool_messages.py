@@ -59,7 +59,7 @@ def contents(asked: Asked) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{}", "", " ", None, {}, '"{}"', '"{\\"a\\": 1}"', '{"a":1}', {"a": 1}], ids=repr
+    "arguments", ["{}", "", " ", None, {}, '"{}"', '""', '"{\\"a\\": 1}"', '{"a":1}', {"a": 1}], ids=repr
 )
 def test_arguments_of_one_meaning_are_accepted(arguments: object) -> None:
     inside = '{"a": 1}' if "a" in str(arguments) else "{}"
@@ -74,6 +74,11 @@ def test_arguments_of_one_meaning_are_accepted(arguments: object) -> None:
 def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(arguments: str, written: str) -> None:
     found = contents(read(USER, caller(call("c", arguments=arguments)), result("c")))
     assert found[1] == '{"name": "now", "arguments": ' + written
+
+
+def test_letters_of_an_earlier_call_stay_letters() -> None:
+    found = contents(read(USER, caller(call("c", name="météo", arguments='{"ville": "Orléans"}')), result("c")))
+    assert found[1] == '{"name": "météo", "arguments": {"ville": "Orléans"}}'
 
 
 @pytest.mark.parametrize("content", ["", None, []])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from edgedecode import Message
+from edgedecode import InputError, Message
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
@@ -109,6 +109,17 @@ THINKING = (
     "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
     "{{ m['content'] + '<|im_end|>\\n' }}{% endfor %}"
 )
+
+
+def test_a_thought_is_written_however_a_template_is_rendered() -> None:
+    template = ChatTemplate(THINKING)
+    said = Message("assistant", "b", "so")
+    mapping = {"role": "assistant", "content": "b", "reasoning_content": "so"}
+    assert (
+        template.render([said]) == template.render([mapping]) == "<|im_start|>assistant\n<think>so</think>b<|im_end|>\n"
+    )
+    with pytest.raises(InputError, match="the thought of a message is int"):
+        Message("assistant", "b", 7)  # type: ignore[arg-type]
 
 
 def test_a_thought_reaches_the_template_and_forges_nothing() -> None:

@@ -202,7 +202,7 @@ def _call(value: dict[str, JsonValue], text: str) -> Call:
     name, arguments = str(value["name"]), value["arguments"]
     if len(value) != 2:
         raise KeyError(name)
-    start = f'{{"name": {json.dumps(name)}, "arguments": '
+    start = _opening(name)
     return Call(name, text[len(start) : -1] if text.startswith(start) else _spelled(arguments))
 
 
@@ -211,14 +211,24 @@ def call_text(call: Call) -> str:
 
     Such are the arguments of a call that its answer's limit cut off.
     """
-    start = f'{{"name": {json.dumps(call.name)}, "arguments": '
+    start = _opening(call.name)
     try:
-        arguments = json.loads(call.arguments) if call.arguments.strip() else {}
+        arguments = _given(call.arguments)
         if isinstance(arguments, str):  # some clients encode them twice
-            arguments = json.loads(arguments)
+            arguments = _given(arguments)
         return f"{start}{_spelled(arguments)}}}"
     except (ValueError, RecursionError):
         return start + call.arguments
+
+
+def _opening(name: str) -> str:
+    """Return what a call of a function begins with, up to its arguments."""
+    return f'{{"name": {_spelled(name)}, "arguments": '
+
+
+def _given(arguments: str) -> JsonValue:
+    """Return arguments; an empty text means none. Raises ValueError."""
+    return json.loads(arguments) if arguments.strip() else {}
 
 
 def _spelled(value: JsonValue) -> str:
