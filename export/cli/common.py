@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
 import re
-import signal
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Timer, main_thread
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import print_json
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.user_notices import NOTICES, NoticeLines
+
+from .signals import ending_on_sigterm
 
 if TYPE_CHECKING:
     from .display import Report
@@ -35,7 +32,6 @@ __all__ = [
 ]
 
 _NAMED = re.compile(r"(?P<name>(draft:)?[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
-_RESEND_SECONDS = 0.05
 _ENGINE = "onnx"
 """The engine whose kernels use a separate weight layout."""
 
@@ -145,18 +141,8 @@ def quiet(*, debug: bool) -> Iterator[None]:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s" if debug else "edgedecode: %(message)s")
     logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
-    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
-    try:
-        signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not in the main thread, where signals are delivered
+    with ending_on_sigterm():
         yield
-        return
-    sys.unraisablehook = _resend_signal
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager
@@ -177,24 +163,3 @@ def notices_shown() -> Iterator[None]:
         logger.removeHandler(lines)
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def _resend_signal(dropped: sys.UnraisableHookArgs) -> None:
-    """Resend a signal whose exception was raised in a destructor or weak-reference callback, where Python drops it."""
-    ended = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(dropped.exc_type)
-    if ended is None:
-        sys.__unraisablehook__(dropped)
-        return
-    Timer(_RESEND_SECONDS, _signal_main_thread, [ended]).start()
-
-
-def _signal_main_thread(number: signal.Signals) -> None:
-    ident = main_thread().ident
-    if hasattr(signal, "pthread_kill") and ident is not None:
-        signal.pthread_kill(ident, number)  # also interrupts a system call
-    else:
-        _thread.interrupt_main(number)

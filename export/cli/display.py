@@ -16,6 +16,7 @@ from edgedecode.memory.sizes import format_nbytes
 from edgedecode.user_notices import ProgressLines
 
 from ..stages import StageRecord
+from .signals import end_if_asked
 
 __all__ = ["LiveDisplay", "Report", "stage_table", "timings"]
 
@@ -35,11 +36,13 @@ class LiveDisplay:
         self._over = Event()
 
     def begin(self, title: str, total: int) -> None:
+        end_if_asked()
         self._title = title
         self._task = self._progress.add_task(title, total=total or None)
         self._lines = None if self._console.is_terminal else ProgressLines(title, total)
 
     def advance(self, amount: int) -> None:
+        end_if_asked()
         if self._task is not None:
             self._progress.advance(self._task, amount)
         if self._lines is not None:

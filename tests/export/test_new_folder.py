@@ -239,6 +239,28 @@ def test_quiet_ends_on_a_signal_in_a_destructor(ending: str) -> None:
     assert "ignored" not in done.stderr
 
 
+_SIGNAL_THAT_IS_DROPPED = """
+import signal
+from edgedecode.export.cli.common import quiet
+from edgedecode.export.cli.display import LiveDisplay
+from edgedecode.export.stages import Stages
+with quiet(debug=False), LiveDisplay() as display, Stages(display).stage("long", 3) as advance:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except SystemExit:
+        print("dropped")
+    advance(1)
+    print("went on")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_job_ends_though_native_code_drops_the_signals_exception() -> None:
+    command = [sys.executable, "-c", _SIGNAL_THAT_IS_DROPPED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "dropped\n")
+
+
 def test_manifest_lists_every_file(llama: Path, tmp_path: Path) -> None:
     export(llama, tmp_path / "pack", draft=llama)
     manifest = Manifest.load(tmp_path / "pack")
