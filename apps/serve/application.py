@@ -379,7 +379,9 @@ def _refused(error: EdgeDecodeError) -> Response:
 
 async def _not_found(request: Request, _: Exception) -> Response:
     path, known = request.url.path[:80], [each.path for each in request.app.routes if isinstance(each, Route)]
-    hint = f"did you mean {near[0]}?" if (near := get_close_matches(path, known, 1, 0.8)) else "see /v1/models"
+    near = get_close_matches(path, known, 1, 0.8)
+    offered = ", ".join(each for each in known if each.startswith("/v1/") and "{" not in each)
+    hint = f"did you mean {near[0]}?" if near else f"this server has {offered}"
     return error_response(404, f"there is no {path}: {hint}", code="not_found")
 
 

@@ -11,7 +11,7 @@ from edgedecode.sampling.sampler import answer_seed
 from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.bare_session import BareSession
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
-from edgedecode.text.messages import Message, answered_message
+from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
 
@@ -51,7 +51,7 @@ class Session(BareSession):
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
     ) -> Answer:
-        """Answer a message, yielding text as it is decoded. prompt: a user's text, or a user's or tool's message.
+        """Answer a message, yielding text as it is decoded. prompt: a user's text, or a message of any role.
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
@@ -62,7 +62,8 @@ class Session(BareSession):
         Raises CapabilityError with entropy switching, whose tokens the target does not process.
         """
         limit, reply = answer_limit(max_tokens, self._shared.manifest.generation), self._reply(stop, top_logprobs)
-        return self._own.run(lambda: self._stream(answered_message(prompt), limit=limit, reply=reply))
+        message = Message("user", prompt) if isinstance(prompt, str) else prompt
+        return self._own.run(lambda: self._stream(message, limit=limit, reply=reply))
 
     def generate(
         self,

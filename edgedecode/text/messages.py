@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["ROLES", "Message", "answered_message", "as_mapping"]
+__all__ = ["ROLES", "Message", "as_mapping"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -34,11 +34,3 @@ class Message:
 def as_mapping(role: str, content: object, thought: str) -> dict[str, object]:
     """Return a message as chat templates read it."""
     return {"role": role, "content": content, **({"reasoning_content": thought} if thought else {})}
-
-
-def answered_message(prompt: str | Message) -> Message:
-    """Return the message to answer; a text is the user's. Raises InputError for a message of other roles."""
-    message = Message("user", prompt) if isinstance(prompt, str) else prompt
-    if message.role not in ("user", "tool"):
-        raise InputError(f"a message of the {message.role} is not answered: give a user's or a tool's")
-    return message

@@ -25,7 +25,7 @@ _TOO_LONG = (ContextExceeded, BudgetExceeded)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user's or tool's message with the conversation before it, and the tokens up to the assistant's header."""
+    """A message with the conversation before it, and the tokens up to the assistant's header."""
 
     before: tuple[Message, ...]
     message: Message

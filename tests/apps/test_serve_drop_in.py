@@ -312,7 +312,7 @@ def test_a_strict_server_knows_its_own_models_only(guarded: Running) -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/v1/responses", "did you mean /v1/responses?"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/embeddings", "see /v1/models"),
+        ("/v1/embeddings", "this server has /v1/models, /v1/chat/completions, /v1/completions, /v1/responses"),
     ],
 )
 def test_a_path_that_there_is_not_gets_the_nearest(path: str, said: str, server: Running) -> None:

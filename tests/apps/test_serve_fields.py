@@ -101,7 +101,6 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"min_tokens": 5}, "min_tokens is not supported"),
         (CHAT, {"length_penalty": True}, "length_penalty is not supported"),
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
-        (CHAT, {"store": True}, "store is not supported"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options needs stream"),
         (CHAT, {"max_completion_tokens": 3}, "max_tokens and max_completion_tokens differ"),
         (CHAT, {"truncation": "middle"}, "truncation must be auto or disabled"),

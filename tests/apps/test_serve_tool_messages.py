@@ -131,7 +131,7 @@ def test_outputs_of_responses_are_matched_too(server: Running) -> None:
     assert status == 200
     items[2]["call_id"] = "y"
     status, reply = server.post({"input": items}, "/v1/responses")
-    assert (status, reply["error"]["param"]) == (400, "input[2].tool_call_id")
+    assert (status, reply["error"]["param"]) == (400, "input[2].call_id")
 
 
 # -- calls that the limit cuts off -------------------------------------------------------------------------------------

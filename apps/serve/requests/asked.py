@@ -96,7 +96,7 @@ class Asked:
     grammar: Grammar | None = None
     tools: Tools | None = None
     role: str = "user"
-    """Whose the text is: the user's or a tool's."""
+    """Whose the text is."""
     name: str = ""
     """`model` as it was given, or empty."""
     model: ModelName = ModelName("")
@@ -173,7 +173,7 @@ class _Body(FormBody, SamplingBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBody(_Body):
-    """The body of /v1/chat/completions. messages: the last is the user's or a tool's."""
+    """The body of /v1/chat/completions. messages: the answer follows the last, whosever it is."""
 
     messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
@@ -198,6 +198,7 @@ class CompletionBody(_Body):
 
     prompt: PromptField
     echo: bool | None = None
+    best_of: Annotated[int, Meta(description="As many as n, all of which are returned.")] | None = None
     logprobs: bool | Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
@@ -206,10 +207,6 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     value = read_object(data)
     body = typed_body(value, ChatBody)
     messages = read_messages(body.messages)
-    if messages[-1].role not in ("user", "tool"):
-        raise InputError(f"the last of messages is the {messages[-1].role}'s: it must be the user's or a tool's")
-    if messages[-1].role == "user" and not messages[-1].content.strip():
-        raise InputError("the last of messages has no text")
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs needs logprobs: set it to true")
     last, before, form = messages[-1], tuple(messages[:-1]), read_form(body)
@@ -218,6 +215,10 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
     if body.verbosity not in (None, *VERBOSITIES):
         raise InputError(f"verbosity must be one of {', '.join(VERBOSITIES)}, not {body.verbosity[:40]!r}")
+    if messages[-1].role == "assistant":  # as OpenAI's servers do; some others would continue it
+        asked = replace(
+            asked, notes=(*asked.notes, "the answer is a message after the assistant's, which it does not continue")
+        )
     if body.verbosity in ("low", "high"):
         asked = replace(asked, notes=(*asked.notes, "verbosity was not followed: say in a message how long to answer"))
     asked = replace(asked, truncates=body.truncation == "auto", think=body.reasoning_effort or "")
@@ -243,6 +244,8 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     if body.echo and body.return_rounds:
         raise InputError("return_rounds reports how answers are made, and echo is none: leave one of them out")
     prompts = read_prompts(body.prompt)
+    if body.best_of not in (None, body.n or 1):
+        raise InputError("best_of is not supported by this server: leave it out, or give the same number as n")
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
     asked = _asked(value, body, defaults, form=read_form(body))
@@ -281,7 +284,10 @@ def _asked(
         stream=bool(body.stream),
         rounds=bool(body.return_rounds),
         grammar=None if form is None else form.grammar,
-        notes=() if form is None else form.notes,
+        notes=(
+            *(("store was not followed: nothing is stored",) if value.get("store") else ()),
+            *(form.notes if form else ()),
+        ),
         ignore_eos=bool(body.ignore_eos),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )

@@ -20,8 +20,9 @@ __all__ = ["MessageBody", "read_messages"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    type: Annotated[str, one_of("text")]
+    type: Annotated[str, one_of("text", "refusal")]
     text: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class MessageBody:
 
     role: Annotated[str, one_of(*ROLES, "developer")]
     content: str | list[_Part] | None = None
+    refusal: Annotated[str, Meta(description="Of an earlier answer, in place of its content.")] | None = None
     reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
@@ -102,9 +104,10 @@ def _answered(result: MessageBody, number: int, calls: Sequence[_Call], caller: 
 def _message(message: MessageBody, place: str) -> Message:
     content = message.content
     if isinstance(content, list):
-        if wrong := [part.type for part in content if part.type != "text"]:
+        if wrong := [part.type for part in content if part.type not in ("text", "refusal")]:
             raise InputError(f"{place} has a part of type {wrong[0][:40]!r}: this server reads text only")
-        content = "".join(part.text for part in content)
+        content = "".join(part.text or part.refusal for part in content)
+    content = content or message.refusal
     role = "system" if message.role == "developer" else message.role
     try:
         calls = [call_text(_read_call(each.function)) for each in message.tool_calls or []]

@@ -23,6 +23,7 @@ _MOST_LEVELS = 200
 NO_EFFECT = (
     *("user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "guided_decoding_backend"),  # there is one of each
+    "store",
     *("cache_prompt", "id_slot", "priority", "request_id"),  # llama.cpp's and vLLM's: every prompt is cached
     "prediction",  # drafts come from the prompt too
     "max_tool_calls",  # of tools that a server runs itself
@@ -42,7 +43,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "store": (False,),
     "top_logprobs": (0,),
     **dict.fromkeys(("web_search_options", "guided_whitespace_pattern"), ()),
     # of llama.cpp's and vLLM's clients

@@ -16,7 +16,7 @@ from edgedecode.typed_json import JsonValue
 
 from .answer_form import FormatBody
 from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
-from .fields import UNSUPPORTED, check_fields, one_of, read_object, typed_body
+from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
@@ -24,7 +24,7 @@ __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
 _SAME = (
     *(each.name for each in fields(SamplingBody)),
     *("model", "stream", "seed", "stop", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
-    "ignore_eos",
+    *("ignore_eos", "store"),
 )
 """Fields that mean the same for chat completions."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -55,8 +55,7 @@ UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "max_tokens": (),
     "response_format": (),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "store": UNSUPPORTED["store"],
+    "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),  # it is padding
 }
 """Fields that would change the answer, or need a store, with the values that mean nothing."""
 _ECHOED = (
@@ -146,7 +145,12 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
         return name if found[2] is None else f"{name}[{numbers[found[1]][int(found[2])]}]"
 
     message = re.sub(r"(?<=tools\[\d\])\.function\b|(?<=tools\[\d\d\])\.function\b", "", message)
-    message = message.replace("response_format", "text.format").replace("max_tokens", "max_output_tokens")
+    for name, own in (
+        ("response_format", "text.format"),
+        ("max_tokens", "max_output_tokens"),
+        ("tool_call_id", "call_id"),
+    ):
+        message = message.replace(name, own)
     message = re.sub(r"^verbosity", "text.verbosity", message)
     return _PLACES.sub(named, message)
 
@@ -190,14 +194,28 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
                     found.append({"role": "assistant", "tool_calls": calls})
                 calls.append(_call(item))
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
-                output = _content(item.get("output"), number)
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+                output, id = _content(item.get("output"), number), item.get("call_id")
+                place = _after_call(found, id)
+                found.insert(place, {"role": "tool", "tool_call_id": id, "content": output})
+                numbers.insert(place, number)
             case "item_reference":
                 raise InputError(f"input[{number}] refers to a stored item: this server stores none, send it again")
             case other:
                 raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
         numbers += [number] * (len(found) - len(numbers))
     return found, numbers
+
+
+def _after_call(messages: Sequence[Any], id: JsonValue) -> int:
+    """Return the place of a call's output, after the call and its other outputs; without such a call, the last.
+
+    Clients put messages in between, such as a text that the same answer had.
+    """
+    for place in reversed(range(len(messages))):
+        if any(each["id"] == id for each in messages[place].get("tool_calls", ())):
+            after = range(place + 1, len(messages))
+            return next((each for each in after if messages[each]["role"] != "tool"), len(messages))
+    return len(messages)
 
 
 def _call(item: Mapping[str, JsonValue]) -> JsonValue:

@@ -27,6 +27,7 @@ __all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "arguments_fau
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
 _FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
+_CHOICES = ("none", "auto", "required")
 _DECODER = json.JSONDecoder()
 _OPENING = '{"name":"'
 _OPENING_MOST = 64
@@ -266,9 +267,9 @@ class _Allowed:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBody:
-    """The field `tool_choice`, where it names a function, or some that are allowed."""
+    """The field `tool_choice`, where it names a function, or some that are allowed, or is a word as an object."""
 
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools"]})]
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools", *_CHOICES]})]
     function: _Named | None = None
     allowed_tools: _Allowed | None = None
 
@@ -287,6 +288,8 @@ def read_tools(
         asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
     except ValueError as error:
         raise InputError(str(error)[:300]) from None
+    if isinstance(asked, ChoiceBody) and asked.type in _CHOICES and asked.function is None:
+        asked = asked.type
     if len(tools) > _MOST_FUNCTIONS:
         raise InputError(f"tools has {len(tools)} functions, the most is {_MOST_FUNCTIONS}")
     functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
@@ -296,7 +299,7 @@ def read_tools(
     if isinstance(asked, ChoiceBody):
         allowed, required = _allowed(asked, names)
         functions = tuple(each for each in functions if each.name in allowed)
-    elif asked in (None, "none", "auto", "required"):
+    elif asked in (None, *_CHOICES):
         required = asked == "required"
     else:
         raise InputError("tool_choice must be none, auto, required, or name a function")

@@ -1,0 +1,216 @@
+"""`serve`: conversations in the forms that agents' libraries send, from bodies captured from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import edgedecode
+from edgedecode import Message, SamplingOptions
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
+pytest.importorskip("openai", reason="the test extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.requests.asked import Asked
+from edgedecode.apps.serve.requests.responses import read_response
+from tests.apps.test_serve import Running
+from tests.apps.test_serve_tool_messages import USER, read
+from tests.apps.test_serve_tools import TOOLS
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+NOTE = "the answer is a message after the assistant's, which it does not continue"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        yield running
+        running.close()
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    """Return an item of a response's input."""
+    return {"role": role, "content": [{"type": f"{'out' if role == 'assistant' else 'in'}put_text", "text": text}]}
+
+
+def read_items(*items: dict[str, Any], **more: Any) -> Asked:
+    return read_response(json.dumps({"input": [*items], **more}).encode(), SamplingOptions())
+
+
+# -- the last message --------------------------------------------------------------------------------------------------
+
+ENDS: dict[str, tuple[str, dict[str, Any], list[Message]]] = {
+    "pydantic-ai, LangChain, LlamaIndex: instructions only": (
+        CHAT,
+        {"messages": [system("Say hi")], "max_completion_tokens": 8, "stream": False},
+        [Message("system", "Say hi")],
+    ),
+    "pydantic-ai: instructions only, as a response": (
+        RESPONSES,
+        {"input": [{"role": "user", "content": ""}], "instructions": "Say hi", "max_output_tokens": 8},
+        [Message("system", "Say hi"), Message("user", "")],
+    ),
+    "instructor: a developer's message only": (
+        RESPONSES,
+        {"input": [{"role": "developer", "content": "Say hi"}], "max_output_tokens": 8},
+        [Message("system", "Say hi")],
+    ),
+    "an instruction after the question": (
+        CHAT,
+        {"messages": [USER, system("Answer briefly.")], "max_tokens": 8},
+        [Message("user", "Hi"), Message("system", "Answer briefly.")],
+    ),
+    "semantic-kernel: a group of agents": (
+        CHAT,
+        {
+            "messages": [
+                {**system("Help"), "name": "b"},
+                USER,
+                {"role": "assistant", "content": "Hello.", "name": "a"},
+                {"role": "assistant", "content": "Well?", "name": "a"},
+            ],
+            "max_tokens": 8,
+        },
+        [
+            Message("system", "Help"),
+            Message("user", "Hi"),
+            Message("assistant", "Hello."),
+            Message("assistant", "Well?"),
+        ],
+    ),
+    "Vercel AI SDK: an answer's beginning": (
+        RESPONSES,
+        {"input": [said("user", "Say hi"), said("assistant", "Well,")], "max_output_tokens": 8},
+        [Message("user", "Say hi"), Message("assistant", "Well,")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_answer_follows_whosever_message_is_last(server: Running, name: str) -> None:
+    path, body, messages = ENDS[name]
+    status, reply = server.post({"model": "gpt-4o", "temperature": 0, **body}, path)
+    assert status == 200, reply
+    with server.pair.session(messages=messages[:-1], options=None) as session:
+        expected = session.generate(messages[-1], max_tokens=8)
+    assert text_of(reply) == expected.text
+    tokenizer = server.pair.tokenizer
+    usage = reply["usage"]
+    assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(tokenizer.encode(tokenizer.render(messages)))
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    """Return a reply's text, of either endpoint."""
+    if "choices" in reply:
+        return str(reply["choices"][0]["message"]["content"])
+    return str(reply["output"][0]["content"][0]["text"])
+
+
+def test_a_note_says_that_an_answer_is_not_continued() -> None:
+    answer = {"role": "assistant", "content": "Well,"}
+    assert read(USER, answer).notes == (NOTE,)
+    assert read(USER, answer, USER).notes == ()
+    assert read_items(said("user", "Hi"), said("assistant", "Well,")).notes == (NOTE,)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["none", "auto", "required"])
+def test_a_choice_may_be_a_word_as_an_object(word: str) -> None:
+    """litellm's proxy takes both."""
+    plain = read(USER, tools=TOOLS, tool_choice=word)
+    assert read(USER, tools=TOOLS, tool_choice={"type": word}) == plain
+    assert read(USER, tools=TOOLS, tool_choice={"type": word, "function": None}) == plain
+    tools = [{"type": "function", **TOOLS[1]["function"]}]
+    echoed = read_items(USER, tools=tools, tool_choice={"type": word})
+    assert echoed.tools == read_items(USER, tools=tools, tool_choice=word).tools
+    assert (echoed.tools is None) == (word == "none")
+
+
+def called(id: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"}
+
+
+def output(id: str, text: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": id, "output": text}
+
+
+CALL = '{"name": "now", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("between", "contents"),
+    [
+        ([said("assistant", "Wait.")], ["1", "Wait."]),  # litellm, from Anthropic's messages
+        ([said("user", "Quick!")], ["1", "Quick!"]),
+        ([said("assistant", "Wait."), said("user", "Quick!")], ["1", "Wait.", "Quick!"]),
+    ],
+)
+def test_an_output_belongs_to_its_call_wherever_it_stands(between: list[dict[str, Any]], contents: list[str]) -> None:
+    asked = read_items(USER, called("a"), *between, output("a", "1"), USER)
+    assert [each.content for each in asked.messages] == ["Hi", CALL, *contents]
+
+
+def test_outputs_of_several_calls_follow_them_in_the_order_of_the_calls() -> None:
+    asked = read_items(
+        USER,
+        called("a"),
+        called("b"),
+        output("b", "2"),
+        said("user", "Well?"),
+        output("a", "1"),
+        called("a"),
+        output("a", "3"),
+    )
+    assert [each.content for each in asked.messages] == ["Hi", f"{CALL}\n{CALL}", "1", "2", "Well?", CALL]
+    assert (asked.role, asked.text) == ("tool", "3")
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_should_be_stored_is_answered_with_a_note() -> None:
+    """Semantic Kernel's agents ask for it by default."""
+    note = "store was not followed: nothing is stored"
+    assert read(USER, store=True).notes == read_items(USER, store=True).notes == (note,)
+    assert read(USER, store=False).notes == read_items(USER).notes == ()
+
+
+def test_as_many_of_the_best_as_there_are_answers_are_all(server: Running) -> None:
+    """LangChain's completions with n."""
+    body = {"prompt": "Once", "max_tokens": 4, "n": 2, "temperature": 0}
+    plain, best = (server.post(body | more, COMPLETIONS)[1]["choices"] for more in ({}, {"best_of": 2}))
+    assert best == plain
+    status, reply = server.post(body | {"best_of": 3}, COMPLETIONS)
+    assert (status, reply["error"]["param"]) == (400, "best_of")
+
+
+@pytest.mark.parametrize(
+    "more", [{"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}]
+)
+def test_a_refusal_is_what_the_assistant_said(more: dict[str, Any]) -> None:
+    assert read(USER, {"role": "assistant", **more}, USER).messages[1] == Message("assistant", "No.")
+
+
+@pytest.mark.parametrize("obfuscation", [True, False])
+def test_padding_of_a_stream_is_not_missed(server: Running, *, obfuscation: bool) -> None:
+    given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 4, "stream": True}
+    events = server.client.responses.create(model="demo", stream_options={"include_obfuscation": obfuscation}, **given)
+    assert [event.type for event in events][-1] in ("response.completed", "response.incomplete")
