@@ -24,7 +24,10 @@ from edgedecode.runtimes.onnx.kernels.trial import tried
 LIBRARY, REASON = tried()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
 SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
-SHAPES = list(product((4, 8), (32, 64, 128)))
+FLAT, LEVELS = list(product((4, 8), (32, 64, 128), (0,))), list(product((4, 8), (256,), (1, 2)))
+SHAPES = FLAT + LEVELS
+"""Bits, block size, and scales of 32 values if there are two levels of scales: see `Matrix.parts`."""
+PLANES = [(planes, *shape) for planes in (1, 2) for shape in (SHAPES if planes == 2 else FLAT)]
 Session = Callable[..., FloatArray]
 
 
@@ -41,7 +44,15 @@ def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
 
 
 def random_matrix(
-    rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool, minima: bool = False
+    rng: np.random.Generator,
+    *,
+    bits: int,
+    block: int,
+    columns: int,
+    inner: int,
+    half: bool,
+    minima: bool = False,
+    parts: int = 0,
 ) -> Matrix:
     blocks = -(-inner // block)
     packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
@@ -50,7 +61,10 @@ def random_matrix(
         scales = scales.astype(np.float16).astype(np.float32)
     assert LIBRARY is not None
     lowest = -scales * 2 ** (bits - 1) if minima else None  # a power of two: as exact in half precision
-    matrix = Matrix(packed, scales, bits, block, minima=lowest)
+    levels = (
+        rng.integers(-128, 128, (2, columns, blocks, block // 32 * parts)).astype(np.int8) if parts else (None, None)
+    )
+    matrix = Matrix(packed, scales, bits, block, minima=lowest, levels=levels[0], minimum_levels=levels[1])
     found = LIBRARY.inspect(matrix)
     return replace(matrix, wide_scales=bool(found & 1))
 
@@ -61,18 +75,24 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
     if matrix.bits == 4:
         packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
     zero = 0 if matrix.minima is not None else 8 if matrix.bits == 4 else 128
-    values = (packed.astype(np.float64) - zero).reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]
+    scales = _leveled(matrix.scales, matrix.levels)
+    values = (packed.astype(np.float64) - zero).reshape(*scales.shape, -1) * scales[..., None]
     if matrix.minima is not None:
-        values += matrix.minima[..., None]
+        values += _leveled(matrix.minima, matrix.minimum_levels)[..., None]
     return values.reshape(matrix.columns, -1)[:, :inner]
+
+
+def _leveled(scales: FloatArray, levels: np.ndarray | None) -> np.ndarray:
+    """Return the scale of each part of each block, [columns, parts]."""
+    return scales if levels is None else (scales[..., None] * levels.astype(np.float32)).reshape(len(scales), -1)
 
 
 @pytest.mark.parametrize("minima", [True, False])
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, half: bool, minima: bool) -> None:
+@pytest.mark.parametrize(("bits", "block", "parts"), SHAPES)
+def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, parts: int, half: bool, minima: bool) -> None:
     assert LIBRARY is not None
-    sizes = {"bits": bits, "block": block, "columns": 70, "inner": 3 * block}
+    sizes = {"bits": bits, "block": block, "parts": parts, "columns": 70, "inner": 3 * block}
     matrix = random_matrix(np.random.default_rng(2), **sizes, half=half, minima=minima)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     LIBRARY.prepare(matrix, tiles)
@@ -91,9 +111,9 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
     assert LIBRARY is not None
     rng = np.random.default_rng(5)
     for _ in range(25):
-        bits, block = SHAPES[rng.integers(len(SHAPES))]
+        bits, block, parts = SHAPES[rng.integers(len(SHAPES if planes == 2 else FLAT))]
         columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
-        sizes = {"bits": bits, "block": block, "columns": columns, "inner": inner}
+        sizes = {"bits": bits, "block": block, "parts": parts, "columns": columns, "inner": inner}
         half, minima = (bool(each) for each in rng.integers(0, 2, 2))
         matrix = random_matrix(rng, **sizes, half=half, minima=minima)
         x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
@@ -108,15 +128,15 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
         assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
-@pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("minima", [True, False])
-@pytest.mark.parametrize(("bits", "block"), SHAPES)
+@pytest.mark.parametrize(("planes", "bits", "block", "parts"), PLANES)
 def test_products_have_the_same_bits_on_every_instruction_set_and_in_passes_of_any_width(
-    bits: int, block: int, minima: bool, planes: int
+    planes: int, bits: int, block: int, parts: int, minima: bool
 ) -> None:
     assert LIBRARY is not None
     rng = np.random.default_rng(9)
-    matrix = random_matrix(rng, bits=bits, block=block, columns=70, inner=2 * block, half=True, minima=minima)
+    sizes = {"bits": bits, "block": block, "parts": parts, "columns": 70, "inner": 2 * block}
+    matrix = random_matrix(rng, **sizes, half=True, minima=minima)
     x = rng.standard_normal((19, 2 * block)).astype(np.float32)
     wanted = multiply(matrix, x, planes=planes)
     for name in SETS:

@@ -1,7 +1,8 @@
 """Turns the tensors of GGUF files into matrices for our tiles, by ggml's block type.
 
-Blocks of 32 values with one scale, and a minimum for some types. Values of 5 bits, and those of tables, are widened to
-8 bits. Two-level scales (K types, IQ4_XS) are multiplied here: float32 holds a float16 times 6 bits exactly.
+Blocks of 32 values have one scale, and a minimum for some types; K types and IQ4_XS have blocks of 256, whose scale is
+multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4, those of 5 and 6 bits and of tables
+to 8.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ __all__ = ["matrix_of"]
 
 _N = TypeVar("_N", bound=np.generic)
 _Bytes = npt.NDArray[np.uint8]
-_BLOCK, _SUPERBLOCK = 32, 256
 _MIDDLE = np.uint8(128)
 """What tiles of 8 bits without minima subtract from each value."""
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
@@ -33,11 +33,16 @@ _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.in
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks]."""
+    """values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks].
+
+    levels, minimum_levels: [columns, blocks, n], by which those of a block are multiplied for its n parts.
+    """
 
     values: _Bytes
     scales: FloatArray
     minima: FloatArray | None = None
+    levels: npt.NDArray[np.int8] | None = None
+    minimum_levels: npt.NDArray[np.int8] | None = None
 
 
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
@@ -50,10 +55,16 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
         packed: _Bytes = np.bitwise_or(found.values[..., ::2], found.values[..., 1::2] << 4, dtype=np.uint8)
     else:
         packed = found.values if found.minima is not None else found.values ^ _MIDDLE
-    blocks = found.scales.shape[-1]
-    minima = None if found.minima is None else np.ascontiguousarray(found.minima, np.float32)
-    scales = np.ascontiguousarray(found.scales, np.float32)
-    return Matrix(packed.reshape(len(data), blocks, -1), scales, bits, _BLOCK, minima=minima)
+    packed = packed.reshape(*found.scales.shape, -1)
+    return Matrix(
+        packed,
+        np.ascontiguousarray(found.scales),
+        bits,
+        packed.shape[-1] * 8 // bits,
+        minima=None if found.minima is None else np.ascontiguousarray(found.minima),
+        levels=None if found.levels is None else np.ascontiguousarray(found.levels),
+        minimum_levels=None if found.minimum_levels is None else np.ascontiguousarray(found.minimum_levels),
+    )
 
 
 def _floats(data: _Bytes) -> FloatArray:
@@ -102,35 +113,43 @@ def _bytes(data: _Bytes) -> _Values:
     return _Values(_rows(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
 
 
-def _table(data: _Bytes, table: _Bytes, scales: FloatArray, start: int, nbytes: int) -> _Values:
-    packed = _blocks(data, nbytes)[..., start:]
-    values = _nibbles(packed.reshape(len(data), -1, 16))
-    return _Values(_rows(table[values]), scales)
+def _from_table(packed: _Bytes, table: _Bytes) -> _Bytes:
+    """Return the values [columns, K] of blocks of 32 indices, [columns, .., bytes]."""
+    return _rows(table[_nibbles(packed.reshape(len(packed), -1, 16))])
 
 
 def _iq4_nl(data: _Bytes) -> _Values:
-    return _table(data, _IQ4, _floats(_blocks(data, 18)[..., :2])[..., 0], 2, 18)
+    blocks = _blocks(data, 18)
+    return _Values(_from_table(blocks[..., 2:], _IQ4), _floats(blocks[..., :2])[..., 0])
 
 
 def _mxfp4(data: _Bytes) -> _Values:
-    exponents = _blocks(data, 17)[..., 0].astype(np.int32) - 128  # one less than in the file: the values are doubled
-    return _table(data, _FP4, np.ldexp(np.float32(1), exponents), 1, 17)
+    blocks = _blocks(data, 17)
+    exponents = blocks[..., 0].astype(np.int32) - 128  # one less than in the file: the values are doubled
+    return _Values(_from_table(blocks[..., 1:], _FP4), np.ldexp(np.float32(1), exponents))
 
 
 def _iq4_xs(data: _Bytes) -> _Values:
     blocks = _blocks(data, 136)
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> (2 * np.arange(8, dtype=np.uint16)) & 3
     low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(*blocks.shape[:2], 8)
-    scales = _floats(blocks[..., :2]) * ((high << 4 | low).astype(np.float32) - 32)
-    return _table(data, _IQ4, _rows(scales), 8, 136)
+    levels = (high << 4 | low).astype(np.int8) - np.int8(32)
+    return _Values(_from_table(blocks[..., 8:], _IQ4), _floats(blocks[..., :2])[..., 0], levels=levels)
 
 
-def _six_bits(packed: _Bytes) -> tuple[FloatArray, FloatArray]:
+def _six_bits(packed: _Bytes) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
     """Return the 8 scales and 8 minima of a superblock of Q4_K or Q5_K, 6 bits each, [.., 8] from [.., 12]."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate((first & 63, (third & 15) | (first >> 6) << 4), axis=-1)
     minima = np.concatenate((second & 63, (third >> 4) | (second >> 6) << 4), axis=-1)
-    return scales.astype(np.float32), minima.astype(np.float32)
+    return scales.view(np.int8), minima.view(np.int8)
+
+
+def _planes(packed: _Bytes, bits: int, parts: int) -> _Bytes:
+    """Return values of `bits` bits, [.., n], from bytes in equal parts, of which each has all its lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    pieces = packed.reshape(*packed.shape[:2], parts, 1, -1) >> shifts & np.uint8(2**bits - 1)
+    return pieces.reshape(*packed.shape[:2], -1)
 
 
 def _k_minima(*, fifth: bool) -> Callable[[_Bytes], _Values]:
@@ -138,13 +157,38 @@ def _k_minima(*, fifth: bool) -> Callable[[_Bytes], _Values]:
 
     def read(data: _Bytes) -> _Values:
         blocks = _blocks(data, 176 if fifth else 144)
-        factors, (scales, minima) = _floats(blocks[..., :4]), _six_bits(blocks[..., 4:16])
-        values = _nibbles(blocks[..., -128:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+        factors, (levels, minimum_levels) = _floats(blocks[..., :4]), _six_bits(blocks[..., 4:16])
+        values = _planes(blocks[..., -128:], 4, 4)
         if fifth:
-            values |= (blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
-        return _Values(_rows(values), _rows(factors[..., :1] * scales), _rows(-factors[..., 1:] * minima))
+            values |= _planes(blocks[..., 16:48], 1, 1) << 4
+        return _Values(_rows(values), factors[..., 0], -factors[..., 1], levels, minimum_levels)
 
     return read
+
+
+def _q6_k(data: _Bytes) -> _Values:
+    """Superblocks: four low bits, two high bits of the values, 16 scales of 8 bits, a float16."""
+    blocks = _blocks(data, 210)
+    values = _planes(blocks[..., :128], 4, 2) | _planes(blocks[..., 128:192], 2, 2) * np.uint8(16)
+    scales, levels = _floats(blocks[..., 208:])[..., 0], blocks[..., 192:208].view(np.int8)
+    return _Values(_rows(values - np.uint8(32)), scales, levels=levels)
+
+
+def _q3_k(data: _Bytes) -> _Values:
+    """Superblocks: a high bit, two low bits of the values, 16 scales of 6 bits, a float16."""
+    blocks = _blocks(data, 110)
+    values = _planes(blocks[..., 32:96], 2, 2) | _planes(blocks[..., :32], 1, 1) * np.uint8(4)
+    levels = _planes(blocks[..., 96:104], 4, 1) | _planes(blocks[..., 104:108], 2, 1) << 4
+    scales = _floats(blocks[..., 108:])[..., 0]
+    return _Values(_rows(values + np.uint8(4)), scales, levels=levels.view(np.int8) - np.int8(32))
+
+
+def _q2_k(data: _Bytes) -> _Values:
+    """Superblocks: 16 scales and minima of 4 bits, values of two bits, two float16."""
+    blocks = _blocks(data, 84)
+    factors, (levels, minimum_levels) = _floats(blocks[..., 80:]), (blocks[..., :16] & 15, blocks[..., :16] >> 4)
+    values = _rows(_planes(blocks[..., 16:80], 2, 2))
+    return _Values(values, factors[..., 0], -factors[..., 1], levels.view(np.int8), minimum_levels.view(np.int8))
 
 
 _TYPES: Mapping[int, tuple[int, Callable[[_Bytes], _Values]]] = {
@@ -153,8 +197,11 @@ _TYPES: Mapping[int, tuple[int, Callable[[_Bytes], _Values]]] = {
     6: (8, _simple(floats=1, fifth=True)),  # Q5_0
     7: (8, _simple(floats=2, fifth=True)),  # Q5_1
     8: (8, _bytes),  # Q8_0
+    10: (4, _q2_k),
+    11: (4, _q3_k),
     12: (4, _k_minima(fifth=False)),  # Q4_K
     13: (8, _k_minima(fifth=True)),  # Q5_K
+    14: (8, _q6_k),
     20: (8, _iq4_nl),
     23: (8, _iq4_xs),
     39: (8, _mxfp4),

@@ -3,7 +3,7 @@
 //
 // Dot<BITS, PLANES>: `keep` stores rounded values in the layout that `add` reads; `unpack` extracts the weights of a
 // sub-block, or of one half of it, from the 64-byte vectors of a tile; `add` adds their products with one row to the sums
-// of the units. If kPairs is set, `unpack_pairs` and `add_pair` do the same for two rows at once.
+// of the units, of all eight vectors or, in halves, of FIRST to LAST - 1. If kPairs is set, `unpack_pairs` and `add_pair` do the same for two rows at once.
 
 #if defined(EDGE_AVX2)
 
@@ -38,7 +38,7 @@ struct Dot {
       }
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST = 0, int LAST = 8>
   static inline void add(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
     VI odd = _mm256_setzero_si256();
     for (int i = 0; i < 8; i += 2) {
@@ -66,7 +66,7 @@ struct Dot<4, 1> {
       w[2 * i + 1] = vhigh_nibbles(x);
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST = 0, int LAST = 8>
   static inline void add(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
     VI even = _mm256_maddubs_epi16(w[0][0], vfour(a)), odd = _mm256_maddubs_epi16(w[0][1], vfour(a + 4));
     for (int i = 2; i < 8; i += 2) {
@@ -112,34 +112,32 @@ struct Dot {
       }
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST = 0, int LAST = 8>
   static inline void add(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
     if (PLANES == 2) {
       VI high[UNITS];
       for (int u = 0; u < UNITS; u++) high[u] = vset_int(0);
-      steps<UNITS>(w, a, high);
-      steps<UNITS>(w, a + kSubBlock, sums);
+      steps<UNITS, FIRST, LAST>(w, a, high);
+      steps<UNITS, FIRST, LAST>(w, a + kSubBlock, sums);
       for (int u = 0; u < UNITS; u++) sums[u] = vjoin(high[u], sums[u]);
     } else {
-      steps<UNITS>(w, a, sums);
+      steps<UNITS, FIRST, LAST>(w, a, sums);
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST, int LAST>
   static inline void steps(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
 #if defined(EDGE_NEON)
-    const int8x16_t first = vld1q_s8(a), second = vld1q_s8(a + 16);
-    for (int u = 0; u < UNITS; u++) {
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][0], first, 0);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][1], first, 1);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][2], first, 2);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][3], first, 3);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][4], second, 0);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][5], second, 1);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][6], second, 2);
-      sums[u] = vdotq_laneq_s32(sums[u], w[u][7], second, 3);
+    for (int i = FIRST; i < LAST; i += 4) {
+      const int8x16_t values = vld1q_s8(a + 4 * i);
+      for (int u = 0; u < UNITS; u++) {
+        sums[u] = vdotq_laneq_s32(sums[u], w[u][i], values, 0);
+        sums[u] = vdotq_laneq_s32(sums[u], w[u][i + 1], values, 1);
+        sums[u] = vdotq_laneq_s32(sums[u], w[u][i + 2], values, 2);
+        sums[u] = vdotq_laneq_s32(sums[u], w[u][i + 3], values, 3);
+      }
     }
 #else
-    for (int i = 0; i < 8; i++) {
+    for (int i = FIRST; i < LAST; i++) {
       const VI four = vfour(a + 4 * i);
       for (int u = 0; u < UNITS; u++) sums[u] = vdot(sums[u], w[u][i], four);
     }
@@ -155,22 +153,22 @@ struct Dot {
       w[i + 1] = vreinterpretq_s8_s32(vzip2q_s32(first, second));
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST, int LAST>
   static inline void add_pair(const VW (&w)[UNITS][8], const int8_t* a, const int8_t* b, VI* first, VI* second) {
-    steps_of_pair<UNITS>(w, a, b, first, second);
+    steps_of_pair<UNITS, FIRST, LAST>(w, a, b, first, second);
     if (PLANES == 1) return;
     VI low[2][UNITS];
-    steps_of_pair<UNITS>(w, a + kSubBlock, b + kSubBlock, low[0], low[1]);
+    steps_of_pair<UNITS, FIRST, LAST>(w, a + kSubBlock, b + kSubBlock, low[0], low[1]);
     for (int u = 0; u < UNITS; u++) {
       first[u] = vjoin(first[u], low[0][u]);
       second[u] = vjoin(second[u], low[1][u]);
     }
   }
-  template <int UNITS>
+  template <int UNITS, int FIRST, int LAST>
   static inline void steps_of_pair(const VW (&w)[UNITS][8], const int8_t* a, const int8_t* b, VI* first, VI* second) {
     VI left[UNITS], right[UNITS];
     for (int u = 0; u < UNITS; u++) left[u] = right[u] = vset_int(0);
-    for (int i = 0; i < 2; i++) {
+    for (int i = FIRST / 4; i < LAST / 4; i++) {
       const int64x2_t x = vreinterpretq_s64_s8(vld1q_s8(a + 16 * i)), y = vreinterpretq_s64_s8(vld1q_s8(b + 16 * i));
       const VW both[2] = {vreinterpretq_s8_s64(vzip1q_s64(x, y)), vreinterpretq_s8_s64(vzip2q_s64(x, y))};
       for (int j = 0; j < 2; j++)

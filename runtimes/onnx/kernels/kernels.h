@@ -34,19 +34,50 @@ constexpr size_t kQueries = 16;
 // Largest size of a head.
 constexpr size_t kMostSize = 512;
 
+// What packed weights have instead of 0, unless they have minima.
+constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
+
 // Products take this many rows at once; their rounded values lie together.
 constexpr size_t kChunk = 16;
 
+// How the weights of a matrix lie in its tiles (see prepare.cpp).
+struct Form {
+  int bits;          // 4 or 8
+  int scale_every;   // sub-blocks that share a scale: block size / 32
+  bool wide_scales;  // float32 instead of float16
+  bool minima;       // behind the scales, and the weights have no zero point
+  int levels;        // 1 or 2: whole or half sub-blocks have a factor of 8 bits, by which their block's scale is multiplied
+                     // (and one for its minimum); 0: they have not
+
+  bool served() const {
+    const bool known = scale_every == 1 || scale_every == 2 || scale_every == 4 || scale_every == 8;
+    return (bits == 4 || bits == 8) && known && levels >= 0 && levels <= 2;
+  }
+  int parts() const { return levels == 2 ? 2 : 1; }  // of a sub-block, with a scale each
+  int zero() const { return minima ? 0 : zero_of(bits); }
+  size_t sub_nbytes() const { return kSubBlock * kColumns * bits / 8; }
+  size_t level_nbytes() const { return kColumns * levels * (minima ? 2 : 1); }
+  size_t factor_nbytes() const { return kColumns * (wide_scales ? 4 : 2); }
+  size_t block_nbytes() const {
+    return scale_every * (sub_nbytes() + level_nbytes()) + factor_nbytes() * (minima ? 2 : 1);
+  }
+  // Sub-blocks of `inner` inputs, with those that fill the last block.
+  size_t sub_blocks(size_t inner) const { return (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every; }
+  // Bytes of one tile of prepared weights, a multiple of 64.
+  size_t tile_nbytes(size_t sub_blocks) const { return sub_blocks / scale_every * block_nbytes(); }
+};
+
 // Rows rounded to integers, one scale for each row and sub-block of 32, in chunks of 16 rows. A chunk with n rows
 // begins behind the ones before it and holds, for each of its sub-blocks, n rows: 32 values each (their order and
-// width are those that the products of an instruction set read, at most 64 bytes), a scale and a sum.
+// width are those that the products of an instruction set read, at most 64 bytes), a scale and the sum of each part.
 struct Rounded {
   int8_t* values;  // [rows * sub_blocks * 64] at most
   float* scales;   // [rows * sub_blocks]
-  int32_t* sums;   // [rows * sub_blocks]: of the values
+  int32_t* sums;   // [rows * sub_blocks * parts]: of the values
   size_t rows, sub_blocks;
   int planes;  // 1: values of 8 bits, 2: of 16 bits
   int bits;    // of the weights that they are for
+  int parts;   // of a sub-block: see Form
 };
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
@@ -70,10 +101,7 @@ struct Product {
   Rounded x;
   float* y;
   size_t rows, columns, sub_blocks;
-  int bits;         // 4 or 8
-  int scale_every;  // sub-blocks that share a scale: block size / 32
-  bool wide_scales;  // float32 instead of float16
-  bool minima;       // behind the scales, and the weights have no zero point
+  Form form;  // with levels, x has two planes
   Gate gate;
   LowRank delta, up_delta;
 };
@@ -91,8 +119,7 @@ struct FloatProduct {
 struct Tiled {
   const uint8_t* tiles;
   size_t sub_blocks;
-  int bits, scale_every;
-  bool wide_scales, minima;
+  Form form;
 };
 
 // Writes the first `inner` weights of a column as floats: (quant - zero point) * scale, or quant * scale + minimum,
@@ -210,16 +237,6 @@ void parallel_for(size_t parts, int threads, const Body& body) {
     static void run(void* data, size_t part) { (*static_cast<const Body*>(data))(part); }
   };
   parallel(parts, threads, &Call::run, const_cast<Body*>(&body));
-}
-
-// What packed weights have instead of 0, unless they have minima.
-constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
-
-// Bytes of one tile of prepared weights, a multiple of 64: for each scale its sub-blocks of 4 or 8 bits, then the scales
-// and the minima.
-inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales, bool minima) {
-  const size_t quants = scale_every * kSubBlock * kColumns * bits / 8, factors = (wide_scales ? 4 : 2) * (minima ? 2 : 1);
-  return (sub_blocks + scale_every - 1) / scale_every * (quants + kColumns * factors);
 }
 
 }  // namespace edgedecode

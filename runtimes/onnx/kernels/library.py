@@ -29,11 +29,14 @@ class _Matrix(Structure):
         ("packed", c_void_p),
         ("scales", c_void_p),
         ("minima", c_void_p),
+        ("levels", c_void_p),
+        ("minimum_levels", c_void_p),
         ("columns", c_int64),
         ("blocks", c_int64),
         ("block", c_int64),
         ("bits", c_int64),
         ("wide_scales", c_int64),
+        ("parts", c_int64),
     )
 
 
@@ -43,7 +46,8 @@ class Matrix:
 
     packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles store
     scales and minima as float32, because half precision would change one. minima: as scales, what is added to each
-    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128.
+    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128. levels: int8 [columns,
+    blocks, n], factors of a block's scale for each n-th part of it, of 32 or 16 values; minimum_levels: of its minimum.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -52,6 +56,13 @@ class Matrix:
     block: int
     wide_scales: bool = False
     minima: FloatArray | None = None
+    levels: npt.NDArray[np.int8] | None = None
+    minimum_levels: npt.NDArray[np.int8] | None = None
+
+    @property
+    def parts(self) -> int:
+        """Scales of 32 values, 1 or 2, where there are levels; else 0."""
+        return 0 if self.levels is None else int(self.levels.shape[-1]) * 32 // self.block
 
     @property
     def columns(self) -> int:
@@ -59,9 +70,9 @@ class Matrix:
 
     def _native(self) -> _Matrix:
         columns, blocks = self.packed.shape[:2]
-        minima = None if self.minima is None else self.minima.ctypes.data
-        pointers = self.packed.ctypes.data, self.scales.ctypes.data, minima
-        return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales)
+        arrays = self.packed, self.scales, self.minima, self.levels, self.minimum_levels
+        pointers = (None if array is None else array.ctypes.data for array in arrays)
+        return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales, self.parts)
 
 
 class KernelLibrary:

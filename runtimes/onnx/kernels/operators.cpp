@@ -152,10 +152,17 @@ class Delta {
   size_t columns_, second_, third_, width_, rank_;
 };
 
+// The form of a matrix's tiles, by a node's attributes.
+Form form_of(const ort::KernelInfo* info) {
+  return {static_cast<int>(ort::integer(info, "bits", 4)), static_cast<int>(ort::integer(info, "scale_every", 1)),
+          ort::integer(info, "wide_scales", 0) != 0, ort::integer(info, "minima", 0) != 0,
+          static_cast<int>(ort::integer(info, "levels", 0))};
+}
+
 struct RowsProduct {
   int64_t inner, columns, offset, up_offset, second_part, third_part;
-  int bits, scale_every, planes, threads;
-  bool wide_scales, minima;
+  Form form;
+  int planes, threads;
   Gate gate;
 
   explicit RowsProduct(const ort::KernelInfo* info)
@@ -165,18 +172,14 @@ struct RowsProduct {
         up_offset(ort::integer(info, "up_offset", 0)),
         second_part(ort::integer(info, "second_part", columns)),
         third_part(ort::integer(info, "third_part", columns)),
-        bits(static_cast<int>(ort::integer(info, "bits", 4))),
-        scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
+        form(form_of(info)),
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
-        wide_scales(ort::integer(info, "wide_scales", 0) != 0),
-        minima(ort::integer(info, "minima", 0) != 0),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   // Whether the attributes are those of a matrix: a graph may come from anywhere.
   bool served() const {
-    return (bits == 4 || bits == 8) && (scale_every == 1 || scale_every == 2 || scale_every == 4) && planes >= 1 &&
-           planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh && threads >= 1 && threads <= 1024 &&
+    return form.served() && planes >= (form.levels == 0 ? 1 : 2) && planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh && threads >= 1 && threads <= 1024 &&
            inner >= 1 && inner < (1 << 30) && columns >= 1 && columns < (1 << 30) && second_part >= 1 &&
            second_part <= third_part && third_part <= columns;
   }
@@ -185,9 +188,8 @@ struct RowsProduct {
     if (!served()) return ort::fail("RowsProduct: attributes that no matrix has");
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
-    const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
+    const size_t sub_blocks = form.sub_blocks(inner), nbytes = form.tile_nbytes(sub_blocks);
     const size_t tiles = (columns + kColumns - 1) / kColumns;
-    const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales, minima);
     const int64_t needed = static_cast<int64_t>(tiles * nbytes);
     if (!x.has_rows() || x.last() != inner || offset < 0 || w.count() - offset < needed ||
         (bias.data != nullptr && bias.count() != columns) ||
@@ -213,15 +215,12 @@ struct RowsProduct {
     job.rows = rows;
     job.columns = columns;
     job.sub_blocks = sub_blocks;
-    job.bits = bits;
-    job.scale_every = scale_every;
-    job.wide_scales = wide_scales;
-    job.minima = minima;
+    job.form = form;
     job.gate = gate;
     Scratch<int8_t> values(rows * sub_blocks * 2 * kSubBlock);
     Scratch<float> scales(rows * sub_blocks);
-    Scratch<int32_t> sums(rows * sub_blocks);
-    job.x = {values.data(), scales.data(), sums.data(), rows, sub_blocks, planes, bits};
+    Scratch<int32_t> sums(rows * sub_blocks * form.parts());
+    job.x = {values.data(), scales.data(), sums.data(), rows, sub_blocks, planes, form.bits, form.parts()};
     const size_t floats = rows * inner;
     split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       table->round_rows(x.as<const float>(), inner, first, last, job.x);
@@ -242,26 +241,22 @@ struct RowsProduct {
 
 struct TileRows {
   int64_t inner, columns, offset;
-  int bits, scale_every, threads;
-  bool wide_scales, minima;
+  Form form;
+  int threads;
 
   explicit TileRows(const ort::KernelInfo* info)
       : inner(ort::integer(info, "inner", 0)),
         columns(ort::integer(info, "columns", 0)),
         offset(ort::integer(info, "offset", 0)),
-        bits(static_cast<int>(ort::integer(info, "bits", 4))),
-        scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
-        threads(static_cast<int>(ort::integer(info, "threads", 1))),
-        wide_scales(ort::integer(info, "wide_scales", 0) != 0),
-        minima(ort::integer(info, "minima", 0) != 0) {}
+        form(form_of(info)),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
 
   ort::Status* compute(ort::Context* context) const {
-    if ((bits != 4 && bits != 8) || (scale_every != 1 && scale_every != 2 && scale_every != 4) || threads < 1 ||
-        threads > 1024 || inner < 1 || inner >= (1 << 30) || columns < 1 || columns >= (1 << 30))
+    if (!form.served() || threads < 1 || threads > 1024 || inner < 1 || inner >= (1 << 30) || columns < 1 || columns >= (1 << 30))
       return ort::fail("TileRows: attributes that no matrix has");
     const ort::Tensor ids = ort::input(context, 0), w = ort::input(context, 1);
-    const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
-    const size_t nbytes = (columns + kColumns - 1) / kColumns * tile_nbytes(sub_blocks, bits, scale_every, wide_scales, minima);
+    const size_t sub_blocks = form.sub_blocks(inner);
+    const size_t nbytes = (columns + kColumns - 1) / kColumns * form.tile_nbytes(sub_blocks);
     if (!ids.has_rows() || ids.dimensions >= ort::kMostDimensions || offset < 0 ||
         w.count() - offset < static_cast<int64_t>(nbytes))
       return ort::fail("TileRows: a shape does not fit the node's attributes");
@@ -275,7 +270,7 @@ struct TileRows {
     float* y = static_cast<float*>(ort::output(context, 0, shape, ids.dimensions + 1));
     if (rows == 0) return nullptr;
     if (y == nullptr) return ort::fail("TileRows: no memory for the result");
-    const Tiled matrix{w.as<const uint8_t>() + offset, sub_blocks, bits, scale_every, wide_scales, minima};
+    const Tiled matrix{w.as<const uint8_t>() + offset, sub_blocks, form};
     split(rows, rows * inner < kNormFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       for (size_t i = first; i < last; i++) unpack_column(matrix, ids.as<const int64_t>()[i], inner, y + i * inner);
     });

@@ -1,7 +1,9 @@
 // Converts block-quantized weights from the format of MatMulNBits to tiles, and exports functions for Python.
 //
-// A tile holds 32 columns. For each block of K that shares a scale (32, 64 or 128) it holds its sub-blocks of 32, then the
-// block's 32 scales, then its 32 minima if it has them. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
+// A tile holds 32 columns. For each block of K that shares a scale (32 to 256) it holds its sub-blocks of 32, then the
+// block's 32 scales, then its 32 minima if it has them. With two levels of scales, the sub-blocks' factors are in front of
+// the block's scales: for each sub-block 32 of its first part, 32 of its second part if it has two, and as many for the
+// minima. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
 // 4 bits: four vectors; in vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
 // 8 bits: eight vectors; byte i of vector v is k = 4 v + i. Columns after the last one are zeros.
 #include <cmath>
@@ -57,29 +59,31 @@ void put_factor(float value, bool wide, uint8_t* to) {
 }  // namespace
 
 void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out) {
-  const size_t bits = matrix.bits, every = matrix.scale_every, j = column % kColumns;
-  const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix.wide_scales ? 4 : 2;
-  const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes * (matrix.minima ? 2 : 1);
-  const int zero = matrix.minima ? 0 : zero_of(matrix.bits);
-  const uint8_t* tile = matrix.tiles + column / kColumns * tile_nbytes(matrix.sub_blocks, matrix.bits, matrix.scale_every,
-                                                                       matrix.wide_scales, matrix.minima);
+  const Form& form = matrix.form;
+  const size_t every = form.scale_every, j = column % kColumns, parts = form.parts();
+  const uint8_t* tile = matrix.tiles + column / kColumns * form.tile_nbytes(matrix.sub_blocks);
   for (size_t sub_block = 0; sub_block * kSubBlock < inner; sub_block++) {
-    const uint8_t* block = tile + sub_block / every * block_nbytes;
-    const uint8_t* scales = block + every * sub_nbytes + j * scale_nbytes;
-    const float scale = factor(scales, matrix.wide_scales);
-    const float minimum = matrix.minima ? factor(scales + kColumns * scale_nbytes, matrix.wide_scales) : 0.0f;
-    const uint8_t* from = block + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) + 4 * (j % 16);
+    const uint8_t* block = tile + sub_block / every * form.block_nbytes();
+    const uint8_t* levels = block + every * form.sub_nbytes() + sub_block % every * form.level_nbytes() + j;
+    const uint8_t* scales = block + every * (form.sub_nbytes() + form.level_nbytes()) + j * form.factor_nbytes() / kColumns;
+    const float scale = factor(scales, form.wide_scales);
+    const float minimum = form.minima ? factor(scales + form.factor_nbytes(), form.wide_scales) : 0.0f;
+    const uint8_t* from = block + sub_block % every * form.sub_nbytes() + j / 16 * (form.sub_nbytes() / 2) + 4 * (j % 16);
     const size_t start = sub_block * kSubBlock, count = inner - start < kSubBlock ? inner - start : kSubBlock;
     for (size_t k = 0; k < count; k++) {
       int quant;
-      if (bits == 8) {
+      if (form.bits == 8) {
         quant = from[k / 4 * 64 + k % 4];
       } else {
         const uint8_t pair = from[k / 8 * 64 + k % 4];
         quant = k % 8 < 4 ? pair & 15 : pair >> 4;
       }
-      const float value = static_cast<float>(quant - zero);
-      out[start + k] = matrix.minima ? std::fma(value, scale, minimum) : value * scale;
+      const size_t part = k * parts / kSubBlock;
+      const auto times = [&](float value, size_t place) {
+        return form.levels == 0 ? value : value * static_cast<int8_t>(levels[place * kColumns]);
+      };
+      const float value = static_cast<float>(quant - form.zero()), by = times(scale, part);
+      out[start + k] = form.minima ? std::fma(value, by, times(minimum, parts + part)) : value * by;
     }
   }
 }
@@ -88,20 +92,25 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
 
 using namespace edgedecode;
 
-// A matrix of N columns, with K in blocks of `block` (32, 64 or 128); scales and minima as float32 [N, blocks].
+// A matrix of N columns, with K in blocks of `block` (32, 64, 128 or 256); scales and minima as float32 [N, blocks].
 struct EdgedecodeMatrix {
   const uint8_t* packed;  // [N, blocks, block * bits / 8]
   const float* scales;
-  const float* minima;  // null: none, and the packed values have a zero point
-  int64_t columns, blocks, block, bits, wide_scales;
+  const float* minima;           // null: none, and the packed values have a zero point
+  const int8_t* levels;          // [N, blocks, block / 32 * parts]; null: none
+  const int8_t* minimum_levels;  // the same for minima
+  int64_t columns, blocks, block, bits, wide_scales, parts;
+
+  Form form() const {
+    return {static_cast<int>(bits), static_cast<int>(block / kSubBlock), wide_scales != 0, minima != nullptr,
+            levels == nullptr ? 0 : static_cast<int>(parts)};
+  }
 };
 
 // Bytes of the matrix as tiles.
 EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
-  const size_t every = matrix->block / kSubBlock;
-  const size_t tile = tile_nbytes(matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
-                                  matrix->wide_scales != 0, matrix->minima != nullptr);
-  return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * tile);
+  const Form form = matrix->form();
+  return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * form.tile_nbytes(matrix->blocks * form.scale_every));
 }
 
 // Returns bit 0 if a scale or a minimum is not a half-precision number, and bit 1 if one is infinite or NaN.
@@ -120,23 +129,21 @@ EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
 
 // Writes tiles first to last - 1 of the matrix to `out`, beginning with tile `first`.
 EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t first, int64_t last, uint8_t* out) {
-  const size_t every = matrix->block / kSubBlock, blocks = matrix->blocks, sub_blocks = blocks * every;
-  const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
-  const bool wide = matrix->wide_scales != 0, minima = matrix->minima != nullptr;
-  const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), wide, minima);
-  for (int64_t tile = first; tile < last; tile++, out += nbytes) {
-    const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = wide ? 4 : 2;
-    const size_t factor_nbytes = kColumns * scale_nbytes, block_nbytes = every * sub_nbytes + factor_nbytes * (minima ? 2 : 1);
+  const Form form = matrix->form();
+  const size_t every = form.scale_every, blocks = matrix->blocks, sub_blocks = blocks * every, bits = form.bits;
+  const size_t row_nbytes = sub_blocks * kSubBlock * bits / 8, parts = form.parts();
+  const size_t sub_nbytes = form.sub_nbytes(), level_nbytes = form.level_nbytes(), quants = every * sub_nbytes;
+  for (int64_t tile = first; tile < last; tile++, out += form.tile_nbytes(sub_blocks)) {
     for (size_t block = 0; block < blocks; block++) {
-      memset(out + block * block_nbytes, bits == 4 ? 0x88 : 0x80, every * sub_nbytes);
-      memset(out + block * block_nbytes + every * sub_nbytes, 0, block_nbytes - every * sub_nbytes);
+      memset(out + block * form.block_nbytes(), bits == 4 ? 0x88 : 0x80, quants);
+      memset(out + block * form.block_nbytes() + quants, 0, form.block_nbytes() - quants);
     }
     for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
       const size_t column = tile * kColumns + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
       for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes each, in K order within a column
         const size_t sub_block = vector / bits;
-        uint8_t* to = out + sub_block / every * block_nbytes + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
+        uint8_t* to = out + sub_block / every * form.block_nbytes() + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
                       vector % bits * 64 + 4 * (j % 16);
         const uint8_t* four = from + 4 * vector;
         if (bits == 8) {
@@ -149,9 +156,16 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
         }
       }
       for (size_t block = 0; block < blocks; block++) {
-        uint8_t* to = out + block * block_nbytes + every * sub_nbytes + j * scale_nbytes;
-        put_factor(matrix->scales[column * blocks + block], wide, to);
-        if (minima) put_factor(matrix->minima[column * blocks + block], wide, to + factor_nbytes);
+        uint8_t* levels = out + block * form.block_nbytes() + quants + j;
+        for (size_t i = 0; form.levels != 0 && i < every * parts; i++) {
+          const size_t at = (column * blocks + block) * every * parts + i;
+          uint8_t* level = levels + i / parts * level_nbytes + i % parts * kColumns;
+          *level = static_cast<uint8_t>(matrix->levels[at]);
+          if (form.minima) level[parts * kColumns] = static_cast<uint8_t>(matrix->minimum_levels[at]);
+        }
+        uint8_t* to = levels - j + every * level_nbytes + j * form.factor_nbytes() / kColumns;
+        put_factor(matrix->scales[column * blocks + block], form.wide_scales, to);
+        if (form.minima) put_factor(matrix->minima[column * blocks + block], form.wide_scales, to + form.factor_nbytes());
       }
     }
   }
@@ -159,9 +173,8 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
 
 // Writes one column's weights from the tiles to `out`, [blocks * block].
 EDGE_EXPORT void edgedecode_unpack(const EdgedecodeMatrix* matrix, const uint8_t* tiles, int64_t column, float* out) {
-  const size_t every = matrix->block / kSubBlock, inner = matrix->blocks * matrix->block;
-  unpack_column({tiles, matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
-                 matrix->wide_scales != 0, matrix->minima != nullptr}, column, inner, out);
+  const Form form = matrix->form();
+  unpack_column({tiles, static_cast<size_t>(matrix->blocks * form.scale_every), form}, column, matrix->blocks * matrix->block, out);
 }
 
 EDGE_EXPORT const char* edgedecode_kernels() { return kernels()->name; }

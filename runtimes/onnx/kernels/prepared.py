@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 FOLDER = "tiles"
-LAYOUT = 3
+LAYOUT = 4
 INSPECTION = 3
 """To be incremented when `KernelLibrary.inspect` checks for something else."""
 _LONG_NBYTES = 64 * 2**20
@@ -119,7 +119,14 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
     facts: list[object] = [LAYOUT, digest]
     for each in stored:
         matrix = each.matrix
-        form = matrix.packed.shape, matrix.bits, matrix.block, matrix.wide_scales, matrix.minima is not None
+        form = (
+            matrix.packed.shape,
+            matrix.bits,
+            matrix.block,
+            matrix.wide_scales,
+            matrix.minima is not None,
+            matrix.parts,
+        )
         facts.append((each.offsets, *form))
     return facts_key(*facts)
 

@@ -210,6 +210,7 @@ def matrix_attributes(matrix: Matrix) -> dict[str, int]:
         "scale_every": matrix.block // 32,
         "wide_scales": int(matrix.wide_scales),
         "minima": int(matrix.minima is not None),
+        "levels": matrix.parts,
     }
 
 

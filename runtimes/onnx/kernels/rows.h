@@ -39,14 +39,20 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
       // Below the least normal number the reciprocal would overflow: such a block is all zeros.
       const bool tiny = most < 1e-30f || bad != 0.0f;  // NaN differs from 0: such a block's scale is NaN
       const float inverse = tiny ? 0.0f : kLargest / most;
-      VI sum = vint(vset(0.0f));
+      VI sums[2] = {vset_int(0), vset_int(0)};  // of either half
       for (size_t i = 0; i < kVectors; i++) {
-        const VI v = tiny ? vint(vset(0.0f)) : vint(vmul(vload(p + i * kLanes), vset(inverse)));
+        const VI v = tiny ? vset_int(0) : vint(vmul(vload(p + i * kLanes), vset(inverse)));
+        VI& sum = sums[2 * i / kVectors];
         sum = vadd_int(sum, v);
         D::keep(values, i * kLanes, v);
       }
       out.scales[at] = (tiny ? 0.0f : most / kLargest) + bad;
-      out.sums[at] = vsum_int(sum);
+      if (out.parts == 1) {
+        out.sums[at] = vsum_int(vadd_int(sums[0], sums[1]));
+      } else {
+        out.sums[2 * at] = vsum_int(sums[0]);
+        out.sums[2 * at + 1] = vsum_int(sums[1]);
+      }
     }
   }
 }
@@ -69,33 +75,42 @@ struct Rows {  // one chunk of the rounded rows
   size_t count;
 };
 
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
 // The columns of a tile times the rows of a chunk: integer dot products over each sub-block, exact, then one fma a
 // sub-block in the order of K. A tile is read once, from the first byte to the last. kLanes columns make a unit; kUnits
 // of them are multiplied together and share the loads of the activations. Weights are unpacked once for all rows, with
 // two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums stay in registers. MINIMA: a second
-// fma adds a minimum times the sum of the activations.
-template <int BITS, int PLANES, bool ONE, bool MINIMA>
+// fma adds a minimum times the sum of the activations. LEVELS: as in Form; with 2, each half of a sub-block is summed up
+// by itself.
+template <int BITS, int PLANES, bool ONE, bool MINIMA, int LEVELS>
 static inline void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
   using D = Dot<BITS, PLANES>;
   constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
-  constexpr int UNITS = kUnits;
+  constexpr int UNITS = kUnits, PARTS = LEVELS == 2 ? 2 : 1;
+  constexpr size_t kLevelNbytes = kColumns * LEVELS * (MINIMA ? 2 : 1);
   constexpr int kStart = (MINIMA ? zero_of(BITS) : 0) - D::kZeroPoint;  // of a dot product, for each 1 of the activations
   constexpr int kTurns = static_cast<int>(kColumns / kLanes) / UNITS;
-  const size_t rows = ONE ? 1 : x.count, every = job.scale_every;
-  const bool wide = job.wide_scales;
+  const size_t rows = ONE ? 1 : x.count, every = job.form.scale_every;
+  const bool wide = job.form.wide_scales;
   const int8_t* a = x.values;
   const float* factor = x.scales;
   const int32_t* total = x.sums;
-  const size_t factor_nbytes = kColumns * (wide ? 4 : 2), next = factor_nbytes * (MINIMA ? 2 : 1);
+  const size_t factor_nbytes = kColumns * (wide ? 4 : 2);
+  const size_t behind = every * kLevelNbytes + factor_nbytes * (MINIMA ? 2 : 1);  // bytes of a block behind its sub-blocks
   VF one[kTurns * UNITS];
   VI part[ONE ? 1 : kChunk][UNITS];
   for (int u = 0; u < kTurns * UNITS; u++) one[u] = vset(0.0f);
   if (!ONE)
     for (size_t m = 0; m < rows; m++)
       for (int u = 0; u < kTurns * UNITS; u++) vstore(out[m] + u * kLanes, vset(0.0f));
-  const uint8_t *sub_block = tile, *scales = tile + every * kBytes;
-  size_t left = every;  // sub-blocks in front of these scales
+  const uint8_t *sub_block = tile, *levels = tile + every * kBytes;
+  size_t left = every;  // sub-blocks in front of these levels and scales
   for (size_t block = 0; block < job.sub_blocks; block++) {
+    const uint8_t* scales = levels + left * kLevelNbytes;
     for (int turn = 0; turn < kTurns; turn++) {
       // A turn's share of the next lines, in two parts: all lines of a sub-block at once would hold up what follows.
       const auto ask = [&](size_t from, size_t to) {
@@ -104,10 +119,10 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
 #endif
       };
       const size_t begin = turn * (kBytes / kTurns), middle = begin + kBytes / kTurns / 2 / 64 * 64;
-      const size_t end = begin + kBytes / kTurns + (turn == kTurns - 1 ? 64 : 0);
+      const size_t end = begin + kBytes / kTurns + (turn < kTurns - 1 ? 0 : LEVELS != 0 && left == 1 ? behind : 64);
       ask(begin, middle);
       const uint8_t* quants[UNITS];
-      VF scale[UNITS], minimum[MINIMA ? UNITS : 1];
+      VF scale[PARTS][UNITS], minimum[PARTS][UNITS];
       for (int u = 0; u < UNITS; u++) {
         const size_t column = (turn * UNITS + u) * kLanes;
         quants[u] = sub_block + column / 16 * (kBytes / 2) + column % 16 * 4;
@@ -115,64 +130,91 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
           return wide ? vload(reinterpret_cast<const float*>(from) + column)
                       : vhalf(reinterpret_cast<const uint16_t*>(from) + column);
         };
-        scale[u] = factors(scales);
-        if (MINIMA) minimum[u] = factors(scales + factor_nbytes);
-      }
-      VW w[UNITS][8];
-      if (D::kHalves == 2) {
-        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, w[u]);
-        for (size_t m = 0; m < rows; m++) {
-          for (int u = 0; u < UNITS; u++) part[m][u] = vset_int(kStart * total[m]);
-          D::template add<UNITS>(w, a + m * D::kValueNbytes, part[m]);
+        const VF most = factors(scales), lowest = MINIMA ? factors(scales + factor_nbytes) : most;
+        for (int p = 0; p < PARTS; p++) {
+          const auto level = [&](int place) {
+            return vbytes(reinterpret_cast<const int8_t*>(levels) + place * kColumns + column);
+          };
+          scale[p][u] = LEVELS == 0 ? most : vmul(most, level(p));
+          minimum[p][u] = !MINIMA || LEVELS == 0 ? lowest : vmul(lowest, level(PARTS + p));
         }
       }
-      const auto sum_up = [&](size_t m, const VI* sums) {
-        const VF by = vset(factor[m]), more = vset(MINIMA ? factor[m] * static_cast<float>(total[m]) : 0.0f);
+      VW w[UNITS][8];
+      const auto begun = [&](size_t m, int p, VI* sums) {
+        for (int u = 0; u < UNITS; u++) sums[u] = vset_int(kStart == 0 ? 0 : kStart * total[m * PARTS + p]);
+      };
+      const auto sum_up = [&](size_t m, int p, const VI* sums) {
+        const VF by = vset(factor[m]), more = vset(MINIMA ? factor[m] * static_cast<float>(total[m * PARTS + p]) : 0.0f);
         for (int u = 0; u < UNITS; u++) {
           if (ONE) {
             VF& sum = one[turn * UNITS + u];
-            sum = vfma(vfloat(sums[u]), vmul(scale[u], by), sum);
-            if (MINIMA) sum = vfma(minimum[u], more, sum);
+            sum = vfma(vfloat(sums[u]), vmul(scale[p][u], by), sum);
+            if (MINIMA) sum = vfma(minimum[p][u], more, sum);
           } else {
             float* to = out[m] + (turn * UNITS + u) * kLanes;
-            const VF sum = vfma(vfloat(sums[u]), vmul(scale[u], by), vload(to));
-            vstore(to, MINIMA ? vfma(minimum[u], more, sum) : sum);
+            const VF sum = vfma(vfloat(sums[u]), vmul(scale[p][u], by), vload(to));
+            vstore(to, MINIMA ? vfma(minimum[p][u], more, sum) : sum);
           }
         }
       };
+      if (D::kHalves == 2) {
+        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, w[u]);
+        for (size_t m = 0; m < rows; m++) {
+          VI* sums = part[ONE || PARTS == 2 ? 0 : m];
+          begun(m, 0, sums);
+          D::template add<UNITS>(w, a + m * D::kValueNbytes, sums);
+          if (PARTS == 2) sum_up(m, 0, sums);
+        }
+      }
       if constexpr (D::kPairs && !ONE) {
         for (int u = 0; u < UNITS; u++) D::unpack_pairs(quants[u], w[u]);
         ask(middle, end);
         for (size_t m = 0; m < rows; m += 2) {
           const size_t n = m + 1 < rows ? m + 1 : m;  // the last of an odd number goes with itself
-          VI first[UNITS], second[UNITS];
-          D::template add_pair<UNITS>(w, a + m * D::kValueNbytes, a + n * D::kValueNbytes, first, second);
-          for (int u = 0; MINIMA && u < UNITS; u++) {
-            first[u] = vadd_int(first[u], vset_int(kStart * total[m]));
-            second[u] = vadd_int(second[u], vset_int(kStart * total[n]));
-          }
-          sum_up(m, first);
-          if (n != m) sum_up(n, second);
+          const auto add_part = [&](auto number) {
+            constexpr int p = decltype(number)::value, kCount = 8 / PARTS, kFirst = p * kCount;
+            VI first[UNITS], second[UNITS];
+            D::template add_pair<UNITS, kFirst, kFirst + kCount>(w, a + m * D::kValueNbytes, a + n * D::kValueNbytes, first,
+                                                                second);
+            for (int u = 0; MINIMA && u < UNITS; u++) {
+              first[u] = vadd_int(first[u], vset_int(kStart * total[m * PARTS + p]));
+              second[u] = vadd_int(second[u], vset_int(kStart * total[n * PARTS + p]));
+            }
+            sum_up(m, p, first);
+            if (n != m) sum_up(n, p, second);
+          };
+          add_part(Constant<0>{});
+          if constexpr (PARTS == 2) add_part(Constant<1>{});
         }
       } else {
         for (int u = 0; u < UNITS; u++) D::unpack(quants[u], D::kHalves - 1, w[u]);
         ask(middle, end);
         for (size_t m = 0; m < rows; m++) {
-          VI sums[UNITS];
-          for (int u = 0; u < UNITS; u++)
-            sums[u] = D::kHalves == 2 ? part[m][u] : vset_int(kStart == 0 ? 0 : kStart * total[m]);
-          D::template add<UNITS>(w, a + m * D::kValueNbytes + (D::kHalves - 1) * D::kValueNbytes / 2, sums);
-          sum_up(m, sums);
+          const auto add_part = [&](auto number) {
+            constexpr int p = decltype(number)::value, kCount = D::kHalves == 2 ? 8 : 8 / PARTS;
+            constexpr int kFirst = D::kHalves == 2 ? 0 : p * kCount;
+            VI sums[UNITS];
+            if (D::kHalves == 2 && PARTS == 1)
+              for (int u = 0; u < UNITS; u++) sums[u] = part[ONE ? 0 : m][u];
+            else
+              begun(m, p, sums);
+            D::template add<UNITS, kFirst, kFirst + kCount>(
+                w, a + m * D::kValueNbytes + (D::kHalves - 1) * D::kValueNbytes / 2, sums);
+            sum_up(m, p, sums);
+          };
+          if constexpr (D::kHalves == 1) add_part(Constant<0>{});
+          if constexpr (D::kHalves == 2 || PARTS == 2) add_part(Constant<PARTS - 1>{});
         }
       }
     }
     a += rows * D::kValueNbytes;
     factor += rows;
-    total += rows;
+    total += rows * PARTS;
     sub_block += kBytes;
+    levels += kLevelNbytes;
     if (--left == 0) {
-      sub_block = scales + next;
-      scales = sub_block + every * kBytes;
+      sub_block = scales + factor_nbytes * (MINIMA ? 2 : 1);
+      levels = sub_block + every * kBytes;
       left = every;
     }
   }
@@ -242,9 +284,9 @@ static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, 
   delta.half ? add_delta<uint16_t>(delta, row, count, column, out) : add_delta<float>(delta, row, count, column, out);
 }
 
-template <int BITS, int PLANES, bool MINIMA>
+template <int BITS, int PLANES, bool MINIMA, int LEVELS>
 static void tiles_of(const Product& job, size_t first, size_t last) {
-  const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales, MINIMA);
+  const size_t nbytes = job.form.tile_nbytes(job.sub_blocks);
   for (size_t tile = first; tile < last; tile++) {
     const size_t column = tile * kColumns;
     const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
@@ -252,14 +294,14 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
     if (job.bias != nullptr) memcpy(bias, job.bias + column, valid * sizeof(float));
     for (size_t row = 0; row < job.rows; row += kChunk) {
       const size_t at = row * job.sub_blocks;
-      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at,
+      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at * job.x.parts,
                       job.rows - row < kChunk ? job.rows - row : kChunk};
       alignas(64) float out[kChunk][kColumns], up[kChunk][kColumns];
       const auto times = [&](const uint8_t* matrix, float (*to)[kColumns]) {
         if (x.count == 1)
-          multiply<BITS, PLANES, true, MINIMA>(job, matrix + tile * nbytes, x, to);
+          multiply<BITS, PLANES, true, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, to);
         else
-          multiply<BITS, PLANES, false, MINIMA>(job, matrix + tile * nbytes, x, to);
+          multiply<BITS, PLANES, false, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, to);
       };
       times(job.weights, out);
       if (job.bias != nullptr)
@@ -279,15 +321,21 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
   }
 }
 
-template <int BITS, int PLANES>
+template <int BITS, int PLANES, int LEVELS>
 static void tiles_with(const Product& job, size_t first, size_t last) {
-  return job.minima ? tiles_of<BITS, PLANES, true>(job, first, last) : tiles_of<BITS, PLANES, false>(job, first, last);
+  return job.form.minima ? tiles_of<BITS, PLANES, true, LEVELS>(job, first, last)
+                         : tiles_of<BITS, PLANES, false, LEVELS>(job, first, last);
+}
+
+template <int BITS>
+static void tiles_of_bits(const Product& job, size_t first, size_t last) {
+  if (job.form.levels == 1) return tiles_with<BITS, 2, 1>(job, first, last);
+  if (job.form.levels == 2) return tiles_with<BITS, 2, 2>(job, first, last);
+  return job.x.planes == 1 ? tiles_with<BITS, 1, 0>(job, first, last) : tiles_with<BITS, 2, 0>(job, first, last);
 }
 
 static void product_tiles(const Product& job, size_t first, size_t last) {
-  if (job.bits == 4)
-    return job.x.planes == 1 ? tiles_with<4, 1>(job, first, last) : tiles_with<4, 2>(job, first, last);
-  return job.x.planes == 1 ? tiles_with<8, 1>(job, first, last) : tiles_with<8, 2>(job, first, last);
+  return job.form.bits == 4 ? tiles_of_bits<4>(job, first, last) : tiles_of_bits<8>(job, first, last);
 }
 
 // ---- Attention ---------------------------------------------------------------------------------------------------

@@ -56,22 +56,22 @@ std::vector<float> random_floats(size_t count) {
 }
 
 void check_product(const Kernels* table, Digest& digest) {
-  const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
+  const int levels = static_cast<int>(below(3)), planes = levels != 0 ? 2 : 1 + static_cast<int>(below(2));
+  const Form form = {below(2) ? 4 : 8, 1 << below(4), below(2) != 0, below(2) != 0, levels};
   const size_t rows = 1 + below(18), columns = below(2) ? 1 + below(70) : 32 * (1 + below(4)), inner = 1 + below(200);
-  const bool wide = below(2), gate = below(2), minima = below(2);
-  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
-  const size_t nbytes = tile_nbytes(blocks, bits, every, wide, minima), quants = every * 32 * 32 * bits / 8;
-  const size_t strip = quants + (wide ? 128 : 64) * (minima ? 2 : 1);  // sub-blocks that share scales, scales and minima
+  const bool gate = below(2);
+  const size_t blocks = form.sub_blocks(inner), tiles = (columns + 31) / 32, nbytes = form.tile_nbytes(blocks);
+  const size_t quants = form.scale_every * (form.sub_nbytes() + form.level_nbytes());  // and levels
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
-    const size_t inside = i % strip;
+    const size_t inside = i % form.block_nbytes();
     if (inside < quants)
       weights[i] = below(256);
-    else if (wide && inside % 4 == 0) {
+    else if (form.wide_scales && inside % 4 == 0) {
       const float scale = 0.01f * (1 + uniform() * 0.5f);
       memcpy(&weights[i], &scale, 4);
       i += 3;
-    } else if (!wide && inside % 2 == 0) {
+    } else if (!form.wide_scales && inside % 2 == 0) {
       const uint16_t scale = 0x2000 + below(1024);  // half-precision numbers from 2^-7 on
       memcpy(&weights[i], &scale, 2);
       i += 1;
@@ -92,20 +92,17 @@ void check_product(const Kernels* table, Digest& digest) {
   const auto multiply = [&](size_t first, size_t count, float* y) {
     std::vector<int8_t> values(count * blocks * 64);
     std::vector<float> scales(count * blocks);
-    std::vector<int32_t> sums(count * blocks);
+    std::vector<int32_t> sums(count * blocks * form.parts());
     Product job{};
     job.weights = weights.data();
     job.up = gate ? weights.data() + tiles * nbytes : nullptr;
     job.bias = bias.data();
-    job.x = {values.data(), scales.data(), sums.data(), count, blocks, planes, bits};
+    job.x = {values.data(), scales.data(), sums.data(), count, blocks, planes, form.bits, form.parts()};
     job.y = y;
     job.rows = count;
     job.columns = columns;
     job.sub_blocks = blocks;
-    job.bits = bits;
-    job.scale_every = every;
-    job.wide_scales = wide;
-    job.minima = minima;
+    job.form = form;
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
     job.delta = {narrow.data() + first * held * rank, matrix(0), half, rank, held, second, third};
     job.up_delta = {narrow.data() + (held * rows + first) * rank, matrix(1), half, gate ? rank : 0, 1, columns, columns};
@@ -121,7 +118,7 @@ void check_product(const Kernels* table, Digest& digest) {
   for (float value : together) expect(std::isfinite(value), "a product is not finite");
   digest.add(together.data(), together.size() * sizeof(float));
   std::vector<float> column(inner);
-  unpack_column({weights.data(), blocks, bits, every, wide, minima}, below(columns), inner, column.data());
+  unpack_column({weights.data(), blocks, form}, below(columns), inner, column.data());
   digest.add(column.data(), column.size() * sizeof(float));
 }
 
