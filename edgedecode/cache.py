@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ __all__ = [
     "keep_json",
     "kept_json",
     "open_private",
+    "unwritable",
     "user_cache",
 ]
 
@@ -96,6 +98,12 @@ def cache_folder(name: str, *, private: bool = False) -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def unwritable(folder: Path, error: OSError) -> str:
+    """Return one line about a folder of the cache that could not be written: why, and what to do."""
+    remedy = "make room, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set"
+    return f"{folder} cannot be written ({error.strerror or error}): {remedy} EDGEDECODE_CACHE to another folder"
 
 
 def close_to_others(path: Path) -> None:

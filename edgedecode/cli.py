@@ -20,12 +20,14 @@ from edgedecode.text.printable import piped_bytes, shown, shown_lines
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)
 _DESCRIPTION = "Run and export small language models: speculative decoding inside a memory budget, never lossy."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read by ONNX Runtime when it is imported; nothing leaves here
     piped_bytes.cache_clear()
     _open_streams()
     if sys.stdout is None:
@@ -42,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        return 128 + (signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 13)
+        return _BROKEN_PIPE
+    except SystemExit:
+        if isinstance(output.failure, BrokenPipeError):  # rich exits with 1, where `print` raises
+            return _BROKEN_PIPE
+        raise
     except (EdgeDecodeError, OSError, MemoryError, KeyboardInterrupt) as error:
         if "--debug" in arguments:
             raise
@@ -101,13 +107,18 @@ def _run(arguments: list[str]) -> int:
 
     parser = _Parser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"edgedecode {__version__}")
-    asked = next((word for word in arguments if not word.startswith("-")), None)
-    if asked is None and (word := unknown_option(arguments, parser)) and (hint := option_hint(word, parser)):
-        parser.error(f"unrecognized arguments: {shown(word)}{hint}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     commands: dict[str, Command] = {}
     parsers: dict[str, argparse.ArgumentParser] = {}
     entries = installed(COMMANDS)
+    if arguments[:1] in (["help"], ["-h"], ["--help"]) and arguments[1:2] and arguments[1] in entries:
+        arguments = [arguments[1], "--help"]
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    first = unknown_option(arguments[:1], parser)
+    if first is not None and not entries.keys().isdisjoint(arguments):
+        parser.error(f"options follow the command: write `edgedecode VERB {shown(first)}`")
+    if asked is None and (word := unknown_option(arguments, parser)) and (hint := option_hint(word, parser)):
+        parser.error(f"unrecognized arguments: {shown(word)}{hint}")
     if not arguments:
         print(_welcome(entries))
         return 0

@@ -59,7 +59,9 @@ def verb_hint(word: str, verbs: Iterable[str]) -> str:
     if re.search(r"\s", word):
         return "did you mean `edgedecode generate`, which answers a prompt?"
     plain = word.lower()
-    near = [*get_close_matches(plain, _VERBS, 1, 0.8), *get_close_matches(plain, [*verbs], 1)]
+    known = [*verbs]
+    near = [*get_close_matches(plain, _VERBS, 1, 0.8), *get_close_matches(plain, known, 1)]
+    near += [verb for verb in known if verb.startswith(plain)]
     if not near:
         return "`edgedecode --help` lists the commands"
     return _VERBS.get(near[0], f"did you mean `edgedecode {near[0]}`?")
@@ -69,11 +71,14 @@ def option_hint(option: str, parser: ArgumentParser) -> str:
     """Return a hint at the option of `parser` that was probably meant; empty: none is near."""
     known = _options(parser)
     plain = option.partition("=")[0].lstrip("-").replace("_", "-")
-    meant = {name: name for name in known} | {f"--{other}": ours for other, ours in _OPTIONS.items() if ours in known}
-    named = f"--{plain}" if f"--{plain}" in meant else f"--{plain.lower()}"
-    near = [named] if named in meant else get_close_matches(named, meant, 1, 0.7) if len(plain) > 1 else []
+    if option.partition("=")[0] in known:
+        return ": it is an option of another action"
+    meant = {name.lstrip("-"): name for name in known}
+    meant |= {other: ours for other, ours in _OPTIONS.items() if ours in known}
+    named = plain if plain in meant else plain.lower()
+    near = [named] if named in meant else get_close_matches(named, meant, 1, 0.7) if len(plain) > 2 else []
     if plain in {"v", "V"} and "--version" in known:
-        near = ["--version"]
+        near = ["version"]
     return f": did you mean {meant[near[0]]}?" if near else ""
 
 

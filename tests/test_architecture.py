@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/structured/guidance.py"): "llguidance",
 }
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
+PROGRAMS = {Path("edgedecode/cli.py"), Path("apps/tasks/sandbox_walls.py")}  # they change their own environment
+ENVIRONMENT = re.compile(r"environ(\[[^]]+\] = |\.(setdefault|update|pop|clear)\()|\b(put|unset)env\(")
 HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs
 BUNDLE_DEVICE = Path("export/bundles/device")  # goes into bundles: neither edgedecode nor its dependencies are there
 BUNDLE_RUN = BUNDLE_DEVICE / "run.py"
@@ -343,6 +346,11 @@ def test_print_is_used_only_by_programs() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_whole_processes_change_their_environment() -> None:
+    """Threads share it, so code that a program calls passes variables to its children instead."""
+    assert {each.path for each in sources() if ENVIRONMENT.search((ROOT / each.path).read_text("utf-8"))} == PROGRAMS
 
 
 def test_modules_have_no_star_imports_and_no_globals() -> None:

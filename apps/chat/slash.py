@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
@@ -73,12 +74,12 @@ class SlashAssistant:
 def run_slash(line: str, conversation: Conversation) -> bool:
     """Run the command in `line`; return False to end the chat. Errors are shown in one line."""
     name, _, rest = line[1:].strip().partition(" ")
-    slash, rest = SLASHES.get(name), rest.strip()
+    slash, rest = SLASHES.get(_SAME.get(name, name)), rest.strip()
     try:
         if slash is None:
-            raise InputError(
-                f"there is no command /{name}: /help lists the commands (begin a message with // to send a slash)"
-            )
+            near = get_close_matches(name, SLASHES, 1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+            raise InputError(f"there is no command /{name}: {hint} (begin a message with // to send a slash)")
         if not slash.takes(rest):
             raise InputError(f"usage: /{name} {slash.argument}".rstrip())
         return slash.run(conversation, rest)
@@ -253,6 +254,8 @@ def _adapters(conversation: Conversation) -> Mapping[str, str]:
 
 _EFFORTS = dict.fromkeys(EFFORTS, "")
 _SWITCH = {"on": "colour tokens by source", "off": "no colours"}
+_SAME = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "?": "help"}
+"""Commands of other programs, and ours."""
 SLASHES = {
     "reset": Slash("", "start over, keep the system message", _reset),
     "system": Slash("TEXT", "start over with this system message", _set_system),

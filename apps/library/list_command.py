@@ -48,6 +48,8 @@ def _rows(folder: Path | None) -> list[_Row]:
     from edgedecode.library.stores import folder_models, stored_models
 
     if folder is not None and not folder.is_dir():
+        if folder.exists():
+            raise InputError(f"{str(folder)!r} is a file: `edgedecode show` shows it")
         raise InputError(f"there is no folder {str(folder)!r}")
     found = {model: facts_of(model) for model in (stored_models() if folder is None else folder_models(folder))}
     able = [(model.name, facts) for model, facts in found.items() if model.path.is_file() and not facts.refused]

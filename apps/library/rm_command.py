@@ -55,7 +55,8 @@ def _chosen(name: str) -> StoredModel:
         return one_of(name, found)
     if others := named(name, models):
         raise InputError(f"{others[0]} was not pulled, and is left as it is: remove it where it came from")
-    near = near_names(name, own) or [model.name for model in own[:6]]
+    names = [model.name for model in own]
+    near = [each for each in near_names(name, own) if each in names] or names[:6]
     has = f"it has {', '.join(near)}" if near else "it is empty"
     raise InputError(f"the library has no model {name!r}: {has}")
 

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from shutil import copyfile, rmtree
 
-from edgedecode.cache import area, facts_key
+from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
@@ -75,7 +75,7 @@ def without_links(root: Path) -> Path:
             fresh.rename(folder)
     except OSError as error:
         if not _is_made(folder):  # else another process made it at the same time
-            raise ManifestError(f"{folder.parent} cannot be written ({error.strerror or error}): make room") from None
+            raise ManifestError(unwritable(folder.parent, error)) from None
     finally:
         rmtree(fresh, ignore_errors=True)
     return folder

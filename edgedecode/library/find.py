@@ -39,11 +39,11 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
 
 def offer_of(word: str) -> Offer:
     """Return what could be downloaded under a name. Raises ManifestError."""
-    if expanded(word).exists():
-        raise ManifestError(f"{word} is here: `edgedecode run {word}`")
+    if word and expanded(word).exists():
+        raise ManifestError(f"{word!r} is a file or a folder here: only what is elsewhere is pulled")
     if is_hub_name(word):
         return hub_offer(word)
-    if is_package_name(word):
+    if is_package_name(word) and not is_path(word):
         return package_offer(word)
     raise ManifestError(f"{word!r} names nothing to download: give a hub id (owner/name) or a package's name")
 

@@ -36,6 +36,10 @@ MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:\w[\w.-]*|(/\w[\w.-]*)+\.gguf)?")
 _PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
 """How a path begins that is no hub id. One slash alone begins a command of a chat."""
+_FOLDERS = re.compile(r"\S*/(\S+/\S*)?")
+"""A path of several folders, or one that a shell completed."""
+_SIZED = re.compile(r"[A-Za-z][\w.-]*(:latest|[:-]\d+(\.\d+)?[bm]\b[\w.-]*)", re.IGNORECASE)
+"""A model's name with its size or its tag, as Ollama has them."""
 _WORD = re.compile(r"\S{1,200}")
 _GGUF = b"GGUF"
 
@@ -43,9 +47,12 @@ _GGUF = b"GGUF"
 def names_pack(word: str) -> bool:
     """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path.
 
-    Also if it is near a model's name and has digits or a colon, which a message of one word seldom has.
+    Also if it looks like one: by its size, or near a model's name with digits or a colon, which a message of one word
+    seldom has.
     """
     if word == BUNDLED or is_hub_name(word) or (is_path(word) and not re.search(r"\s", word)):
+        return True
+    if _FOLDERS.fullmatch(word) or _SIZED.fullmatch(word):
         return True
     with suppress(OSError):  # a long text is no file name
         path = expanded(word)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.cache import area
+from edgedecode.cache import area, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.hub import download_lock
@@ -20,6 +20,7 @@ __all__ = ["Offer", "ask_before_downloads", "check_room", "downloading", "fetche
 
 _SPARE_NBYTES = 64 * 2**20
 """Room that a download leaves on the disk."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,10 @@ def downloading(folder: Path) -> Iterator[Path]:
             part.mkdir(parents=True, exist_ok=True)
             yield part
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            if error.errno not in _UNWRITABLE:
                 raise
             shutil.rmtree(part, ignore_errors=True)
-            reason = error.strerror or error
-            raise ManifestError(f"{folder} cannot be written ({reason}): make room there") from None
+            raise ManifestError(unwritable(folder, error)) from None
         shutil.rmtree(part, ignore_errors=True)
 
 

@@ -75,7 +75,12 @@ def _pack(name: str, folder: Path, store: Store) -> StoredModel:
 
 def _files(root: Path) -> list[Path]:
     """Return the GGUF files under a folder. A link to nothing is an interrupted download."""
-    return sorted(path for path in root.rglob("*.[gG][gG][uU][fF]") if path.is_file())
+    return sorted(
+        Path(folder, name)
+        for folder, _, names in os.walk(root)  # which skips what cannot be read, where rglob raises
+        for name in names
+        if name.lower().endswith(".gguf") and os.path.isfile(os.path.join(folder, name))
+    )
 
 
 def _library_models() -> Iterator[StoredModel]:

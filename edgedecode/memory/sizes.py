@@ -8,10 +8,11 @@ from edgedecode.errors import InputError
 
 __all__ = ["decimals", "format_nbytes", "parse_nbytes", "size_option"]
 
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMGT]I?)B?")
 _LEAST = 10**6
 """A size without a unit below this many bytes is a slip: no process that runs a model is as small."""
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS = _DECIMAL | {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def format_nbytes(nbytes: int, decimals: int = 1) -> str:

@@ -31,7 +31,11 @@ class ExportCommand:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of a small one with the same tokenizer")
         parser.add_argument(
-            "--out", type=Path, metavar="PACK", help="folder to create; must not exist yet (required to make a pack)"
+            "-o",
+            "--out",
+            type=Path,
+            metavar="PACK",
+            help="folder to create; must not exist yet (required to make a pack)",
         )
         parser.add_argument("--name", help="the pack's name (default: the folder's name)")
         parser.add_argument("--license", help="licence of the base models, overriding the one that their folders name")

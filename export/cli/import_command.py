@@ -40,7 +40,7 @@ class ImportCommand:
             "for the small model, which drafts with it where NAME is used; may be given again",
         )
         parser.add_argument(
-            "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"
+            "-o", "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"
         )
         parser.add_argument(
             "--copy",

@@ -81,7 +81,10 @@ def read_shape(config: Fields, *, name: str) -> Shape:
     """
     names = config.texts("architectures") if config.values.get("architectures") else ()
     if not names or names[0] not in ARCHITECTURES:
-        found = names[0] if names else f"model_type {config.values.get('model_type')!r}"
+        kind = config.values.get("model_type")
+        if not names and not kind:
+            raise ExportError(f"the config.json of {name} names no architecture: give the folder of a whole model")
+        found = names[0] if names else f"model_type {kind!r}"
         if config.values.get("auto_map"):
             raise ExportError(
                 f"{name} is a {found} that needs its own Python code (auto_map in config.json), which is never run: "

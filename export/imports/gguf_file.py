@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+from edgedecode.cache import unwritable
 from edgedecode.errors import ExportError, ManifestError
 
 from ..stages import Stages
@@ -18,8 +21,10 @@ def pack_of_gguf(target: Path, draft: Path | None, out: Path, name: str) -> None
     request = ImportRequest(target=target, draft=draft, out=out, name=name, noise_positions=0, checked=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(out.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         import_gguf_pair(request, Stages())
     except OSError as error:
-        raise ManifestError(f"{out.parent} cannot be written ({error.strerror or error}): make room") from None
+        raise ManifestError(unwritable(out.parent, error)) from None
     except ExportError as error:
         raise ManifestError(str(error)) from None

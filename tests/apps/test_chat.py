@@ -53,7 +53,7 @@ def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) 
     talk(chat, "hello", "//slash")
     assert [message.role for message in chat.session.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert chat.session.messages[3].content == "/slash"
-    talk(chat, "/reset")
+    talk(chat, "/clear")
     assert [message.content for message in chat.session.messages] == ["be brief"]
     talk(chat, "/system be kind")
     assert [message.content for message in chat.session.messages] == ["be kind"]
@@ -62,7 +62,8 @@ def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("/nonsense", "there is no command /nonsense"),
+        ("/nonsense", "there is no command /nonsense: /help lists the commands"),
+        ("/hlep", "there is no command /hlep: did you mean /help?"),
         ("/save", "usage: /save FILE"),
         ("/reset now", "usage: /reset"),
         ("/stats", "there is no answer yet"),

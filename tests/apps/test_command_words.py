@@ -21,6 +21,7 @@ from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import ManifestError
 from edgedecode.library import find
 from edgedecode.library.offers import Offer
+from edgedecode.memory.sizes import parse_nbytes
 from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
 from tests.apps.conftest import Run, command_line
@@ -100,6 +101,15 @@ def words(pack: str | None, text: str | None, *loose: str, **given: Any) -> tupl
         (("./pack", "hello"), "./pack", "hello"),
         (("./pack", None), "./pack", None),
         (("and/or?", None), None, "and/or?"),
+        (("either / or / both", None), None, "either / or / both"),
+        (("no/such/pack", None), "no/such/pack", None),
+        (("folder/", None), "folder/", None),
+        (("llama3.2:1b", None), "llama3.2:1b", None),
+        (("gemma:latest", None), "gemma:latest", None),
+        (("Qwen3-0.6B-Instruct", None), "Qwen3-0.6B-Instruct", None),
+        (("2+2=?", None), None, "2+2=?"),
+        (("covid-19", None), None, "covid-19"),
+        (("at:5", None), None, "at:5"),
         ((None, None), None, None),
     ],
 )
@@ -222,6 +232,14 @@ SUGGESTED: list[tuple[str, str]] = [
     ("-v", "did you mean --version?"),
     ("--debug", "the following arguments are required: VERB"),
     ("cache clear --no-such", "unrecognized arguments: --no-such"),
+    ("cache show --all", "unrecognized arguments: --all: it is an option of another action"),
+    ("gen hi", "did you mean `edgedecode generate`?"),
+    ("--json list", "options follow the command: write `edgedecode VERB --json`"),
+    ("--memory 500MB generate hi", "options follow the command: write `edgedecode VERB --memory`"),
+    ("-m demo generate hi", "options follow the command: write `edgedecode VERB -m`"),
+    ("--debug generate hi", "options follow the command: write `edgedecode VERB --debug`"),
+    ("bench --out x", "edgedecode bench: unrecognized arguments: --out\n"),
+    ("generate hi -nx", "edgedecode generate: unrecognized arguments: -nx\n"),
 ]
 
 
@@ -230,6 +248,13 @@ def test_what_was_probably_meant_is_said(line: str, said: str, capsys: pytest.Ca
     with pytest.raises(SystemExit, match="2"):
         main(line.split())
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["help generate", "--help generate", "-h generate", "generate --help"])
+def test_help_of_a_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(line.split())
+    assert capsys.readouterr().out.startswith("usage: edgedecode generate ")
 
 
 def test_a_prompt_instead_of_a_command_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +281,10 @@ def test_a_size_without_a_unit_is_asked_about(verb: str, capsys: pytest.CaptureF
     assert main([*verb.split(), "--memory", "500"]) == 1
     err = capsys.readouterr().err
     assert (err.count("\n"), "500MB" in err) == (1, True)
+
+
+def test_sizes_have_the_units_of_disks() -> None:
+    assert [parse_nbytes(text) for text in ("1TB", "2 GiB", "0.5k")] == [10**12, 2**31, 500]
 
 
 @pytest.mark.parametrize("name", ["./nofile.gguf", "nofile.gguf", "./folder/name", "~/no-such-pack"])

@@ -94,6 +94,18 @@ def test_kernels_on_older_processors_run_no_unknown_instruction(
     assert set(drawn.values()) == set(drawn_here.values())
 
 
+def reported_sets() -> list[str]:
+    """Return the instruction sets whose features Linux reports, best first."""
+    line = next(line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "flags" in line)
+    needed = {
+        "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"},
+        "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
+        "avx2": {"avx2", "fma", "f16c"},
+        "generic": set[str](),
+    }
+    return [name for name, features in needed.items() if features <= set(line.split())]
+
+
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="reads /proc/cpuinfo")
 def test_kernels_are_those_that_the_system_reports() -> None:
     from edgedecode.runtimes.onnx.kernels.trial import tried
@@ -101,15 +113,49 @@ def test_kernels_are_those_that_the_system_reports() -> None:
     library, reason = tried()
     if library is None:
         pytest.skip(f"no kernels: {reason}")
-    line = next(line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "flags" in line)
-    flags = set(line.split())
-    needed = {
-        "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"},
-        "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
-        "avx2": {"avx2", "fma", "f16c"},
-        "generic": set[str](),
-    }
-    assert library.instruction_sets == tuple(name for name, names in needed.items() if names <= flags)
+    assert library.instruction_sets == tuple(reported_sets())
+
+
+INTRIN = """
+#include <cpuid.h>
+#undef __cpuid
+#define __cpuid(found, leaf) __cpuidex(found, leaf, 0)
+#define __cpuidex(found, leaf, sub) __cpuid_count(leaf, sub, found[0], found[1], found[2], found[3])
+inline unsigned long long _xgetbv(unsigned index) {
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(index));
+  return static_cast<unsigned long long>(high) << 32 | low;
+}
+"""
+"""Microsoft's names for what dispatch.cpp asks the processor."""
+NAMES = """
+#include <cstdio>
+#include <initializer_list>
+#include "kernels.h"
+namespace edgedecode {
+#define TABLE(set) const Kernels* kernels_##set() { static const Kernels table{#set}; return &table; }
+TABLE(avx512) TABLE(avxvnni) TABLE(avx2) TABLE(neon) TABLE(i8mm) TABLE(generic)
+}
+int main() {
+  puts(edgedecode::kernels()->name);
+  for (const char* name : {"avx512", "avxvnni", "avx2", "neon", "i8mm", "generic"})
+    if (edgedecode::kernels_named(name) != nullptr) puts(name);
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="reads /proc/cpuinfo")
+def test_windows_asks_the_processor_too(tmp_path: Path) -> None:
+    """The code that Microsoft's compiler sees, compiled here: it finds the instruction sets that the system reports."""
+    for name, text in (("intrin.h", INTRIN), ("names.cpp", NAMES)):
+        (tmp_path / name).write_text(text)
+    program, sources = tmp_path / "names", [tmp_path / "names.cpp", FOLDER / "dispatch.cpp"]
+    macros = ["-D_MSC_VER=1940", "-D_M_X64=100", "-D__forceinline=inline", f"-I{tmp_path}", f"-I{FOLDER}"]
+    words = [compiler("g++"), "-std=c++17", "-w", *macros, *map(str, sources), "-o", str(program)]
+    subprocess.run(words, check=True, timeout=300)
+    best, *found = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    assert found == reported_sets()
+    assert best == found[0]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,8 +99,66 @@ def test_list_of_a_folder(home: Path, made: Made, capsys: pytest.CaptureFixture[
     assert {*listed(capsys, "here")} == {"a"}
     assert main(["list", "nowhere"]) == 1
     assert "there is no folder 'nowhere'" in capsys.readouterr().err
+    assert main(["list", "here/deep/a.gguf"]) == 1
+    assert "is a file" in capsys.readouterr().err
     assert main(["list"]) == 0
     assert "edgedecode pull" in capsys.readouterr().out
+
+
+def test_list_passes_over_folders_that_cannot_be_read(
+    home: Path, made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(home / "here" / "a.gguf", made())
+    written(home / "here" / "locked" / "b.gguf", made())
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "locked":
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert {*listed(capsys, "here")} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("", "names nothing to download"),
+        ("here", "'here' is a file or a folder here"),
+        ("nofile.gguf", "names nothing to download"),
+        ("demo", "the bundled pack"),
+    ],
+)
+def test_pull_asks_no_index_for_a_path(
+    word: str, said: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("the index was asked")
+
+    monkeypatch.setattr(find, "fetched", asked)
+    (home / "here").mkdir()
+    assert main(["pull", word]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_rm_names_only_models_of_the_library(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not (home / "absent").exists()
+    assert main(["rm", DEMO_MODEL]) == 1
+    assert "it is empty" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_names_the_way_out(
+    home: Path, made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = written(home / "a.gguf", made())
+    file = written(home / "file", b"")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(file))
+    for words in (["generate", str(model), "hi"], ["pull", DEMO_MODEL]):
+        assert main(words) == 1
+        err = capsys.readouterr().err
+        assert "Not a directory" in err
+        assert "EDGEDECODE_CACHE" in err
 
 
 def test_names_of_files_cannot_control_the_terminal(home: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,8 +281,10 @@ class Verb:
     name = help = "verb"
     def configure(self, parser): pass
     def run(self, arguments):
+        from rich.console import Console
+        say = Console().print if sys.argv[1] == "rich" else print
         for _ in range(100_000):
-            print("a line")
+            say("a line")
         return 0
 class Entry:
     name = "verb"
@@ -293,8 +295,9 @@ sys.exit(cli.main(["verb"]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently")
-def test_main_is_silent_when_the_pipe_is_closed() -> None:
-    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("way", ["print", "rich"])
+def test_main_is_silent_when_the_pipe_is_closed(way: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, way], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None
     os.read(child.stdout.fileno(), 10)

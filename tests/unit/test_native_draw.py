@@ -344,6 +344,18 @@ def test_native_draw_does_not_depend_on_the_floating_point_mode(native: NativeRo
     assert found == expected
 
 
+def test_native_draw_skips_penalised_ids_outside_the_row(native: NativeRowDraw, library: ctypes.CDLL) -> None:
+    row, at = np.random.default_rng(3).standard_normal(64).astype(np.float32), 8
+    scratch = np.full(at + native.scratch_nbytes(len(row)), 7.0, np.float32)
+    seen = np.array([-1, len(row), -(2**62), 2**62], np.int64)
+    place = scratch[at:].ctypes.data
+    token = library.edgedecode_draw_row(
+        row.ctypes.data, None, len(row), 0.0, 0, 1.0, 0.0, 1.5, seen.ctypes.data, len(seen), 0, place
+    )
+    assert token == row.argmax()
+    assert (scratch[:at] == 7).all()
+
+
 def test_native_draw_refuses_unknown_instruction_sets(library: ctypes.CDLL) -> None:
     assert not library.edgedecode_draw_force(b"sse9")
 
