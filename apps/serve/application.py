@@ -33,7 +33,7 @@ from .page import page_routes
 from .replies import CompletionsReply, Event, Reply, calls_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
-from .requests.responses import ResponseBody, read_response
+from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
 from .requests.tools import Call
 from .responses import ResponsesReply
 from .rounds import Piece
@@ -43,9 +43,11 @@ __all__ = ["Limits", "create_app"]
 
 _logger = logging.getLogger(__name__)
 _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
-_FIELDS = frozenset(UNSUPPORTED) | {
-    each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)
-}
+_FIELDS = (
+    frozenset(UNSUPPORTED)
+    | frozenset(UNSUPPORTED_RESPONSES)
+    | {each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)}
+)
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
 _Form: TypeAlias = Callable[[Asked, str], Reply]
 _NOTE = "Edgedecode-Note"

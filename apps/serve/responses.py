@@ -229,7 +229,8 @@ def _part(text: str, entries: Sequence[Entry]) -> dict[str, object]:
 def _usage(stats: Stats) -> dict[str, object]:
     return {
         "input_tokens": stats.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": stats.cached_tokens},
+        # OpenAI's client requires the second figure, of what a prompt's caching costs there.
+        "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": stats.tokens,
         "output_tokens_details": {"reasoning_tokens": stats.thought_tokens},
         "total_tokens": stats.prompt_tokens + stats.tokens,

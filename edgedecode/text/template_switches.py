@@ -33,7 +33,7 @@ _SWITCHES = ("enable_thinking", "thinking", "think")
 """Names of the switch in published templates: Qwen 3 and SmolLM 3, Granite and DeepSeek."""
 _EFFORT = "reasoning_effort"
 """Where gpt-oss's template reads how long to think."""
-EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high")
+EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much to think: `on` and `off`, and OpenAI's names, of which `none` and `minimal` mean off."""
 _OFF = ("off", "none", "minimal")
 

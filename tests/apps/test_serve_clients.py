@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import edgedecode
-from edgedecode import Message, SamplingOptions
+from edgedecode import InputError, Message, SamplingOptions
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -17,6 +18,8 @@ pytest.importorskip("openai", reason="the test extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
+
+from openai.types.responses import ResponseUsage
 
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.requests.asked import Asked
@@ -138,10 +141,48 @@ def test_a_choice_may_be_a_word_as_an_object(word: str) -> None:
     plain = read(USER, tools=TOOLS, tool_choice=word)
     assert read(USER, tools=TOOLS, tool_choice={"type": word}) == plain
     assert read(USER, tools=TOOLS, tool_choice={"type": word, "function": None}) == plain
-    tools = [{"type": "function", **TOOLS[1]["function"]}]
-    echoed = read_items(USER, tools=tools, tool_choice={"type": word})
-    assert echoed.tools == read_items(USER, tools=tools, tool_choice=word).tools
-    assert (echoed.tools is None) == (word == "none")
+    response = read_items(USER, tools=FLAT, tool_choice={"type": word})
+    assert response.tools == read_items(USER, tools=FLAT, tool_choice=word).tools == plain.tools
+    assert (plain.tools is None) == (word == "none")
+
+
+FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
+NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"type": "function", "function": {"name": "now"}}, {"type": "function", "name": "now"}),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS[1:]}},
+        {"type": "allowed_tools", "mode": "auto", "tools": FLAT[1:]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("nested", "flat"), NAMED)
+def test_functions_have_the_form_of_either_endpoint(nested: dict[str, Any], flat: dict[str, Any]) -> None:
+    """Cursor sends both in one chat, and DSPy chats' form to responses."""
+    expected = read(USER, tools=TOOLS, tool_choice=nested).tools
+    assert expected is not None
+    assert [each.name for each in expected.functions] == ["now"]
+    for tools, choice in ((TOOLS, flat), (FLAT, nested), (FLAT, flat), ([TOOLS[0], FLAT[1]], flat)):
+        assert read(USER, tools=tools, tool_choice=choice).tools == expected
+        assert read_items(USER, tools=tools, tool_choice=choice).tools == expected
+
+
+def test_tools_that_are_no_functions_are_left_out_of_chats_too() -> None:
+    """Such as the one that Cursor edits files with."""
+    custom = {"type": "custom", "custom": {"name": "ApplyPatch", "format": {"type": "grammar"}}}
+    asked = read(USER, tools=[custom, *TOOLS, {"type": "web_search"}])
+    assert asked.tools == read(USER, tools=TOOLS).tools
+    assert asked.notes == ("tools of the types custom, web_search were left out",)
+    assert read(USER, tools=[custom]).tools is None
+
+
+@pytest.mark.parametrize(("tools", "place"), [(TOOLS, "tools[2].function.parameters"), (FLAT, "tools[2].parameters")])
+def test_an_error_has_the_place_in_the_form_that_was_sent(tools: list[dict[str, Any]], place: str) -> None:
+    bad: dict[str, Any] = {"name": "bad", "strict": True, "parameters": {"not": {}}}
+    bad = {"type": "function", "function": bad} if tools is TOOLS else {"type": "function", **bad}
+    for reader in (read, read_items):
+        with pytest.raises(InputError, match=f"^{re.escape(place)}.not"):
+            reader(USER, tools=[*tools, bad])
 
 
 def called(id: str) -> dict[str, Any]:
@@ -214,3 +255,24 @@ def test_padding_of_a_stream_is_not_missed(server: Running, *, obfuscation: bool
     given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 4, "stream": True}
     events = server.client.responses.create(model="demo", stream_options={"include_obfuscation": obfuscation}, **given)
     assert [event.type for event in events][-1] in ("response.completed", "response.incomplete")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": [said("user", "x"), {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
+    ],
+)
+def test_what_would_have_to_be_stored_is_refused_by_name(body: dict[str, Any], param: str, server: Running) -> None:
+    """AI SDK refers to earlier answers unless it is told not to store them."""
+    status, reply = server.post(body, RESPONSES)
+    assert (status, reply["error"]["param"]) == (400, param)
+
+
+def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:
+    _, reply = server.post({"input": "Hi", "max_output_tokens": 2}, RESPONSES)
+    usage = ResponseUsage.model_validate(reply["usage"])
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert reply["usage"]["input_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens"}

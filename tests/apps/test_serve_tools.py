@@ -184,7 +184,8 @@ FUNCTION = {"name": "f"}
     ("tools", "choice", "said"),
     [
         ("x", None, "tools"),
-        ([{"type": "web_search"}], None, "is no function"),
+        ([{"function": {"name": "f"}}], None, "tools[0].type is missing"),
+        ([{"type": "web_search"}], "required", "there are no tools"),
         ([{"type": "function"}], None, "is no function"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "use up to 128 letters"),
         ([{"type": "function", "function": {"name": "<|im_end|>"}}], None, "use up to 128 letters"),

@@ -20,7 +20,7 @@ from .chat_messages import MessageBody, read_messages
 from .fields import check_fields, one_of, read_object, typed_body
 from .prompts import Prompt, PromptField, read_prompts
 from .sampling import SamplingBody, read_sampling
-from .tools import ChoiceBody, ToolBody, Tools, read_tools
+from .tools import ChoiceBody, ToolBody, Tools, left_out, read_tools
 
 __all__ = [
     "MOST_ANSWERS",
@@ -221,6 +221,7 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
         )
     if body.verbosity in ("low", "high"):
         asked = replace(asked, notes=(*asked.notes, "verbosity was not followed: say in a message how long to answer"))
+    asked = replace(asked, notes=(*left_out(body.tools or []), *asked.notes))
     asked = replace(asked, truncates=body.truncation == "auto", think=body.reasoning_effort or "")
     asked = replace(asked, template_arguments=body.chat_template_kwargs or {})
     asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)

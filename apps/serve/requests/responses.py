@@ -18,12 +18,13 @@ from .answer_form import FormatBody
 from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
 from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
+from .tools import ChoiceBody, ToolBody
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
 
 _SAME = (
     *(each.name for each in fields(SamplingBody)),
-    *("model", "stream", "seed", "stop", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
+    *("model", "stream", "seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
     *("ignore_eos", "store"),
 )
 """Fields that mean the same for chat completions."""
@@ -44,7 +45,7 @@ _LEFT_OUT = (
 )
 """Items of the input that other servers and clients made for themselves: no chat template has a place for them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-_PLACES = re.compile(r"\b(messages|tools)\b(?:\[(\d+)\](?:\.function\b)?)?")
+_PLACES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (),
     "conversation": (),
@@ -94,57 +95,45 @@ class ResponseBody(SamplingBody):
     text: _Text | None = None
     reasoning: _Reasoning | None = None
     truncation: Annotated[str, TRUNCATION] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Annotated[str, one_of("none", "auto", "required")] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     include: list[Annotated[str, one_of(*_INCLUDED)]] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-
-
-def _choice(choice: dict[str, JsonValue]) -> JsonValue:
-    """Return a choice of one function, or of some, in the form of chats, where a function's name lies one deeper."""
-    if "name" in choice:
-        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
-    if choice.get("type") == "allowed_tools" and isinstance(tools := choice.get("tools"), list):
-        named = [_choice(each) if isinstance(each, dict) else each for each in tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
-    return choice
 
 
 def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, ResponseBody)
+    if value.get("previous_response_id") is not None:
+        raise InputError(
+            "previous_response_id is not supported, since this server stores nothing: send the earlier items again"
+        )
     check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
     chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
     chat["logprobs"] = _includes_logprobs(body.include or [])
     if body.top_logprobs and not chat["logprobs"]:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
-    if isinstance(choice := value.get("tool_choice"), dict):
-        chat["tool_choice"] = _choice(choice)
     chat["messages"], places = _messages(body.instructions, body.input)
     chat["max_tokens"] = body.max_output_tokens
     chat["verbosity"] = None if body.text is None else body.text.verbosity
     chat["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
-    functions = [number for number, tool in enumerate(body.tools or []) if _is_function(tool, number)]
-    chat["tools"] = [_nested((body.tools or [])[number]) for number in functions]
     chat["response_format"] = text.get("format") if isinstance(text := value.get("text"), dict) else None
     try:
         asked = read_chat(json.dumps(chat).encode(), defaults)
     except InputError as error:
-        raise InputError(_renamed(str(error), {"messages": places, "tools": functions})) from None
+        raise InputError(_renamed(str(error), places)) from None
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
-    return replace(asked, must_think=False, echoed=echoed, notes=(*_notes(body), *asked.notes))
+    return replace(asked, must_think=False, echoed=echoed, notes=(*asked.notes, *_left_out(body.input)))
 
 
-def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
-    """Return a chat's error with the names of this body. numbers: where each message or tool of the chat is in it."""
+def _renamed(message: str, numbers: Sequence[int]) -> str:
+    """Return a chat's error with the names of this body. numbers: where each message of the chat is in it."""
 
     def named(found: re.Match[str]) -> str:
-        name = "input" if found[1] == "messages" else found[1]
-        return name if found[2] is None else f"{name}[{numbers[found[1]][int(found[2])]}]"
+        return "input" if found[1] is None else f"input[{numbers[int(found[1])]}]"
 
-    message = re.sub(r"(?<=tools\[\d\])\.function\b|(?<=tools\[\d\d\])\.function\b", "", message)
     for name, own in (
         ("response_format", "text.format"),
         ("max_tokens", "max_output_tokens"),
@@ -155,17 +144,10 @@ def _renamed(message: str, numbers: Mapping[str, Sequence[int]]) -> str:
     return _PLACES.sub(named, message)
 
 
-def _notes(body: ResponseBody) -> list[str]:
-    """Return what is not followed, since the client can do without it."""
-    items = body.input if isinstance(body.input, list) else []
-    return [
-        *_left_out("tools", {str(tool["type"])[:40] for tool in body.tools or []} - {"function"}),
-        *_left_out("input items", {item["type"] for item in items if item.get("type") in _LEFT_OUT}),
-    ]
-
-
-def _left_out(what: str, kinds: set[str]) -> list[str]:
-    return [f"{what} of the types {', '.join(sorted(kinds))} were left out"] if kinds else []
+def _left_out(given: str | list[dict[str, Any]]) -> list[str]:
+    """Return a note about the items that no chat has a place for, if there are any."""
+    kinds = {item["type"] for item in given if isinstance(item, dict) and item.get("type") in _LEFT_OUT}
+    return [f"input items of the types {', '.join(sorted(kinds))} were left out"] if kinds else []
 
 
 def _includes_logprobs(include: Sequence[str]) -> bool:
@@ -199,7 +181,10 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
                 found.insert(place, {"role": "tool", "tool_call_id": id, "content": output})
                 numbers.insert(place, number)
             case "item_reference":
-                raise InputError(f"input[{number}] refers to a stored item: this server stores none, send it again")
+                raise InputError(
+                    f"input[{number}] refers to a stored item, and this server stores none: send it again, "
+                    "as clients do with store set to false"
+                )
             case other:
                 raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
         numbers += [number] * (len(found) - len(numbers))
@@ -238,15 +223,3 @@ def _content(content: JsonValue, number: int) -> JsonValue:
             raise InputError(f"input[{number}] has a part that is not text: this server reads text only")
         parts.append({"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")})
     return parts
-
-
-def _is_function(tool: Mapping[str, JsonValue], number: int) -> bool:
-    """Return whether a tool is a function; others are left out, with a note. Raises InputError for one of no type."""
-    if not isinstance(tool.get("type"), str):
-        raise InputError(f"tools[{number}].type is missing")
-    return tool["type"] == "function"
-
-
-def _nested(tool: Mapping[str, JsonValue]) -> JsonValue:
-    """Return a function as chat completions describe it."""
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

@@ -22,11 +22,20 @@ from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, Change, in_json_schema, nearest
 from edgedecode.typed_json import JsonValue, typed
 
-__all__ = ["Call", "ChoiceBody", "Function", "ToolBody", "Tools", "arguments_fault", "call_text", "read_tools"]
+__all__ = [
+    "Call",
+    "ChoiceBody",
+    "Function",
+    "ToolBody",
+    "Tools",
+    "arguments_fault",
+    "call_text",
+    "left_out",
+    "read_tools",
+]
 
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
-_FUNCTION = Meta(extra_json_schema={"enum": ["function"]})
 _CHOICES = ("none", "auto", "required")
 _DECODER = json.JSONDecoder()
 _OPENING = '{"name":"'
@@ -248,10 +257,21 @@ class _Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolBody:
-    """An item of the field `tools`."""
+    """An item of the field `tools`: a function, in an object of its own as in chats, or without it as in responses."""
 
-    type: Annotated[str, _FUNCTION]
+    type: Annotated[str, Meta(description="function; tools of other types are left out.")] | None = None
     function: _Function | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def described(self) -> _Function | None:
+        """The function, however it is given."""
+        if self.function is not None or self.name is None:
+            return self.function
+        return _Function(self.name, self.description, self.parameters, self.strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,19 +279,29 @@ class _Named:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Allowed:
     mode: Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})] = "auto"
     tools: list[ToolBody] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceBody:
-    """The field `tool_choice`, where it names a function, or some that are allowed, or is a word as an object."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceBody(_Allowed):
+    """The field `tool_choice`, where it names a function, or some that are allowed, or is a word as an object.
+
+    name, mode, tools: in the form of responses.
+    """
 
     type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools", *_CHOICES]})]
     function: _Named | None = None
+    name: str | None = None
     allowed_tools: _Allowed | None = None
+
+
+def left_out(tools: Sequence[ToolBody]) -> tuple[str, ...]:
+    """Return a note about the tools that are no functions, if there are any."""
+    kinds = sorted({str(tool.type)[:40] for tool in tools} - {"function"})
+    return (f"tools of the types {', '.join(kinds)} were left out",) if kinds else ()
 
 
 def read_tools(
@@ -281,8 +311,6 @@ def read_tools(
 
     several: an answer may make several calls. form: as in `Tools`.
     """
-    if isinstance(choice, dict) and "name" in choice and "function" not in choice:
-        raise InputError('tool_choice names a function as {"type": "function", "function": {"name": ...}}')
     try:
         tools = typed(given, list[ToolBody], "tools") if given is not None else []
         asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
@@ -292,7 +320,10 @@ def read_tools(
         asked = asked.type
     if len(tools) > _MOST_FUNCTIONS:
         raise InputError(f"tools has {len(tools)} functions, the most is {_MOST_FUNCTIONS}")
-    functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
+    if missing := [f"tools[{number}].type" for number, tool in enumerate(tools) if tool.type is None]:
+        raise InputError(f"{missing[0]} is missing")
+    given_functions = [(tool, f"tools[{number}]") for number, tool in enumerate(tools) if tool.type == "function"]
+    functions = tuple(_function(tool, place) for tool, place in given_functions)
     names = [each.name for each in functions]
     if len({*names}) < len(names):
         raise InputError("tools has two functions of one name")
@@ -310,32 +341,31 @@ def read_tools(
     return Tools(functions, required=required, several=several, form=form).fitting()
 
 
-def _allowed(choice: ChoiceBody, names: Sequence[str]) -> tuple[list[str], bool]:
+def _allowed(choice: ChoiceBody, names: Sequence[str]) -> tuple[list[str | None], bool]:
     """Return which functions a choice allows, and whether one of them has to be called. Raises InputError."""
-    if choice.type == "function" and choice.function is not None:
-        found, required = [choice.function.name], True
-    elif choice.type == "allowed_tools" and choice.allowed_tools is not None:
-        given = choice.allowed_tools
+    found, required = list[str | None](), False
+    if choice.type == "function":
+        found, required = [choice.name if choice.function is None else choice.function.name], True
+    elif choice.type == "allowed_tools":
+        given = choice.allowed_tools or choice
         if given.mode not in ("auto", "required"):
             raise InputError("tool_choice.allowed_tools.mode must be auto or required")
-        found = [each.function.name for each in given.tools or [] if each.function is not None]
+        found = [function.name for each in given.tools or [] if (function := each.described) is not None]
         required = given.mode == "required"
-    else:
-        found, required = [], False
     if not found or not {*found} <= {*names}:
         raise InputError("tool_choice names no function of tools")
     return found, required
 
 
 def _function(tool: ToolBody, place: str) -> Function:
-    found = tool.function
-    if tool.type != "function" or found is None:
+    found = tool.described
+    if found is None:
         raise InputError(f"{place} is no function: this server offers functions only")
     if not _NAME.fullmatch(found.name):
         raise InputError(f"{place} has the name {found.name[:80]!r}: use up to 128 letters, digits and _ . : / -")
     parameters = found.parameters or {}
     given = {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
-    near = nearest(given, path=f"{place}.function.parameters")
+    near = nearest(given, path=f"{place}{'.function' if tool.function else ''}.parameters")
     if near.changes and found.strict:
         raise InputError(f"{near.changes[0]} (of the function {found.name!r}, which has strict set)")
     return Function(found.name, found.description or "", given, near.schema, near.changes)
