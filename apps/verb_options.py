@@ -150,9 +150,8 @@ def add_session_options(parser: ArgumentParser) -> None:
     form = structure.add_mutually_exclusive_group()
     form.add_argument(
         "--json-schema",
-        type=Path,
-        metavar="FILE",
-        help="answers follow this JSON Schema (needs edgedecode[structured])",
+        metavar="SCHEMA",
+        help="answers follow this JSON Schema, a file or the text itself (needs edgedecode[structured])",
     )
     form.add_argument("--regex", metavar="TEXT", help="answers match this regular expression")
     form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar (Lark or GBNF)")
@@ -366,13 +365,14 @@ def _grammar(arguments: Namespace) -> Grammar | None:
     if path is None:
         return None if arguments.regex is None else Grammar(GrammarKind.REGEX, arguments.regex)
     try:
-        text = file_text(path)
+        text = path if str(path).lstrip().startswith("{") else file_text(Path(path))
         if arguments.grammar is not None:
             return Grammar.of_rules(text)
         return Grammar.of_schema(json.loads(text))
     except (OSError, ValueError, RecursionError) as error:
         flag = "--json-schema" if arguments.grammar is None else "--grammar"
-        raise InputError(f"{flag} {path} cannot be used: {' '.join(str(error).split())}") from None
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise InputError(f"{flag} {str(path)[:60]} cannot be used: {reason}") from None
 
 
 def system_messages(text: str | None) -> list[Message]:

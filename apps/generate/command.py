@@ -64,7 +64,10 @@ def read_prompt(arguments: Namespace) -> str:
     """
     text = _given(arguments)
     if not (text if arguments.raw else text.strip()):
-        raise InputError("the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input")
+        model = getattr(arguments, "pack", None)
+        taken = f" ({model} is taken for the model)" if model and not text else ""
+        give = "give some text with -p TEXT, --file PATH, or -p - for standard input"
+        raise InputError(f"the prompt is empty{taken}: {give}")
     return text
 
 

@@ -310,6 +310,23 @@ def test_files_that_are_no_packs_are_told_what_makes_one(tmp_path: Path, capsys:
     assert "edgedecode export" in capsys.readouterr().err
 
 
+def test_a_schema_is_a_file_or_the_text_itself(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"$id": "https://example.org/a", "type": "object", "properties": {"age": {"type": "integer"}}}
+    done = run("generate", "Extract age as JSON.\nUma is 61.", "--json-schema", json.dumps(schema), "--temp", "0")
+    assert json.loads(done.stdout) == {"age": 61}
+    for given, said in (("nofile", "No such file or directory"), ('{"type":', "Expecting value: line 1 column 9")):
+        assert main(["generate", "hi", "--json-schema", given]) == 1
+        assert f"--json-schema {given} cannot be used: {said}" in capsys.readouterr().err
+
+
+def test_a_word_that_is_taken_for_the_model_is_named_where_the_prompt_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b""), isatty=lambda: False))
+    assert main(["generate", "no/such/pack"]) == 1
+    assert "the prompt is empty (no/such/pack is taken for the model)" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_schema_from_a_named_pipe_is_read_once(tmp_path: Path, run: Run) -> None:
     pipe = tmp_path / "schema"
