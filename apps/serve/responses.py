@@ -64,7 +64,7 @@ class ResponsesReply:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
         calls = calls_of(self.asked, text, reason)
-        said = [_call_item(call, reason) for call in calls] or [self._message(text, reason)]
+        said = [self._call_item(call, reason) for call in calls] or [self._message(text, reason)]
         self._output = [*([_thought_item(thoughts[0])] if thoughts[0] else []), *said]
         return self._response(reason, stats)
 
@@ -158,15 +158,23 @@ class ResponsesReply:
 
     def _called(self, call: Call, reason: FinishReason | None) -> list[Event]:
         """Return the events of a call, the next item of the output."""
-        item, index = _call_item(call, reason), len(self._output)
+        item, index = self._call_item(call, reason), len(self._output)
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
         return [
             self._event("output_item.added", output_index=index, item={**item, "arguments": ""}),
             self._event("function_call_arguments.delta", **place, delta=call.arguments),
-            self._event("function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            self._event("function_call_arguments.done", **place, name=item["name"], arguments=call.arguments),
             self._event("output_item.done", output_index=index, item=item),
         ]
+
+    def _call_item(self, call: Call, reason: FinishReason | None) -> dict[str, Any]:
+        """Return a call as an item of the output, its name apart from its namespace."""
+        functions = () if self.asked.tools is None else self.asked.tools.functions
+        namespace = next((each.namespace for each in functions if each.name == call.name), "")
+        ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"], "type": "function_call"}
+        name = {"name": call.name.removeprefix(f"{namespace}.")} | ({"namespace": namespace} if namespace else {})
+        return {**ids, **name, "arguments": call.arguments, "status": _status(reason)}
 
     def _message(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Return a text as an item of the output."""
@@ -208,12 +216,6 @@ class ResponsesReply:
 
 def _status(reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
-
-
-def _call_item(call: Call, reason: FinishReason | None) -> dict[str, Any]:
-    """Return a call as an item of the output."""
-    ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"], "type": "function_call"}
-    return {**ids, "name": call.name, "arguments": call.arguments, "status": _status(reason)}
 
 
 def _thought_item(thought: str) -> dict[str, Any]:

@@ -176,6 +176,51 @@ def test_tools_that_are_no_functions_are_left_out_of_chats_too() -> None:
     assert read(USER, tools=[custom]).tools is None
 
 
+GROUP: dict[str, Any] = {
+    "type": "namespace",
+    "name": "mcp__clock",
+    "description": "Tools of the server clock.",
+    "tools": [FLAT[1] | {"parameters": {"type": "object", "properties": {}}}, {"type": "custom", "name": "edit"}],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_of_a_namespace_are_called_by_both_names(server: Running, *, stream: bool) -> None:
+    """Codex sends each MCP server's functions so, and knows the calls by both fields."""
+    given: dict[str, Any] = {"input": [USER], "tools": [GROUP, FLAT[0]], "tool_choice": "required"}
+    given["tool_choice"] = {"type": "function", "name": "mcp__clock.now"}
+    reply = server.client.responses.create(model="demo", max_output_tokens=60, stream=stream, **given)
+    if stream:
+        events = [*reply]
+        done = next(event for event in events if event.type == "response.function_call_arguments.done")
+        reply = events[-1].response
+        assert done.name == "now"
+    (call,) = reply.output
+    assert (call.type, call.name, call.namespace, call.arguments) == ("function_call", "now", "mcp__clock", "{}")
+    asked = read_items(USER, call.model_dump(), output(call.call_id, "noon"), tools=[GROUP, FLAT[0]])
+    assert [each.content for each in asked.messages[-1:]] == ['{"name": "mcp__clock.now", "arguments": {}}']
+    assert asked.tools is not None
+    assert [(each.name, each.namespace) for each in asked.tools.functions] == [
+        ("mcp__clock.now", "mcp__clock"),
+        ("weather", ""),
+    ]
+    assert asked.notes == ("tools of the types custom were left out",)
+
+
+@pytest.mark.parametrize("name", ["mcp__clock.now", "a:b", "a/b-c", "plain"])
+def test_a_call_that_is_cut_off_may_have_any_name(name: str) -> None:
+    tools = read(USER, tools=[{"type": "function", "name": name}]).tools
+    assert tools is not None
+    for begun in (f'{{"name": "{name[:-1]}', f'{{"name": "{name}", "arguments": {{"a', f'{{"name": "{name}"'):
+        assert [each.name for each in tools.calls(begun, cut=True)] == [name]
+
+
+def test_an_error_in_a_namespace_has_its_place() -> None:
+    bad = {"type": "function", "name": "bad", "strict": True, "parameters": {"not": {}}}
+    with pytest.raises(InputError, match=r"^tools\[1\]\.tools\[0\]\.parameters\.not"):
+        read_items(USER, tools=[FLAT[0], {"type": "namespace", "name": "a", "tools": [bad]}])
+
+
 @pytest.mark.parametrize(("tools", "place"), [(TOOLS, "tools[2].function.parameters"), (FLAT, "tools[2].parameters")])
 def test_an_error_has_the_place_in_the_form_that_was_sent(tools: list[dict[str, Any]], place: str) -> None:
     bad: dict[str, Any] = {"name": "bad", "strict": True, "parameters": {"not": {}}}

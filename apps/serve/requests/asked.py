@@ -20,7 +20,8 @@ from .chat_messages import MessageBody, read_messages
 from .fields import check_fields, one_of, read_object, typed_body
 from .prompts import Prompt, PromptField, read_prompts
 from .sampling import SamplingBody, read_sampling
-from .tools import ChoiceBody, ToolBody, Tools, left_out, read_tools
+from .tool_fields import ChoiceBody, ToolBody, left_out
+from .tools import Tools, read_tools
 
 __all__ = [
     "MOST_ANSWERS",

@@ -18,7 +18,7 @@ from .answer_form import FormatBody
 from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
 from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
-from .tools import ChoiceBody, ToolBody
+from .tool_fields import ChoiceBody, ToolBody
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
 
@@ -210,6 +210,8 @@ def _call(item: Mapping[str, JsonValue]) -> JsonValue:
         arguments = json.dumps({"input": item.get("input")})
     elif item.get("type") == "local_shell_call":
         name, arguments = "local_shell", json.dumps(item.get("action"))
+    if namespace := item.get("namespace"):
+        name = f"{namespace}.{name}"
     return {"id": item.get("call_id"), "function": {"name": name, "arguments": arguments}}
 
 

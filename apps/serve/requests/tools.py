@@ -12,9 +12,6 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
-
-from msgspec import Meta
 
 from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar, is_text
@@ -22,39 +19,34 @@ from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, Change, in_json_schema, nearest
 from edgedecode.typed_json import JsonValue, typed
 
-__all__ = [
-    "Call",
-    "ChoiceBody",
-    "Function",
-    "ToolBody",
-    "Tools",
-    "arguments_fault",
-    "call_text",
-    "left_out",
-    "read_tools",
-]
+from .tool_fields import CHOICES, ChoiceBody, Tool, ToolBody, offered_functions
+
+__all__ = ["Call", "Function", "Tools", "arguments_fault", "call_text", "read_tools"]
 
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
-_CHOICES = ("none", "auto", "required")
 _DECODER = json.JSONDecoder()
 _OPENING = '{"name":"'
 _OPENING_MOST = 64
 """Characters of an answer in which a call's opening is looked for, with the white space in it."""
-_BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w-]*)("?)(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
+_BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w.:/-]*)("?)(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
 """The beginning of a call: the name, whether it is complete, and the arguments so far."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # MCP allows dots too, and servers write paths
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """parameters: the JSON Schema of its arguments, as given. followed: the nearest one that a grammar can follow."""
+    """parameters: the JSON Schema of its arguments, as given. followed: the nearest one that a grammar can follow.
+
+    name: begins with the namespace, if it has one, and a dot.
+    """
 
     name: str
     description: str
     parameters: dict[str, JsonValue]
     followed: dict[str, JsonValue]
     changes: tuple[Change, ...] = ()
+    namespace: str = ""
 
     def opened(self, number: int) -> Function:
         """Return the function with a grammar that takes any object as its arguments."""
@@ -247,63 +239,6 @@ def _spelled(value: JsonValue) -> str:
     return text if is_text(text) else json.dumps(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolBody:
-    """An item of the field `tools`: a function, in an object of its own as in chats, or without it as in responses."""
-
-    type: Annotated[str, Meta(description="function; tools of other types are left out.")] | None = None
-    function: _Function | None = None
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @property
-    def described(self) -> _Function | None:
-        """The function, however it is given."""
-        if self.function is not None or self.name is None:
-            return self.function
-        return _Function(self.name, self.description, self.parameters, self.strict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowed:
-    mode: Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})] = "auto"
-    tools: list[ToolBody] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceBody(_Allowed):
-    """The field `tool_choice`, where it names a function, or some that are allowed, or is a word as an object.
-
-    name, mode, tools: in the form of responses.
-    """
-
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools", *_CHOICES]})]
-    function: _Named | None = None
-    name: str | None = None
-    allowed_tools: _Allowed | None = None
-
-
-def left_out(tools: Sequence[ToolBody]) -> tuple[str, ...]:
-    """Return a note about the tools that are no functions, if there are any."""
-    kinds = sorted({str(tool.type)[:40] for tool in tools} - {"function"})
-    return (f"tools of the types {', '.join(kinds)} were left out",) if kinds else ()
-
-
 def read_tools(
     given: JsonValue, choice: JsonValue, *, several: bool = False, form: dict[str, JsonValue] | None = None
 ) -> Tools | None:
@@ -316,21 +251,19 @@ def read_tools(
         asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
     except ValueError as error:
         raise InputError(str(error)[:300]) from None
-    if isinstance(asked, ChoiceBody) and asked.type in _CHOICES and asked.function is None:
+    if isinstance(asked, ChoiceBody) and asked.type in CHOICES and asked.function is None:
         asked = asked.type
-    if len(tools) > _MOST_FUNCTIONS:
-        raise InputError(f"tools has {len(tools)} functions, the most is {_MOST_FUNCTIONS}")
-    if missing := [f"tools[{number}].type" for number, tool in enumerate(tools) if tool.type is None]:
-        raise InputError(f"{missing[0]} is missing")
-    given_functions = [(tool, f"tools[{number}]") for number, tool in enumerate(tools) if tool.type == "function"]
-    functions = tuple(_function(tool, place) for tool, place in given_functions)
+    offered = [*offered_functions(tools)]
+    if len(offered) > _MOST_FUNCTIONS:
+        raise InputError(f"tools has {len(offered)} functions, the most is {_MOST_FUNCTIONS}")
+    functions = tuple(_function(tool, place, namespace) for tool, place, namespace in offered)
     names = [each.name for each in functions]
     if len({*names}) < len(names):
         raise InputError("tools has two functions of one name")
     if isinstance(asked, ChoiceBody):
         allowed, required = _allowed(asked, names)
         functions = tuple(each for each in functions if each.name in allowed)
-    elif asked in (None, *_CHOICES):
+    elif asked in (None, *CHOICES):
         required = asked == "required"
     else:
         raise InputError("tool_choice must be none, auto, required, or name a function")
@@ -357,18 +290,19 @@ def _allowed(choice: ChoiceBody, names: Sequence[str]) -> tuple[list[str | None]
     return found, required
 
 
-def _function(tool: ToolBody, place: str) -> Function:
+def _function(tool: Tool, place: str, namespace: str) -> Function:
     found = tool.described
     if found is None:
         raise InputError(f"{place} is no function: this server offers functions only")
-    if not _NAME.fullmatch(found.name):
-        raise InputError(f"{place} has the name {found.name[:80]!r}: use up to 128 letters, digits and _ . : / -")
+    name = f"{namespace}.{found.name}" if namespace else found.name
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{place} has the name {name[:80]!r}: use up to 128 letters, digits and _ . : / -")
     parameters = found.parameters or {}
     given = {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
     near = nearest(given, path=f"{place}{'.function' if tool.function else ''}.parameters")
     if near.changes and found.strict:
         raise InputError(f"{near.changes[0]} (of the function {found.name!r}, which has strict set)")
-    return Function(found.name, found.description or "", given, near.schema, near.changes)
+    return Function(name, found.description or "", given, near.schema, near.changes, namespace)
 
 
 def _moved(schema: JsonValue, root: str) -> JsonValue:
