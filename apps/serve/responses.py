@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, Literal, TypeAlias
@@ -64,7 +64,7 @@ class ResponsesReply:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
         calls = calls_of(self.asked, text, reason)
-        said = [self._call_item(call, reason) for call in calls] or [self._message(text, reason)]
+        said = [self._call_item(call, end) for call, end in _ends(calls, reason)] or [self._message(text, reason)]
         self._output = [*([_thought_item(thoughts[0])] if thoughts[0] else []), *said]
         return self._response(reason, stats)
 
@@ -116,7 +116,7 @@ class ResponsesReply:
         self._ended = reason
         found = self._thought_done()
         if calls:
-            return [*found, *(event for call in calls for event in self._called(call, reason))]
+            return [*found, *(event for call, end in _ends(calls, reason) for event in self._called(call, end))]
         found += [] if self._item else self._opened()
         if logprobs:  # of tokens that added no text
             found = [*found, *self.writes(number, "", None, logprobs)]
@@ -216,6 +216,11 @@ class ResponsesReply:
 
 def _status(reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
+
+
+def _ends(calls: Sequence[Call], reason: FinishReason | None) -> Iterator[tuple[Call, FinishReason | None]]:
+    """Yield the calls of an answer, each with why it ended: the limit cuts off the last only."""
+    return ((call, reason if call is calls[-1] else None) for call in calls)
 
 
 def _thought_item(thought: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import edgedecode
-from edgedecode import InputError, Message, SamplingOptions
+from edgedecode import FinishReason, InputError, Message, SamplingOptions
+from edgedecode.decoding.stats import Stats
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -24,6 +25,7 @@ from openai.types.responses import ResponseUsage
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.responses import read_response
+from edgedecode.apps.serve.responses import ResponsesReply
 from tests.apps.test_serve import Running
 from tests.apps.test_serve_tool_messages import USER, read
 from tests.apps.test_serve_tools import TOOLS
@@ -213,6 +215,20 @@ def test_a_call_that_is_cut_off_may_have_any_name(name: str) -> None:
     assert tools is not None
     for begun in (f'{{"name": "{name[:-1]}', f'{{"name": "{name}", "arguments": {{"a', f'{{"name": "{name}"'):
         assert [each.name for each in tools.calls(begun, cut=True)] == [name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_limit_cuts_off_the_last_call_only(*, stream: bool) -> None:
+    call = '{"name": "now", "arguments": {}}'
+    asked = read_items(USER, tools=FLAT, parallel_tool_calls=True, stream=stream)
+    assert asked.tools is not None
+    text, reply, reason = f'{call}\n{call}\n{{"name": "now", "arg', ResponsesReply(asked, "demo"), FinishReason.LENGTH
+    if stream:
+        events = reply.ends(0, text, reason, asked.tools.calls(text, cut=True))
+        items: Any = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    else:
+        items = reply.whole([text], [reason], [Stats()], [[]], [""])["output"]
+    assert [each["status"] for each in items] == ["completed", "completed", "incomplete"]
 
 
 def test_an_error_in_a_namespace_has_its_place() -> None:
