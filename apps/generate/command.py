@@ -64,11 +64,15 @@ def read_prompt(arguments: Namespace) -> str:
     """
     text = _given(arguments)
     if not (text if arguments.raw else text.strip()):
-        model = getattr(arguments, "pack", None)
-        taken = f" ({model} is taken for the model)" if model and not text else ""
         give = "give some text with -p TEXT, --file PATH, or -p - for standard input"
-        raise InputError(f"the prompt is empty{taken}: {give}")
+        raise InputError(f"the prompt is empty{'' if text else _taken(arguments)}: {give}")
     return text
+
+
+def _taken(arguments: Namespace) -> str:
+    """Return what the only word was taken for, which may have been meant as the prompt."""
+    model = getattr(arguments, "pack", None)
+    return f" ({model} is taken for the model)" if model else ""
 
 
 def _given(arguments: Namespace) -> str:
@@ -76,7 +80,8 @@ def _given(arguments: Namespace) -> str:
     if arguments.file is None and prompt not in (None, "-"):
         return checked_text(prompt, "the prompt")
     if arguments.file is None and prompt is None and sys.stdin is not None and sys.stdin.isatty():
-        arguments.usage_error("give a prompt: as a word, with -p TEXT or --file PATH, or on standard input")
+        wanted = "as a word, with -p TEXT or --file PATH, or on standard input"
+        arguments.usage_error(f"give a prompt{_taken(arguments)}: {wanted}")
     path = "-" if arguments.file is None else arguments.file
     piped = is_standard_input(path)
     if piped and is_standard_input(arguments.json_schema or arguments.grammar):

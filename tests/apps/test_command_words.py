@@ -322,9 +322,14 @@ def test_a_schema_is_a_file_or_the_text_itself(run: Run, capsys: pytest.CaptureF
 def test_a_word_that_is_taken_for_the_model_is_named_where_the_prompt_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    taken = "(no/such/pack is taken for the model)"
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b""), isatty=lambda: False))
     assert main(["generate", "no/such/pack"]) == 1
-    assert "the prompt is empty (no/such/pack is taken for the model)" in capsys.readouterr().err
+    assert f"the prompt is empty {taken}" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "no/such/pack"])
+    assert f"give a prompt {taken}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
