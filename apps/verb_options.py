@@ -34,6 +34,7 @@ from edgedecode.commands import (
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
 from edgedecode.memory.limit import VARIABLE
 from edgedecode.open_pack import KV_TYPES
@@ -371,8 +372,7 @@ def _grammar(arguments: Namespace) -> Grammar | None:
         return Grammar.of_schema(json.loads(text))
     except (OSError, ValueError, RecursionError) as error:
         flag = "--json-schema" if arguments.grammar is None else "--grammar"
-        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        raise InputError(f"{flag} {str(path)[:60]} cannot be used: {reason}") from None
+        raise InputError(f"{flag} {str(path)[:60]} cannot be used: {cause(error)}") from None
 
 
 def system_messages(text: str | None) -> list[Message]:

@@ -25,7 +25,15 @@ __all__ = [
     "InputError",
     "ManifestError",
     "RuntimeUnavailable",
+    "cause",
 ]
+
+
+def cause(error: BaseException) -> str:
+    """Return an error's reason in one line, for use inside another message that names the file."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())
 
 
 class EdgeDecodeError(Exception):

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from edgedecode.errors import ExportError
+from edgedecode.errors import ExportError, cause
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue
 
@@ -139,7 +139,7 @@ def read_json(path: Path) -> JsonValue:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ExportError(f"{path} cannot be read ({error}): download it again") from None
+        raise ExportError(f"{path} cannot be read ({cause(error)}): download it again") from None
     return value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import edgedecode
-from edgedecode.errors import ExportError, IncompatiblePair
+from edgedecode.errors import ExportError, IncompatiblePair, cause
 from edgedecode.pack.entries import AdapterEntry, OutsideFile
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
@@ -98,7 +98,7 @@ def read_chat_template(folder: Path) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"{path} cannot be read: {error}") from None
+            raise ExportError(f"{path} cannot be read: {cause(error)}") from None
     value = _token_config(folder).values.get("chat_template")
     if isinstance(value, list):
         named = {

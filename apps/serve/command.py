@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import InputError, RuntimeUnavailable
 from edgedecode.commands import Command, add_prompt, count, positive_count
+from edgedecode.errors import cause
 from edgedecode.memory.process_memory import return_freed_memory
 from edgedecode.text.printable import piped_bytes
 from edgedecode.user_notices import rarely_repeated
@@ -167,7 +168,7 @@ def _key(path: Path) -> str:
             raise InputError(f"--api-key-file {path}: others may read it: run `chmod 600 {path}`")
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--api-key-file {path} cannot be read: {error}") from None
+        raise InputError(f"--api-key-file {path} cannot be read: {cause(error)}") from None
     if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
         raise InputError(f"--api-key-file {path}: the key must be one word of at least 16 ASCII characters")
     return key

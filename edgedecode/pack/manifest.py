@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgedecode.duplicate_names import unique_keys
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ManifestError, cause
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
@@ -191,7 +191,7 @@ class Manifest:
         except FileNotFoundError:
             raise ManifestError(f"{root} is not a pack, it has no {MANIFEST_NAME}: {_making(root)}") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ManifestError(f"{path} cannot be read: {error}") from None
+            raise ManifestError(f"{path} cannot be read: {cause(error)}") from None
         try:
             return cls.from_json(json.loads(text, object_pairs_hook=unique_keys))
         except ValueError as error:  # JSONDecodeError, and Python's refusal of numbers of thousands of digits

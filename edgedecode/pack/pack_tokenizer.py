@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
+from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
@@ -54,7 +54,9 @@ def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
         try:
             source = (root / manifest.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ManifestError(f"the chat template {root / manifest.chat_template} cannot be read: {error}") from None
+            raise ManifestError(
+                f"the chat template {root / manifest.chat_template} cannot be read: {cause(error)}"
+            ) from None
     reading = READING_SHARE * manifest.files[manifest.tokenizer].nbytes
     template = ChatTemplate(source, bos_token=generation.bos_token, eos_token=generation.eos_token)
     weights = target_nbytes(manifest)

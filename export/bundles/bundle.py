@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from edgedecode.duplicate_names import unique_keys
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ManifestError, cause
 from edgedecode.pack.entries import FileEntry, plain_path
 from edgedecode.pack.manifest import Generation
 from edgedecode.typed_json import Amount, Count, JsonValue, Positive, Share, typed
@@ -177,7 +177,7 @@ class Bundle:
                 f"{root} is not a bundle: it has no {BUNDLE_NAME} (make one with `edgedecode package`)"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ManifestError(f"{path} cannot be read: {error}") from None
+            raise ManifestError(f"{path} cannot be read: {cause(error)}") from None
         try:
             return cls.from_json(json.loads(text, object_pairs_hook=unique_keys))
         except ManifestError:

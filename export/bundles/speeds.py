@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.errors import InputError
+from edgedecode.errors import InputError, cause
 from edgedecode.typed_json import JsonValue, Seconds, typed
 
 from .device.decode import Round
@@ -107,7 +107,8 @@ def measured_speeds(path: Path, *, pack: str) -> Speeds:
         passes = {int(rows): seconds for rows, seconds in found.costs.target_seconds.items()}
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"--profile {path} is no profile ({error}): give the output of `edgedecode bench --json` on the device"
+            f"--profile {path} is no profile ({cause(error)}): give the output of `edgedecode bench --json` on the "
+            f"device"
         ) from None
     if 1 not in passes:
         raise InputError(f"--profile {path} has no time of a pass of one row: measure again")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from msgspec import Meta, to_builtins
 
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError, ManifestError, cause
 from edgedecode.gguf.fields import FORMATS
 from edgedecode.typed_json import Count, JsonValue, Positive, typed
 
@@ -143,7 +143,9 @@ class GgufPlan:
         try:
             value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ManifestError(f"the GGUF plan {path} cannot be read ({error}): export the pack again") from None
+            raise ManifestError(
+                f"the GGUF plan {path} cannot be read ({cause(error)}): export the pack again"
+            ) from None
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
             raise ManifestError(f"the GGUF plan {path} has version {version}, not {VERSION}: upgrade edgedecode")

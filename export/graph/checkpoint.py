@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.errors import ExportError
+from edgedecode.errors import ExportError, cause
 from edgedecode.typed_json import JsonValue, typed
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _shards(folder: Path) -> list[Path]:
     try:
         index = typed(json.loads((folder / _INDEX).read_text(encoding="utf-8")), _Index, "the index")
     except (OSError, ValueError, RecursionError) as error:
-        raise ExportError(f"{folder / _INDEX} cannot be read ({error}): download it again") from None
+        raise ExportError(f"{folder / _INDEX} cannot be read ({cause(error)}): download it again") from None
     names = sorted({*index.weight_map.values()})
     if outside := [name for name in names if Path(name).name != name]:
         raise ExportError(f"{folder / _INDEX} names {outside[0]!r}, which is outside its folder: refused")

@@ -15,6 +15,7 @@ from .finding import Finding, LintedBundle, Rule
 __all__ = ["RULES", "UNREADABLE", "lint_bundle"]
 
 UNREADABLE = "description"
+_AGAIN = "make the bundle again"
 _LEVELS = ("error", "warning", "note")
 
 RULES: Sequence[Rule] = (
@@ -76,8 +77,9 @@ def lint_bundle(root: Path) -> list[Finding]:
     except ManifestError as error:
         if not (root / BUNDLE_NAME).is_file():
             raise
-        message, remedy = " ".join(str(error).split()), "make the bundle again with `edgedecode package`"
-        return [Finding(UNREADABLE, "error", BUNDLE_NAME, message, remedy)]
+        message = " ".join(str(error).split()).removeprefix(f"{root / BUNDLE_NAME} ")
+        message = message.removesuffix(_AGAIN).rstrip(":; ")
+        return [Finding(UNREADABLE, "error", BUNDLE_NAME, message, f"{_AGAIN} with `edgedecode package`")]
     findings = [
         Finding(rule.id, rule.level, shown(fault.file), shown(fault.message), fault.remedy)
         for rule in RULES

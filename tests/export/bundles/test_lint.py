@@ -393,6 +393,8 @@ def test_a_damaged_description_is_one_finding(text: str, tmp_path: Path) -> None
     (tmp_path / "bundle.json").write_text(text, encoding="utf-8")
     (finding,) = lint_bundle(tmp_path)
     assert (finding.rule, finding.level) == ("description", "error")
+    said = f"{finding.file} {finding.message}: {finding.remedy}"
+    assert (said.count("bundle.json"), said.count("make the bundle again"), "again:" in said) == (1, 1, False)
 
 
 def test_a_path_outside_the_bundle_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
