@@ -144,7 +144,8 @@ def test_a_choice_may_be_a_word_as_an_object(word: str) -> None:
     assert read(USER, tools=TOOLS, tool_choice={"type": word}) == plain
     assert read(USER, tools=TOOLS, tool_choice={"type": word, "function": None}) == plain
     response = read_items(USER, tools=FLAT, tool_choice={"type": word})
-    assert response.tools == read_items(USER, tools=FLAT, tool_choice=word).tools == plain.tools
+    assert response == read_items(USER, tools=FLAT, tool_choice=word)
+    assert (response.tools, response.echoed["tool_choice"]) == (plain.tools, word)
     assert (plain.tools is None) == (word == "none")
 
 
@@ -166,7 +167,9 @@ def test_functions_have_the_form_of_either_endpoint(nested: dict[str, Any], flat
     assert [each.name for each in expected.functions] == ["now"]
     for tools, choice in ((TOOLS, flat), (FLAT, nested), (FLAT, flat), ([TOOLS[0], FLAT[1]], flat)):
         assert read(USER, tools=tools, tool_choice=choice).tools == expected
-        assert read_items(USER, tools=tools, tool_choice=choice).tools == expected
+        response = read_items(USER, tools=tools, tool_choice=choice)
+        assert response.tools == expected
+        assert response.echoed["tools"] == FLAT
 
 
 def test_tools_that_are_no_functions_are_left_out_of_chats_too() -> None:

@@ -18,7 +18,7 @@ from .answer_form import FormatBody
 from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
 from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
-from .tool_fields import ChoiceBody, ToolBody
+from .tool_fields import CHOICES, ChoiceBody, ToolBody
 
 __all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
 
@@ -125,7 +125,17 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
     except InputError as error:
         raise InputError(_renamed(str(error), places)) from None
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
+    echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
     return replace(asked, must_think=False, echoed=echoed, notes=(*asked.notes, *_left_out(body.input)))
+
+
+def _own_form(given: JsonValue) -> JsonValue:
+    """Return tools, or a choice of them, which may be given as in chats, in the form of responses."""
+    if isinstance(given, list):
+        return [_own_form(each) for each in given]
+    if isinstance(given, dict) and isinstance(function := given.get("function"), dict):
+        return {"type": given.get("type"), **function}
+    return given["type"] if isinstance(given, dict) and given.get("type") in CHOICES else given
 
 
 def _renamed(message: str, numbers: Sequence[int]) -> str:
