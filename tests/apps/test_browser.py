@@ -51,6 +51,13 @@ COPIES = """
     };
 """
 """Keeps what the server streams: the browser's protocol does not."""
+SLOW_SUBMITS = """
+    addEventListener("submit", () => {
+      const end = performance.now() + 700;
+      while (performance.now() < end);
+    });
+"""
+"""A busy machine, where a second click is handled long after the message was sent."""
 
 
 @pytest.fixture(scope="module")
@@ -386,6 +393,7 @@ def test_a_message_is_not_sent_twice_and_an_edit_waits(opened: Any) -> None:
     page.get_by_role("button", name="Edit", exact=True).click()
     page.route("**/v1/chat/completions", lambda _: None)
     page.get_by_label("Message", exact=True).fill("And now?")
+    page.evaluate(SLOW_SUBMITS)
     page.get_by_role("button", name="Send").last.dblclick()
     editor = page.get_by_label("Edited message")
     editor.press("Enter")

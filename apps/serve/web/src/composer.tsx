@@ -10,7 +10,6 @@ import type { Attachment } from "./types";
 import { counted } from "./words";
 
 const LARGEST_FILE = 1_000_000; // bytes
-const DOUBLE_CLICK = 400; // milliseconds: the second click on Send is none on Stop, which takes its place
 
 interface Draft {
   text: string;
@@ -36,7 +35,6 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
   const [refused, setRefused] = useState("");
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
-  const sent = useRef(0);
   const { text, files } = drafts.value[current.value] ?? EMPTY;
   const change = (changed: Partial<Draft>): void => {
     const now = drafts.value[current.value] ?? EMPTY;
@@ -62,7 +60,6 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
     if (empty || busy) return;
     change(EMPTY);
     setRefused("");
-    sent.current = performance.now();
     focusComposer();
     onSend(text.trim(), files);
   };
@@ -124,8 +121,8 @@ export function Composer({ busy, onSend, onStop }: ComposerProps): JSX.Element {
             class="round"
             aria-label="Stop"
             title="Stop (Escape)"
-            onClick={() => {
-              if (performance.now() < sent.current + DOUBLE_CLICK) return;
+            onClick={(event) => {
+              if (event.detail > 1) return; // the second click on Send, whose place this takes
               focusComposer();
               onStop();
             }}
