@@ -87,7 +87,7 @@ struct Constant {
 // fma adds a minimum times the sum of the activations. LEVELS: as in Form; with 2, each half of a sub-block is summed up
 // by itself.
 template <int BITS, int PLANES, bool ONE, bool MINIMA, int LEVELS>
-static inline void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
+EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
   using D = Dot<BITS, PLANES>;
   constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
   constexpr int UNITS = kUnits, PARTS = LEVELS == 2 ? 2 : 1;
