@@ -29,7 +29,7 @@ from edgedecode.errors import InputError
 from .acceptance import Acceptance
 from .cost import GUESS, REFIT
 from .experience import Experience
-from .ledger import INCOME
+from .ledger import GRANT, INCOME
 from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
 from .prices import Prices
 from .trees import Trees
@@ -66,8 +66,7 @@ COLD = 7
 """Plain rounds of a process that are measured together first: four of them took up to three times as long as later
 ones."""
 MOST_REST = 128
-"""Most consecutive rounds in which no drafter is asked. Higher: less overhead if drafts are not profitable, but slower
-to notice when they become so."""
+"""Most consecutive rounds in which no drafter is asked. Higher: less overhead, but copies are noticed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,8 @@ class Scheduler:
         self._current = ""
         self._gained = 0.0
         """Baseline rounds that the arm in use has gained since it was chosen, not counting its prefill."""
+        self._won = 0.0
+        """Baseline rounds that lookups gained in this answer, less the cost of asking them in vain since."""
         self._prices: Prices | None = None
         """Prices of the last plan."""
         self._context = 1
@@ -154,7 +155,7 @@ class Scheduler:
         """Start an answer. Return how many rounds to rest first."""
         self.acceptance.begin(kind)
         self.ledger = self.experience.ledger.under(kind)
-        self._current, self._emitted = "", 0
+        self._current, self._emitted, self._won = "", 0, 0.0
         self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
         self._missed = self._misses = 0
         self._remembered.clear()
@@ -345,18 +346,13 @@ class Scheduler:
 
     def _with_untimed_head(self, plan: Plan) -> Plan:
         """Replace the drafter by a head of its model that was never timed, if any: their drafts are much the same."""
-        heads = self.heads.get(plan.drafter or "", ())
-        untimed = next((head for head in heads if head not in self.costs.drafts), None)
+        untimed = next((head for head in self.heads.get(plan.drafter or "", ()) if head not in self.costs.drafts), None)
         if untimed is None or plan.drafter not in self.costs.drafts:
             return plan
         return Plan(plan.draft_max, untimed, floor=plan.floor, read_max=plan.read_max, reason="measuring")
 
     def _settle(self, cost: RoundCost) -> None:
-        """Add a round's measured gain to its account.
-
-        Its time is taken as the predicted one times the median error of recent predictions, which an interrupted round
-        does not change.
-        """
+        """Add a round's measured gain to its account, in its predicted time times the median error of recent ones."""
         prices, known = self._prices, self._timed_head(cost.drafter)
         if prices is None:
             return
@@ -369,14 +365,17 @@ class Scheduler:
         spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain + late
         gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, cost.drafter)
         self._gained += gain + reading
+        if cost.drafter in self.free:
+            self._won = min(GRANT, max(0.0, self._won + gain))
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
 
     def _plain(self) -> Plan:
-        """Decode plainly, and rest."""
-        self._current = ""
+        """Decode plainly, and rest unless the gains of lookups in this answer pay for asking them again."""
+        asking, self._current = self._asking(), ""
         self.ledger.empty_rounds += 1
-        rest = self._rest()
-        if self.free and self._asking() > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
+        self._won = max(0.0, self._won - asking)
+        rest = 0 if self._won else self._rest()
+        if self.free and asking > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
             self._models_from = self._answered + 2 * rest
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 

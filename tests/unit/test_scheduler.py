@@ -314,6 +314,36 @@ def test_where_asking_costs_more_than_a_pass_a_first_answer_asks_twice_at_most(d
     assert all(name == NO_DRAFTER for _, name, _, _ in found.rounds)
 
 
+def test_the_gains_of_lookups_pay_for_asking_them_again() -> None:
+    """They are asked in every round until what they gained in this answer is spent, and then as rarely as before."""
+    asking, machine = 0.04, Machine(row=0.05, asking=0.04)
+    known = Experience()
+    simulate(scheduler(known), tokens=300, machine=machine, free=never)
+    lookups, nothing = scheduler(known), Signals(context_tokens=40, remaining_tokens=1000)
+    lookups.begin()
+    assert lookups.plan(nothing).rest > 0
+    copied = lookups.plan(Signals(40, 1000, offers=(Offer("free", 4, match=20),)))
+    assert copied.drafter == "free"
+    round_seconds = machine.c(1 + copied.draft_max) * STEP
+    lookups.observe(
+        RoundCost(
+            width=1 + copied.draft_max,
+            pass_seconds=round_seconds,
+            host_seconds=(machine.host + asking) * STEP,
+            drafter="free",
+            drafted=copied.draft_max,
+            accepted=copied.draft_max,
+        )
+    )
+    gained = copied.draft_max - machine.row * copied.draft_max
+    asked = 0
+    while not lookups.plan(nothing).rest:
+        asked += 1
+    assert 0.5 * gained <= asked * asking <= 1.5 * gained
+    lookups.begin()
+    assert lookups.plan(nothing).rest > 0, "gains of an earlier answer do not count"
+
+
 def test_first_passes_of_a_process_are_measured_together() -> None:
     """The first of them are the slowest."""
     known = Experience()
