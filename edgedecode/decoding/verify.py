@@ -70,13 +70,9 @@ class TargetRows:
         row: FloatArray = self._logits[node + 1]
         return row if self._constraint is None else self._constraint.masked(row, path)
 
-    def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
-        """Return the ids of the k largest raw logits of these rows (None: all), likeliest first, [rows, k].
-
-        Fewer than k if the vocabulary is smaller.
-        """
-        wanted = range(len(self._logits)) if rows is None else rows
-        return np.stack([self._sampler.top(self._logits[row], k) for row in wanted])
+    def top(self, k: int, row: int) -> IntArray:
+        """Return the ids of the k largest raw logits of a row, likeliest first; fewer if the vocabulary is smaller."""
+        return self._sampler.top(self._logits[row], k)
 
     def logprob(self, node: int, token: int, *, top: int) -> TokenLogprob:
         """Return the raw log probability of a token after draft node `node` (-1: the context), and the `top` ones."""
@@ -100,12 +96,12 @@ class Verdict:
         """Number of drafted tokens that were accepted."""
         return len(self.path)
 
-    def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
-        """Return the k likeliest ids after these input rows (None: all), lazily; valid until the model's next forward.
+    def top(self, k: int, row: int) -> IntArray:
+        """Return the k likeliest ids after an input row, lazily; valid until the model's next forward.
 
         Row 0 follows the context's last token, row i + 1 draft token i.
         """
-        return self.rows.top(k, rows)
+        return self.rows.top(k, row)
 
     def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
         """Return the raw log probability of each emitted token; valid until the model's next forward.

@@ -116,9 +116,9 @@ class RecycledLogits:
         if follower in ranked:
             hits[ranked.index(follower)] += 1
 
-    def learn(self, tokens: Sequence[int], ranked: IntArray) -> None:
-        """Store the likeliest ids after each token, [tokens, ranks]; of equal tokens the last row is stored."""
-        self.followers[tokens, : ranked.shape[1]] = ranked
+    def learn(self, token: int, ranked: IntArray) -> None:
+        """Store the likeliest ids after a token."""
+        self.followers[token, : len(ranked)] = ranked
 
 
 class RecycleDrafter:
@@ -212,5 +212,5 @@ class RecycleDrafter:
         inputs = [before[0], *verdict.draft.tokens]
         path = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
         others = [row for row in range(1, len(inputs)) if row not in path]
-        rows = [*reversed(path), *others][: self._rows][::-1]  # the preferred of one id's rows is written last
-        self._table.learn([inputs[row] for row in rows], verdict.top(BREADTH, rows))
+        for row in [*reversed(path), *others][: self._rows][::-1]:  # the preferred of one id's rows is written last
+            self._table.learn(inputs[row], verdict.top(BREADTH, row))

@@ -97,11 +97,13 @@ def test_recycle_follows_the_rank_that_hits() -> None:
 class CountingRows(TargetRows):
     """Record which rows were searched."""
 
-    __slots__ = ("asked",)
+    def __init__(self, rows: TargetRows) -> None:
+        super().__init__(rows._logits, rows._sampler)
+        self.asked: list[int] = []
 
-    def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
-        self.asked = list(rows or [])
-        return super().top(k, rows)
+    def top(self, k: int, row: int) -> IntArray:
+        self.asked.append(row)
+        return super().top(k, row)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +115,7 @@ def test_recycle_limits_the_rows_it_searches_of_a_large_vocabulary(
     """The row of the correction comes first, then the accepted rows before it, then rejected ones."""
     monkeypatch.setattr(recycle, "ROW_BUDGET", budget)
     made = drafter()
-    inner = rows_after([3, 4, 9, 20])
-    rows = CountingRows(inner._logits, inner._sampler)
+    rows = CountingRows(rows_after([3, 4, 9, 20]))
     verdict = verify(Draft((4, 9, 20)), rows, Noise(0))
     assert verdict.tokens == (4, 5)
     made.observe([3, 4, 5], verdict)
@@ -157,22 +158,14 @@ def test_recycle_forgets_a_conversation_that_another_one_follows() -> None:
 
 def test_recycle_searches_rarely_while_it_misses_and_recovers() -> None:
     made = drafter()
-    asked = 0
-
-    class Counting(TargetRows):
-        def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
-            nonlocal asked
-            asked += 1
-            return super().top(k, rows)
 
     def rounds(count: int, *, step: int) -> int:
-        nonlocal asked
         asked = 0
         for number in range(count):
-            inner = rows_after([3], step=step * number + 1)
-            rows = Counting(inner._logits, inner._sampler)
+            rows = CountingRows(rows_after([3], step=step * number + 1))
             verdict = verify(Draft(), rows, Noise(0))
             made.observe([3, *verdict.tokens], verdict)
+            asked += len(rows.asked)
         return asked
 
     assert rounds(5, step=0) == 5
