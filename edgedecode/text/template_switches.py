@@ -12,7 +12,7 @@ from edgedecode.errors import InputError
 
 from .template_sandbox import template_sandbox
 
-__all__ = ["EFFORTS", "can_think", "template_arguments", "template_variables"]
+__all__ = ["EFFORTS", "THINKING", "can_think", "template_arguments", "template_variables"]
 
 _RESERVED = frozenset(
     {
@@ -36,6 +36,7 @@ _EFFORT = "reasoning_effort"
 EFFORTS = ("off", "on", "none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much to think: `on` and `off`, and OpenAI's names, of which `none` and `minimal` mean off."""
 _OFF = ("off", "none", "minimal")
+THINKING = tuple(each for each in EFFORTS if each not in _OFF)
 
 
 @lru_cache(maxsize=8)

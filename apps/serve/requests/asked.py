@@ -106,8 +106,6 @@ class Asked:
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     think: str = ""
     """As in `SessionOptions`."""
-    must_think: bool = True
-    """Whether a pack that cannot think as asked refuses the request; else a note says so."""
     truncates: bool = False
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
     notes: tuple[str, ...] = ()

@@ -126,7 +126,7 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError(_renamed(str(error), places)) from None
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
     echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
-    return replace(asked, must_think=False, echoed=echoed, notes=(*asked.notes, *_left_out(body.input)))
+    return replace(asked, echoed=echoed, notes=(*asked.notes, *_left_out(body.input)))
 
 
 def _own_form(given: JsonValue) -> JsonValue:
