@@ -28,8 +28,9 @@ __all__ = ["choose_file", "hub_offer"]
 _TIMEOUT = 20.0
 _NAME = re.compile(r"([^/:]+/[^/:]+)(?::(.+)|/(.+))?")
 _PREFERRED = (
-    *("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q5_K_S", "Q5_K_M", "Q5_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS"),
-    *("Q4_0", "MXFP4", "MXFP4_MOE", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32"),
+    *("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "Q4_K", "Q5_K_S", "Q5_K_M", "Q5_K", "Q4_1", "Q5_0", "Q5_1"),
+    *("IQ4_NL", "IQ4_XS", "Q4_0", "MXFP4", "MXFP4_MOE", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("BF16", "F16", "F32"),
 )
 """Types of weights by how well they suit a machine without a graphics processor: near 4 bits, best quality first."""
 _PLAIN = re.compile(r"(?!\.)[^/\\:]+(/(?!\.)[^/\\:]+)*")
@@ -113,7 +114,7 @@ def _types(models: Collection[str]) -> str:
 
 def _is_run(file: str, run: Collection[str]) -> bool:
     """Return whether these types of matrices suffice for a file of its type, whose head mostly has six bits."""
-    base = re.sub(r"(?<=_K)_(XS|S|M|L)$|_MOE$", "", weight_type(file))
+    base = re.sub(r"(?<=_K)_(XS|S|M|L|XL)$|_MOE$", "", weight_type(file))
     return {base, *([] if base in ("Q8_0", "BF16", "F16", "F32") else ["Q6_K"])} <= {*run}
 
 

@@ -54,5 +54,5 @@ def test_tiles_have_the_values_of_the_file(name: str) -> None:
 
 
 def test_types_without_tiles_are_named() -> None:
-    with pytest.raises(NotServed, match="block type 16 has no tiles"):
+    with pytest.raises(NotServed, match="block type IQ2_XXS has no tiles"):
         matrix_of(16, np.zeros((1, BLOCKS[16][1]), np.uint8))

@@ -18,7 +18,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
 from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import Matrix
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, product_node
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, matrix_attributes, product_node
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 LIBRARY, REASON = tried()
@@ -29,6 +29,7 @@ SHAPES = FLAT + LEVELS
 """Bits, block size, and scales of 32 values if there are two levels of scales: see `Matrix.parts`."""
 PLANES = [(planes, *shape) for planes in (1, 2) for shape in (SHAPES if planes == 2 else FLAT)]
 Session = Callable[..., FloatArray]
+TILES = ValueInfo("w", 2, ["T"])
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,23 @@ def _best_afterwards() -> None:
     yield  # type: ignore[misc]
     if LIBRARY is not None:
         LIBRARY.choose("auto")
+
+
+def session_of(node: Node, inputs: list[ValueInfo]) -> Session:
+    """Open a graph of one node with a matrix y as its output."""
+    assert LIBRARY is not None
+    file = GraphFile(
+        nodes=[node],
+        inputs=inputs,
+        outputs=[ValueInfo("y", 1, ["R", "C"])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    return lambda **values: session.run(None, values)[0]
 
 
 def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
@@ -192,21 +210,12 @@ def test_products_with_16_bits_err_less_than_float16_for_any_outlier(name: str) 
 def test_products_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
     """Another library may have set this thread to flush denormals to zero or to round upwards."""
     assert LIBRARY is not None
-    attributes = {"threads": 2, "engines_pool": engines_pool}
-    file = GraphFile(
-        nodes=[Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], dict(attributes))],
-        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])],
-        outputs=[ValueInfo("y", 1, ["R", columns])],
-        opset={"": 21, DOMAIN: 1},
-        model_rest=[(1, b"\x08\x0a")],
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    node = Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], {"threads": 2, "engines_pool": engines_pool})
+    run = session_of(node, [ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])])
     rng = np.random.default_rng(3)
     x, w = rng.random((3, 64), np.float32), rng.random((64, columns), np.float32)
     x[0] *= 1e-40
-    (expected,) = session.run(None, {"x": x, "w": w})
+    expected = run(x=x, w=w)
     assert expected[0].all()
     mathematics = CDLL(find_library("m"))
     before, other = create_string_buffer(64), create_string_buffer(64)
@@ -217,7 +226,7 @@ def test_products_do_not_depend_on_the_threads_floating_point_mode(columns: int,
     other[28:32] = (mode | 0xC040).to_bytes(4, "little")
     mathematics.fesetenv(other)
     try:
-        (found,) = session.run(None, {"x": x, "w": w})
+        found = run(x=x, w=w)
     finally:
         mathematics.fesetenv(before)
     assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
@@ -233,27 +242,12 @@ def as_bytes(matrix: np.ndarray, *, tiled: bool = False) -> np.ndarray:
 
 def adapted_session(matrix: Matrix, *, inner: int, gate: int, adapter: str, starts: tuple[int, ...] = ()) -> Session:
     """Open a product with inputs x, w and the matrices named by `adapter`; starts: of the second and third part."""
-    assert LIBRARY is not None
     node = product_node(
         ["x", "w", "", "w" if gate else "", *adapter], "y", matrix=matrix, inner=inner, threads=2, gate=gate, planes=2
     )
     node.attributes.update(zip(("second_part", "third_part"), starts, strict=False))
-    file = GraphFile(
-        nodes=[node],
-        inputs=[
-            ValueInfo("x", 1, ["R", inner]),
-            ValueInfo("w", 2, ["T"]),
-            *(ValueInfo(name, 2, [f"{name}{i}" for i in range(3)]) for name in adapter),
-        ],
-        outputs=[ValueInfo("y", 1, ["R", matrix.columns])],
-        opset={"": 21, DOMAIN: 1},
-        model_rest=[(1, b"\x08\x0a")],
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-    return lambda **values: session.run(None, values)[0]
+    given = [ValueInfo(name, 2, [f"{name}{i}" for i in range(3)]) for name in adapter]
+    return session_of(node, [ValueInfo("x", 1, ["R", inner]), TILES, *given])
 
 
 @pytest.mark.parametrize("half", [True, False])
@@ -314,3 +308,57 @@ def test_products_refuse_an_adapter_of_another_shape() -> None:
     for first, second in [*wrong, ((64, 4, 8), (4, 64, 4)), ((64, 4, 4), (0, 64, 4))]:
         with pytest.raises(Exception, match="an adapter's matrices do not fit the product"):
             adapted(x=x, w=tiles, a=np.zeros(first, np.uint8), b=np.zeros(second, np.uint8))
+
+
+def two_levels() -> tuple[Matrix, np.ndarray]:
+    """Return a matrix of 512 inputs whose halves of sub-blocks have a scale each, and its tiles."""
+    assert LIBRARY is not None
+    matrix = random_matrix(
+        np.random.default_rng(13), bits=8, block=256, parts=2, columns=70, inner=512, half=True, minima=True
+    )
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    LIBRARY.prepare(matrix, tiles)
+    return matrix, tiles
+
+
+WRONG = (
+    *({"bits": bits} for bits in (0, 5, 16)),
+    *({"scale_every": count} for count in (-1, 0, 3, 16)),
+    *({"levels": count} for count in (-1, 3, 1 << 31)),
+    *({"inner": size} for size in (-1, 0, 1 << 30, 1 << 62)),
+    *({"columns": size} for size in (0, 1 << 30)),
+    {"threads": 0},
+)
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, {"planes": 1}, {"planes": 3}, {"gate": 3}, {"third_part": 71}], ids=str)
+def test_products_refuse_attributes_that_no_matrix_has(wrong: dict[str, int]) -> None:
+    matrix, tiles = two_levels()
+    node = product_node(["x", "w"], "y", matrix=matrix, inner=512, threads=1, planes=2)
+    node.attributes.update(wrong)
+    run = session_of(node, [ValueInfo("x", 1, ["R", "K"]), TILES])
+    with pytest.raises(Exception, match="RowsProduct: attributes that no matrix has"):
+        run(x=np.zeros((1, 512), np.float32), w=tiles)
+
+
+def rows_session(matrix: Matrix, **changed: int) -> Session:
+    attributes = {"inner": 512, **matrix_attributes(matrix), "threads": 2, **changed}
+    return session_of(
+        Node("TileRows", DOMAIN, "", ["ids", "w"], ["y"], attributes), [ValueInfo("ids", 7, ["R"]), TILES]
+    )
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_rows_of_tiles_refuse_attributes_that_no_matrix_has(wrong: dict[str, int]) -> None:
+    matrix, tiles = two_levels()
+    with pytest.raises(Exception, match="TileRows: attributes that no matrix has"):
+        rows_session(matrix, **wrong)(ids=np.zeros(1, np.int64), w=tiles)
+
+
+def test_rows_of_tiles_are_columns_of_the_matrix_and_nothing_beside_it_is_read() -> None:
+    matrix, tiles = two_levels()
+    run = rows_session(matrix)
+    np.testing.assert_array_equal(run(ids=np.array([69, 0, 33]), w=tiles), dense(matrix, 512)[[69, 0, 33]].astype("f4"))
+    for ids, given in (([70], tiles), ([-1], tiles), ([0], tiles[:-1])):
+        with pytest.raises(Exception, match=r"an id is outside the matrix|a shape does not fit"):
+            run(ids=np.array(ids), w=given)

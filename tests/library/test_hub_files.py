@@ -13,6 +13,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.library import offers
 from edgedecode.library.hub_files import choose_file
 from edgedecode.library.offers import downloading
+from edgedecode.runtimes.onnx.gguf.opening import served_types
 
 from .conftest import HubServer, Say
 
@@ -180,4 +181,10 @@ def test_a_chosen_file_is_noted() -> None:
     note = "our kernels do not run the preferred type; of F16, Q6_K, Q4_0, Q4_K_S"
     assert chosen(names, ("Q4_0", "F16")) == ("m-F16.gguf", note)
     assert chosen(names, ())[0] == "m-Q4_K_S.gguf"
+    assert chosen(["m-UD-Q4_K_XL.gguf", "m-BF16.gguf"])[0] == "m-UD-Q4_K_XL.gguf"
     assert chosen(["strange.gguf"]) == ("strange.gguf", "")
+
+
+def test_our_kernels_run_what_is_preferred() -> None:
+    names = [f"m-{kind}.gguf" for kind in ("Q4_0", "Q8_0", "Q4_K_M", "IQ2_XXS")]
+    assert choose_file("o/m", names, kind="", name="", run=served_types())[0] == "m-Q4_K_M.gguf"

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
+from edgedecode.gguf.contents import TYPE_NAMES
 
 from .library import Matrix
 from .products import NotServed
@@ -48,7 +49,7 @@ class _Values:
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor. data: [columns, bytes of a row]. Raises NotServed for a type without tiles."""
     if kind not in _TYPES:
-        raise NotServed(f"its block type {kind} has no tiles")
+        raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no tiles")
     bits, read = _TYPES[kind]
     found = read(data)
     if bits == 4:

@@ -3,7 +3,8 @@
 //
 // Dot<BITS, PLANES>: `keep` stores rounded values in the layout that `add` reads; `unpack` extracts the weights of a
 // sub-block, or of one half of it, from the 64-byte vectors of a tile; `add` adds their products with one row to the sums
-// of the units, of all eight vectors or, in halves, of FIRST to LAST - 1. If kPairs is set, `unpack_pairs` and `add_pair` do the same for two rows at once.
+// of the units: those of all eight vectors, or of vectors FIRST to LAST - 1 alone. With kHalves = 2 the eight vectors are
+// those of one half. If kPairs is set, `unpack_pairs` and `add_pair` do the same for two rows at once.
 
 #if defined(EDGE_AVX2)
 

@@ -46,8 +46,8 @@ struct Form {
   int scale_every;   // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
   bool minima;       // behind the scales, and the weights have no zero point
-  int levels;        // 1 or 2: whole or half sub-blocks have a factor of 8 bits, by which their block's scale is multiplied
-                     // (and one for its minimum); 0: they have not
+  int levels;        // factors of 8 bits for each sub-block, by which its block's scale is multiplied (and as many for the
+                     // minimum): 1, or 2 for its halves; 0: none
 
   bool served() const {
     const bool known = scale_every == 1 || scale_every == 2 || scale_every == 4 || scale_every == 8;
@@ -62,8 +62,11 @@ struct Form {
     return scale_every * (sub_nbytes() + level_nbytes()) + factor_nbytes() * (minima ? 2 : 1);
   }
   // Sub-blocks of `inner` inputs, with those that fill the last block.
-  size_t sub_blocks(size_t inner) const { return (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every; }
-  // Bytes of one tile of prepared weights, a multiple of 64.
+  size_t sub_blocks(size_t inner) const {
+    const size_t block = kSubBlock * scale_every;
+    return (inner + block - 1) / block * scale_every;
+  }
+  // Bytes of one tile of prepared weights, a multiple of 32.
   size_t tile_nbytes(size_t sub_blocks) const { return sub_blocks / scale_every * block_nbytes(); }
 };
 

@@ -159,6 +159,12 @@ Form form_of(const ort::KernelInfo* info) {
           static_cast<int>(ort::integer(info, "levels", 0))};
 }
 
+// Whether a matrix has these attributes: a graph may come from anywhere.
+bool served(const Form& form, int64_t inner, int64_t columns, int threads) {
+  constexpr int64_t kMost = 1 << 30;  // bytes of tiles fit 63 bits
+  return form.served() && inner >= 1 && inner < kMost && columns >= 1 && columns < kMost && threads >= 1 && threads <= 1024;
+}
+
 struct RowsProduct {
   int64_t inner, columns, offset, up_offset, second_part, third_part;
   Form form;
@@ -177,15 +183,13 @@ struct RowsProduct {
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
-  // Whether the attributes are those of a matrix: a graph may come from anywhere.
-  bool served() const {
-    return form.served() && planes >= (form.levels == 0 ? 1 : 2) && planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh && threads >= 1 && threads <= 1024 &&
-           inner >= 1 && inner < (1 << 30) && columns >= 1 && columns < (1 << 30) && second_part >= 1 &&
-           second_part <= third_part && third_part <= columns;
+  bool fits() const {
+    return planes >= (form.levels == 0 ? 1 : 2) && planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh &&
+           second_part >= 1 && second_part <= third_part && third_part <= columns;
   }
 
   ort::Status* compute(ort::Context* context) const {
-    if (!served()) return ort::fail("RowsProduct: attributes that no matrix has");
+    if (!served(form, inner, columns, threads) || !fits()) return ort::fail("RowsProduct: attributes that no matrix has");
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
     const size_t sub_blocks = form.sub_blocks(inner), nbytes = form.tile_nbytes(sub_blocks);
@@ -252,8 +256,7 @@ struct TileRows {
         threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
 
   ort::Status* compute(ort::Context* context) const {
-    if (!form.served() || threads < 1 || threads > 1024 || inner < 1 || inner >= (1 << 30) || columns < 1 || columns >= (1 << 30))
-      return ort::fail("TileRows: attributes that no matrix has");
+    if (!served(form, inner, columns, threads)) return ort::fail("TileRows: attributes that no matrix has");
     const ort::Tensor ids = ort::input(context, 0), w = ort::input(context, 1);
     const size_t sub_blocks = form.sub_blocks(inner);
     const size_t nbytes = (columns + kColumns - 1) / kColumns * form.tile_nbytes(sub_blocks);

@@ -110,7 +110,8 @@ struct EdgedecodeMatrix {
 // Bytes of the matrix as tiles.
 EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
   const Form form = matrix->form();
-  return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * form.tile_nbytes(matrix->blocks * form.scale_every));
+  const size_t tiles = (matrix->columns + kColumns - 1) / kColumns;
+  return static_cast<int64_t>(tiles * form.tile_nbytes(matrix->blocks * form.scale_every));
 }
 
 // Returns bit 0 if a scale or a minimum is not a half-precision number, and bit 1 if one is infinite or NaN.
@@ -174,7 +175,8 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
 // Writes one column's weights from the tiles to `out`, [blocks * block].
 EDGE_EXPORT void edgedecode_unpack(const EdgedecodeMatrix* matrix, const uint8_t* tiles, int64_t column, float* out) {
   const Form form = matrix->form();
-  unpack_column({tiles, static_cast<size_t>(matrix->blocks * form.scale_every), form}, column, matrix->blocks * matrix->block, out);
+  const size_t sub_blocks = matrix->blocks * form.scale_every;
+  unpack_column({tiles, sub_blocks, form}, column, sub_blocks * kSubBlock, out);
 }
 
 EDGE_EXPORT const char* edgedecode_kernels() { return kernels()->name; }
