@@ -146,7 +146,7 @@ def _opened(entry: ModelEntry, path: Path, *, root: Path, findings: Mapping[str,
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:
     """Return a bound on our operators' memory (`Scratch`): rounded rows, queries, scores of 16 queries per thread."""
-    rounded = rows * widest * 9 // 4  # up to two bytes per value, and eight per 32 values
+    rounded = rows * widest * 19 // 8  # up to two bytes per value, and twelve per 32: a scale and two sums
     queries = rows * heads * entry.head_size * 4
     scores = threads * 16 * 4 * (entry.context + 32 + entry.head_size + rows)
     return rounded + queries + scores
