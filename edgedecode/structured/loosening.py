@@ -43,7 +43,7 @@ _FURTHER: tuple[tuple[str, ...], ...] = (
     ("minProperties", "maxProperties", "minItems", "maxItems"),
     (*_NUMBERS, "minLength", "maxLength"),
     ("pattern", "format"),
-    ("allOf", "anyOf", "oneOf", "$ref"),
+    ("allOf", "anyOf", "oneOf", "$ref", "$defs", "definitions"),
 )
 """What is dropped one after the other while a schema is still refused, the least informative first."""
 
@@ -270,11 +270,24 @@ def _without(schema: _Schema, keywords: Iterable[str]) -> _Schema:
 
     def left(each: _Schema) -> _Schema:
         dropped = each.keys() & {*keywords}
-        if dropped & {"allOf", "anyOf", "oneOf", "$ref"} and "properties" in each:
-            each["additionalProperties"] = True
+        if dropped & {"allOf", "anyOf", "oneOf", "$ref"}:
+            if "properties" in each:
+                each["additionalProperties"] = True
+            if "type" not in each and (kind := _type_of(each, schema)) is not None:
+                each["type"] = kind
         return {name: value for name, value in each.items() if name not in dropped}
 
     return _mapped(schema, left)
+
+
+def _type_of(schema: _Schema, root: _Schema) -> JsonValue:
+    """Return the type that what a schema refers to, or each of its options, has; None: they say no one type."""
+    reference, options = schema.get("$ref"), schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(reference, str):
+        options = [named(reference, root)]
+    types = [each.get("type") for each in options if isinstance(each, dict)] if isinstance(options, list) else []
+    same = types and isinstance(options, list) and types == [types[0]] * len(options)
+    return types[0] if same else None
 
 
 def _mapped(schema: _Schema, change: Callable[[_Schema], _Schema]) -> _Schema:

@@ -158,6 +158,30 @@ def test_spellings_of_openapi_and_gemini_mean_what_they_mean_there(
     assert not any(valid.is_valid({"a": each}) for each in fails)
 
 
+TOOL = of({"name": {"type": "string"}, "size": {"type": "integer"}})
+MANY = [TOOL] * 1000
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"anyOf": MANY}, {"type": "object"}),
+        ({"type": "array", "items": {"oneOf": MANY}}, {"type": "array", "items": {"type": "object"}}),
+        (
+            {**of({"a": {"$ref": "#/$defs/b"}, "c": {"anyOf": [*MANY, True]}}), "$defs": {"b": TOOL}},
+            of({"a": {"type": "object"}, "c": {}}),
+        ),
+    ],
+    ids=["options", "items", "references"],
+)
+def test_options_that_are_too_many_leave_the_type_that_they_share(
+    schema: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    found = nearest(schema)
+    assert found.changes
+    assert {**found.schema, **wanted} == found.schema
+
+
 def test_a_looser_schema_allows_what_the_given_one_allows() -> None:
     values: list[Any] = [
         {"a": each}
