@@ -82,8 +82,8 @@ class _Rules:
             return " | ".join(map(self.rule, options))
         if types == "object" and said.keys() <= {"type", "properties", "required", "additionalProperties"}:
             return self._object(said) or self._json(schema)
-        if types == "array" and said.keys() <= {"type", "items", "minItems", "maxItems"}:
-            return self._array(said) or self._json(schema)
+        if types == "array" and said.keys() <= {"type", "prefixItems", "items", "minItems", "maxItems"}:
+            return (self._tuple(said) if "prefixItems" in said else self._array(said)) or self._json(schema)
         if said.keys() - {"type"} == {"const"} and isinstance(said["const"], str):
             return _literal(said["const"])
         return self._json(schema)
@@ -105,6 +105,9 @@ class _Rules:
     def _object(self, said: _Schema) -> str | None:
         """Return the rule of an object, None if llguidance has to compile it."""
         listed, needed = said.get("properties"), said.get("required", [])
+        if said.keys() == {"type", "additionalProperties"} and isinstance(said["additionalProperties"], dict):
+            pair = f"{self.rule({'type': 'string'})} {self._spelling.colon} {self.rule(said['additionalProperties'])}"
+            return self._listed("{", f"{pair} ({self._spelling.comma} {pair})*", "}", empty=True)
         if said.get("additionalProperties") is not False or not isinstance(listed, dict):
             return None
         if not isinstance(needed, list) or len(listed) > _PROPERTIES or any(name not in listed for name in needed):
@@ -142,6 +145,15 @@ class _Rules:
         item, upper = self.rule(items), "" if most is None else most - 1
         more = f"{item} ({self._spelling.comma} {item}){{{max(0, least - 1)},{upper}}}"
         return self._listed("[", more, "]", empty=not least)
+
+    def _tuple(self, said: _Schema) -> str | None:
+        """Return the rule of a list with a schema for each place, None if llguidance has to compile it."""
+        places = said["prefixItems"]
+        if not isinstance(places, list) or not places or said.get("minItems") != len(places):
+            return None
+        if said.get("maxItems", len(places) if said.get("items") is False else None) != len(places):
+            return None
+        return self._listed("[", f" {self._spelling.comma} ".join(map(self.rule, places)), "]", empty=False)
 
     def _listed(self, opener: str, inner: str, closer: str, *, empty: bool) -> str:
         """Return the rule of brackets with something between them. empty: or nothing."""

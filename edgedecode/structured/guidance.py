@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -35,7 +36,8 @@ _JSON: dict[str, JsonValue] = {
     "lenient": False,
     "coerce_one_of": False,
 }
-_SEPARATORS = b", ", b": "
+_SEPARATED = re.compile(rb'(?:[^",:]|[,:](?! )|"[^"\\]*(?:\\.[^"\\]*)*")*[,:] ', re.DOTALL)
+"""JSON up to a separator of the usual spelling, which no text in it is."""
 _USUAL = Spelling(
     comma='", "',
     colon='": "',
@@ -282,7 +284,7 @@ def _common(one: list[int], other: list[int]) -> list[int]:
 
 def _decides(text: bytes) -> bool:
     """Return whether the beginning of an answer is text, or JSON up to a separator of the usual spelling."""
-    return text[:1] not in b"{[" or any(each in text for each in _SEPARATORS)
+    return text[:1] not in b"{[" or _SEPARATED.match(text) is not None
 
 
 def _check(matcher: Untyped) -> None:

@@ -190,6 +190,31 @@ def test_white_space_is_bounded_and_one_spelling_stays(text: str, until: int, pa
     assert allowed(pair, GRAMMARS["person"], text) <= until
 
 
+NAMED = {
+    "type": "object",
+    "properties": {"alias": {"type": "string"}, "name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (NAMED, {"age": 3, "name": "a", "alias": "b"}),
+        ({"type": "object", "additionalProperties": NAMED}, {"x": {"name": "a", "alias": "b"}, "y": {"name": "c"}}),
+        ({"type": "array", "prefixItems": [NAMED], "items": False, "minItems": 1}, [{"name": "a", "alias": "b"}]),
+        ({"type": "array", "prefixItems": [NAMED] * 2, "minItems": 2, "maxItems": 2}, [{"name": "a"}] * 2),
+        ({"type": "array", "items": {"type": "string"}}, ["a, b", "c: d", 'e", 1']),
+    ],
+)
+def test_properties_come_in_any_order_and_texts_with_separators_decide_nothing(
+    schema: dict[str, Any], value: object, pair: Pair
+) -> None:
+    for form in ({}, {"separators": (",", ":")}, {"indent": 2}):
+        text = json.dumps(value, **form)  # type: ignore[arg-type]
+        assert allowed(pair, Grammar.of_schema(schema), text) == len(text)
+
+
 def test_keys_are_forced_after_the_first_separator(pair: Pair) -> None:
     constraint = pair.shared.tokens_of_grammars().constraint(GRAMMARS["order"])
     constraint.extend(pair.tokenizer.encode('{"id": "AB123"'))

@@ -11,6 +11,7 @@ import re
 import secrets
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from edgedecode import InputError, Message
@@ -215,10 +216,7 @@ def call_text(call: Call) -> str:
     """
     start = _opening(call.name)
     try:
-        arguments = _given(call.arguments)
-        if isinstance(arguments, str):  # some clients encode them twice
-            arguments = _given(arguments)
-        return f"{start}{_spelled(arguments)}}}"
+        return f"{start}{_spelled(_given(call.arguments))}}}"
     except (ValueError, RecursionError):
         return start + call.arguments
 
@@ -229,8 +227,12 @@ def _opening(name: str) -> str:
 
 
 def _given(arguments: str) -> JsonValue:
-    """Return arguments; an empty text means none. Raises ValueError."""
-    return json.loads(arguments) if arguments.strip() else {}
+    """Return arguments, which some clients encode several times; an empty text means none. Raises ValueError."""
+    value: JsonValue = json.loads(arguments) if arguments.strip() else {}
+    if isinstance(value, str):
+        with suppress(ValueError):  # it is a text
+            return _given(value)
+    return value
 
 
 def _spelled(value: JsonValue) -> str:
