@@ -22,7 +22,7 @@ import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
-from edgedecode.text.template_switches import THINKING, can_think
+from edgedecode.text.template_switches import EFFORTS, THINKING, can_think
 
 from .guards import CORS, Guards, error_response
 from .logprobs import Entries, Entry
@@ -340,7 +340,8 @@ async def _disconnected(request: Request) -> None:
 
 def _thinking_as_able(asked: Asked, pair: Pair) -> Asked:
     """Return a request without the thinking that this pack's template cannot switch on, as clients ask by default."""
-    if asked.think not in THINKING or can_think(pair.tokenizer.chat_template.source):
+    source = pair.tokenizer.chat_template.source
+    if can_think(source) or asked.think not in (EFFORTS if "<think>" in source else THINKING):
         return asked
     note = "the reasoning effort was not followed: this pack's chat template has no switch for thinking"
     return replace(asked, think="", notes=(*asked.notes, note))

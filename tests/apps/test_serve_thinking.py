@@ -125,6 +125,16 @@ def test_a_template_without_a_switch() -> None:
             running.close()
 
 
+def test_a_template_that_always_thinks_does_not_stop(tmp_path: Path) -> None:
+    with edgedecode.load(with_template(tmp_path / "always", "{{ '<think>' }}"), runtime="onnx") as pair:
+        running = Running(pair, Limits())
+        try:
+            prompt_tokens(running, reasoning_effort="none")
+            assert "no switch for thinking" in running.note
+        finally:
+            running.close()
+
+
 def test_the_command_line_switches_thinking(thinker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def tokens(*words: str) -> int:
         assert main(["generate", str(thinker), "Hi", "-n", "2", "--json", *words]) == 0
