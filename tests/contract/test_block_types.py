@@ -53,6 +53,14 @@ def test_tiles_have_the_values_of_the_file(name: str) -> None:
     np.testing.assert_allclose(values, expected, rtol=0, atol=0 if matrix.minima is None else 2 * ulps)
 
 
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, places in HALVES.items() for place in places])
+@pytest.mark.parametrize("half", [np.inf, -np.inf, np.nan])
+def test_a_scale_or_minimum_that_is_not_finite_is_found(name: str, place: int, half: float) -> None:
+    kind, data = GGMLQuantizationType[name], blocks_of(name)
+    data.reshape(-1, GGML_QUANT_SIZES[kind][1])[-1, place : place + 2] = np.array([half], "<f2").view(np.uint8)
+    assert KernelLibrary().inspect(matrix_of(int(kind), data)) & BAD_SCALE
+
+
 def test_types_without_tiles_are_named() -> None:
     with pytest.raises(NotServed, match="block type IQ2_XXS has no tiles"):
         matrix_of(16, np.zeros((1, BLOCKS[16][1]), np.uint8))
