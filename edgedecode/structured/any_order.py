@@ -21,6 +21,7 @@ _Schema = dict[str, JsonValue]
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 _DEFINITIONS = {"$defs", "definitions"}
+_ANY: list[JsonValue] = [{"type": "object"}, {"type": "array"}, {"type": ["string", "number", "boolean", "null"]}]
 _PROPERTIES = 60
 """Most properties of such an object: a parameter has 64 bits."""
 _REFERRING = 20
@@ -42,7 +43,7 @@ class Spelling:
 
 
 def any_order(schema: _Schema, spelling: Spelling) -> list[str]:
-    """Return rules for `json`; none if no object or list needs them, or if they would be too many.
+    """Return rules for `json`; none if they describe no object or list, or if they would be too many.
 
     Those that are empty have no gap between their brackets: a model that wants to write something there would fill it.
 
@@ -62,7 +63,7 @@ class _Rules:
         self._names: dict[str, str] = {}
         self.lines: list[str] = []
         self.used = False
-        """Whether an object has optional properties, or an object or a list may be empty."""
+        """Whether they describe an object or a list: llguidance would allow a gap in front of separators too."""
         self.referring = 0
 
     def rule(self, schema: JsonValue) -> str:
@@ -75,7 +76,7 @@ class _Rules:
 
     def _value(self, schema: JsonValue) -> str:
         if not isinstance(schema, dict):
-            return self._json({} if schema is True else {"not": {}})
+            return self.rule({}) if schema is True else self._json({"not": {}})
         said = {name: value for name, value in schema.items() if name not in _ANNOTATIONS | _DEFINITIONS}
         options, types = self._options(said), said.get("type")
         if options:
@@ -91,6 +92,8 @@ class _Rules:
     def _options(self, said: _Schema) -> Sequence[JsonValue]:
         """Return the schemas of which one alone describes the value."""
         reference, types = said.get("$ref"), said.get("type")
+        if not said:
+            return _ANY
         if said.keys() == {"$ref"} and isinstance(reference, str) and (found := named(reference, self._root)):
             return [found]
         if len(said) == 1:
@@ -105,8 +108,9 @@ class _Rules:
     def _object(self, said: _Schema) -> str | None:
         """Return the rule of an object, None if llguidance has to compile it."""
         listed, needed = said.get("properties"), said.get("required", [])
-        if said.keys() == {"type", "additionalProperties"} and isinstance(said["additionalProperties"], dict):
-            pair = f"{self.rule({'type': 'string'})} {self._spelling.colon} {self.rule(said['additionalProperties'])}"
+        values = said.get("additionalProperties", True)
+        if said.keys() <= {"type", "additionalProperties"} and values is not False:
+            pair = f"{self.rule({'type': 'string'})} {self._spelling.colon} {self.rule(values)}"
             return self._listed("{", f"{pair} ({self._spelling.comma} {pair})*", "}", empty=True)
         if said.get("additionalProperties") is not False or not isinstance(listed, dict):
             return None
@@ -116,7 +120,6 @@ class _Rules:
         optional = [name for name in listed if name not in needed]
         pairs = [f"{_literal(name)} {self._spelling.colon} {self.rule(listed[name])}" for name in required + optional]
         if optional and len(pairs) > 1:
-            self.used = True
             return self._sets(pairs, required=len(required))
         return self._listed("{", f" {self._spelling.comma} ".join(pairs), "}", empty=not required)
 
@@ -137,8 +140,12 @@ class _Rules:
 
     def _array(self, said: _Schema) -> str | None:
         """Return the rule of a list, None if llguidance has to compile it."""
-        items, least, most = said.get("items"), said.get("minItems", 0), said.get("maxItems")
-        if not isinstance(items, dict) or not isinstance(least, int) or not (most is None or isinstance(most, int)):
+        items, least, most = said.get("items", True), said.get("minItems", 0), said.get("maxItems")
+        if (
+            not (isinstance(items, dict) or items is True)
+            or not isinstance(least, int)
+            or not (most is None or isinstance(most, int))
+        ):
             return None
         if most is not None and most < max(1, least):
             return self._listed("[", "", "]", empty=True) if most == least == 0 else None
@@ -163,7 +170,7 @@ class _Rules:
 
     def _either(self, whole: str, brackets: str, *, empty: bool) -> str:
         """Return a rule, or if empty the brackets alone."""
-        self.used = self.used or empty
+        self.used = True
         return " | ".join(filter(None, [whole, _literal_of(brackets) if empty else ""]))
 
     def _json(self, schema: _Schema) -> str:

@@ -215,6 +215,14 @@ def test_properties_come_in_any_order_and_texts_with_separators_decide_nothing(
         assert allowed(pair, Grammar.of_schema(schema), text) == len(text)
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": "array", "items": ORDER, "minItems": 1}, {"type": "array"}, {"type": "object"}, {}], ids=str
+)
+@pytest.mark.parametrize("text", ['[\n{"id": "AB123"\n,', '[ {"id" :', '{\n"id": [1 ,', '{"a": {"b": 1 ,'])
+def test_no_gap_is_in_front_of_a_separator(schema: dict[str, Any], text: str, pair: Pair) -> None:
+    assert 0 <= allowed(pair, Grammar.of_schema(schema), text) < len(text)
+
+
 def test_keys_are_forced_after_the_first_separator(pair: Pair) -> None:
     constraint = pair.shared.tokens_of_grammars().constraint(GRAMMARS["order"])
     constraint.extend(pair.tokenizer.encode('{"id": "AB123"'))
