@@ -22,6 +22,7 @@ _Schema = dict[str, JsonValue]
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 _DEFINITIONS = {"$defs", "definitions"}
 _ANY: list[JsonValue] = [{"type": "object"}, {"type": "array"}, {"type": ["string", "number", "boolean", "null"]}]
+_SCALARS = {"string", "number", "integer", "boolean", "null"}
 _PROPERTIES = 60
 """Most properties of such an object: a parameter has 64 bits."""
 _REFERRING = 20
@@ -180,7 +181,16 @@ class _Rules:
             self.referring += 1
             part = {name: _moved(value) for name, value in {"all": part, "root": self._root}.items()}
             part = {"allOf": [part["all"]], "$defs": {"root": part["root"]}}
-        return f"%json {json.dumps({**part, 'x-guidance': dict(self._spelling.options)})}"
+        options = dict(self._spelling.options)
+        if _is_scalar(schema) and options.pop("whitespace_pattern", None):
+            options["whitespace_flexible"] = False
+        return f"%json {json.dumps({**part, 'x-guidance': options})}"
+
+
+def _is_scalar(schema: _Schema) -> bool:
+    """Return whether a value has no gap inside of it, so that there would be two in front of it."""
+    types = schema.get("type")
+    return {*types} <= _SCALARS if isinstance(types, list) else isinstance(types, str) and types in _SCALARS
 
 
 def _moved(value: JsonValue) -> JsonValue:

@@ -218,8 +218,13 @@ def test_properties_come_in_any_order_and_texts_with_separators_decide_nothing(
 @pytest.mark.parametrize(
     "schema", [{"type": "array", "items": ORDER, "minItems": 1}, {"type": "array"}, {"type": "object"}, {}], ids=str
 )
-@pytest.mark.parametrize("text", ['[\n{"id": "AB123"\n,', '[ {"id" :', '{\n"id": [1 ,', '{"a": {"b": 1 ,'])
-def test_no_gap_is_in_front_of_a_separator(schema: dict[str, Any], text: str, pair: Pair) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ['[ {"id":\n\t\n\t"', '{"a":\n\n 1', '[\n{"id": "AB123"\n,', '[ {"id" :', '{\n"id": [1 ,', '{"a": {"b": 1 ,'],
+)
+def test_no_gap_is_in_front_of_a_separator_and_no_two_in_front_of_a_value(
+    schema: dict[str, Any], text: str, pair: Pair
+) -> None:
     assert 0 <= allowed(pair, Grammar.of_schema(schema), text) < len(text)
 
 
