@@ -53,14 +53,14 @@ class ContextExceeded(InputError):
     """The prompt does not fit the model's context."""
 
     @classmethod
-    def of(cls, found: str, context: int, *, remedy: str) -> ContextExceeded:
-        """Return the error of a prompt of `found`, which leaves no room for an answer in a context of this length.
+    def of(cls, found: str, context: int, *, remedy: str, room: int = 1) -> ContextExceeded:
+        """Return the error of a prompt of `found`, which leaves no room, in tokens, for an answer in such a context.
 
         Clients retry with a shorter prompt if they find a sentence that they know: Anthropic's ("prompt is too long: …
         tokens > … maximum"), or OpenAI's ("this model's maximum context length is … tokens").
         """
         limit = f"this model's maximum context length is {context} tokens"
-        return cls(f"prompt is too long: {found} > {context - 1} maximum ({limit}): {remedy}")
+        return cls(f"prompt is too long: {found} > {context - room} maximum ({limit}): {remedy}")
 
 
 class ManifestError(EdgeDecodeError):

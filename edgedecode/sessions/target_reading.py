@@ -63,7 +63,7 @@ class TargetReading:
         if len(tokens) + room > context:
             most = card.context
             more = f", or raise --ctx-size (up to {most})" if most > self._state.capacity else ""
-            raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy=f"shorten it{more}")
+            raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy=f"shorten it{more}", room=room)
 
     def begin(
         self,

@@ -157,7 +157,7 @@ def test_echo_with_a_prompt_as_long_as_the_context(server: Running) -> None:
     for prompt, most in ((ids, 1), ([*ids, 5], 0)):
         status, reply = server.post(GREEDY | {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": most}, PATH)
         assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
-        assert reply["error"]["message"].startswith(f"prompt is too long: {len(prompt)} tokens > 255 maximum")
+        assert reply["error"]["message"].startswith(f"prompt is too long: {len(prompt)} tokens > {256 - most} maximum")
 
 
 @pytest.mark.parametrize(

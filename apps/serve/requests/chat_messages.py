@@ -90,7 +90,8 @@ def _answered(result: MessageBody, number: int, calls: Sequence[_Call], caller: 
     if id:
         known = {call.id: place for place, call in enumerate(calls)}
         if id not in known:
-            raise InputError(f"messages[{number}].tool_call_id: messages[{caller}] has no call {id[:80]!r}")
+            where = f"messages[{caller}] has" if caller < number else "the messages before it have"
+            raise InputError(f"messages[{number}].tool_call_id: {where} no call {id[:80]!r}")
         place = known[id]
     elif len(calls) > 1:
         raise InputError(f"messages[{number}].tool_call_id is missing: messages[{caller}] makes {len(calls)} calls")
