@@ -479,7 +479,7 @@ def test_what_codex_sends_is_answered(server: Running) -> None:
     note = reply.headers["Edgedecode-Note"]
     assert "tools of the types custom, local_shell, web_search were left out" in note
     assert "input items of the types reasoning were left out" in note
-    assert "reasoning.effort was not followed" in note
+    assert "the reasoning effort was not followed" in note
     assert notes(server) == before
     body = BASE[RESPONSES] | {"tools": [{"type": "web_search"}]}
     assert server.client.responses.with_raw_response.create(**body).headers["Edgedecode-Note"].startswith("tools of")
