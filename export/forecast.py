@@ -182,7 +182,7 @@ def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iter
     if calibrated and request.calibration_text is None:
         steps.append(("calibration text", _TEXT_SECONDS))
     if calibrated:
-        steps.append(("importance", _IMPORTANCE_SECONDS))
+        steps.append(("calibration", _IMPORTANCE_SECONDS))
     steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), *choice, ("parity", _PARITY_SECONDS)]
     steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
     if request.gguf and request.imatrix_text is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from .gguf.plan import PLAN_FILE
 from .gguf.row_source import StoredRows
 from .graph.checkpoint import Checkpoint
 from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.error_feedback import Moments
 from .graph.model_shape import ARCHITECTURES
 from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
@@ -26,7 +27,7 @@ from .graph.variants import VariantJob
 from .job import ModelJob
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
 from .recipes.activation_choice import choose_activations
-from .recipes.calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
+from .recipes.calibration import TOKENS, Tokens, find_moments, sample_texts
 from .resume.finished_steps import Unit
 from .stages import Stages
 
@@ -67,9 +68,9 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             entry = _entry(job, drawing, parameters=parameters, window=windows.size)
         steps = _ModelSteps(job, unit, checkpoint, stages, drawing)
         reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+        steps.write(entry, reference)
         if job.recipe.calibrated:
-            reference = steps.calibrated(entry, reference)
-        steps.write(entry)
+            reference = reference.reading(StoredRows(drawing.weights, steps.folder / WEIGHTS_FILE))
         if job.measures_activations:
             entry = steps.with_activations(entry, reference)
         entry = unit.finished(_PARITY) or unit.finish(_PARITY, steps.checked(entry, reference))
@@ -95,19 +96,18 @@ class _ModelSteps:
     def folder(self) -> Path:
         return self.unit.folder / self.job.role
 
-    def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
-        """Weight the columns of every projection by importance, in the file to be written and in the reference."""
-        importance = self._importance("importance", self.job.calibration or self._own_text(entry), reference)
-        self.drawing.weights.weigh(importance)
-        return reference.weighed(importance)
-
-    def write(self, entry: ModelEntry) -> None:
+    def write(self, entry: ModelEntry, reference: Reference) -> None:
         """Write the weights unless done, and the base graph unless activation bits are still to be chosen."""
         if self.unit.finished(_WEIGHTS) is None:
+            if self.job.recipe.calibrated:
+                texts = self.job.calibration or self._own_text(entry)
+                wanted = self.drawing.weights.calibrated
+                self.drawing.weights.calibrate(self._moments("calibration", texts, reference, wanted=wanted))
             with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
                 self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
                 if not self.job.measures_activations:
                     self.drawing.write_graph(self.folder)
+            self.drawing.weights.calibrate({})  # moments take more memory than the weights
             self.unit.finish(_WEIGHTS, entry)
 
     def with_activations(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
@@ -155,8 +155,8 @@ class _ModelSteps:
         if request.planned:
             return self._with_plan(entry, request, reference.network, windows=windows)
         if request.importance_texts:
-            importance = self._importance("importance for gguf", request.importance_texts, reference)
-            request = replace(request, importance=importance)
+            found = self._moments("importance for gguf", request.importance_texts, reference)
+            request = replace(request, importance={name: found.pop(name).importance for name in [*found]})
         stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
             gguf = write_gguf(
@@ -176,9 +176,11 @@ class _ModelSteps:
             parity={**entry.parity, **gguf.measured},
         )
 
-    def _importance(self, what: str, texts: Tokens, reference: Reference) -> Importance:
+    def _moments(
+        self, what: str, texts: Tokens, reference: Reference, *, wanted: Collection[str] | None = None
+    ) -> dict[str, Moments]:
         with self.stages.stage(f"{self.job.role}: {what}", sum(len(text) for text in texts)) as advance:
-            return find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+            return find_moments(reference, texts, tied=self.job.source.shape.tied, wanted=wanted, progress=advance)
 
     def _with_plan(
         self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows

@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LowRank
+from edgedecode.errors import ExportError
 
+from ..gguf.row_source import BlockRows, StoredRows
 from ..graph.network import FULL, SLIDING, Windows
 from ..graph.quantize import Scheme, dequantize, quantize
-from ..graph.recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
+from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.weight_bytes import Matrix
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["Reference"]
+
+_FARTHEST = 0.5
+"""Largest distance of rounded weights from the original ones, as a share of their norm; 4 bits cause 0.1 to 0.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +54,19 @@ class Reference:
         self._recipe = recipe
         self._release = release
         self._windows = windows
-        self._importance: Mapping[str, FloatArray] = {}
+        self._stored: StoredRows | None = None
         self._deltas: Mapping[str, LowRank] = {}
 
     def of_originals(self) -> Reference:
         """Return a reference with the checkpoint's original weights."""
         other = copy(self)
-        other._recipe, other._importance, other._deltas = UNROUNDED, {}, {}
+        other._recipe, other._stored, other._deltas = UNROUNDED, None, {}
         return other
 
-    def weighed(self, importance: Mapping[str, FloatArray]) -> Reference:
-        """Return a reference whose scales are searched with the importance given to `Weights.weigh`."""
+    def reading(self, stored: StoredRows) -> Reference:
+        """Return a reference that reads 4-bit weights from a pack's file: their rounding by a text is not repeated."""
         other = copy(self)
-        other._importance = importance
+        other._stored = stored
         return other
 
     def narrowed(self, window: int) -> Reference:
@@ -124,8 +129,8 @@ class Reference:
 
         embedding = self.network.get_input_embeddings()
         used, where = np.unique(np.asarray(tokens), return_inverse=True)
-        table = embedding.weight[torch.from_numpy(used)]
-        with _weights(embedding, {"weight": self._as_stored(table, EMBEDDING, self._recipe.head)}):
+        table = torch.from_numpy(self._rows(embedding.weight, used, self._recipe.head))
+        with _weights(embedding, {"weight": table}):
             hidden = embedding(torch.from_numpy(where)[None])
         self._release()
         return hidden
@@ -134,7 +139,7 @@ class Reference:
         """Yield the logits of last hidden states in chunks: the first row's index, and float32 [states, chunk rows]."""
         weight = self.network.get_output_embeddings().weight
         for chunk in Matrix((weight,)).chunks():
-            rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
+            rows = self._rows(weight, range(chunk.start, chunk.start + len(chunk.values)), self._recipe.head)
             yield chunk.start, self._finished(np.asarray(states @ rows.T, np.float32))
             self._release()
 
@@ -162,9 +167,7 @@ class Reference:
         def before(module: torch.nn.Module, _: object) -> None:
             for path, part in module.named_modules(prefix=name):
                 scheme = self._recipe.scheme_of(path)
-                stored = {
-                    own: self._as_stored(value, path, scheme) for own, value in part.named_parameters(recurse=False)
-                }
+                stored = {own: self._as_stored(value, scheme) for own, value in part.named_parameters(recurse=False)}
                 if delta := self._deltas.get(_place(path)):
                     stored["weight"] = stored["weight"] + _tensor(delta.product())
                 held.enter_context(_weights(part, stored))
@@ -172,14 +175,24 @@ class Reference:
 
         return before
 
-    def _as_stored(self, view: torch.Tensor, name: str, scheme: Scheme) -> torch.Tensor:
-        """Return a parameter of module `name` as in the pack: matrices rounded by `scheme`, vectors in float32."""
+    def _as_stored(self, view: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+        """Return a parameter as in the pack: matrices rounded by `scheme`, vectors in float32."""
         import torch
 
-        values = view.detach().float()
         if view.dim() != 2:
-            return values
-        return torch.from_numpy(_rounded(values.numpy(), scheme, self._importance.get(projection_name(name))))
+            return view.detach().float()
+        return torch.from_numpy(self._rows(view, range(len(view)), scheme))
+
+    def _rows(self, view: torch.Tensor, rows: range | npt.NDArray[np.int64], scheme: Scheme) -> FloatArray:
+        """Return rows of a matrix as in the pack, float32."""
+        place = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        values = np.asarray(view.detach()[place].float().numpy(), np.float32)
+        if self._stored is not None and scheme.bits == 4:
+            found = self._stored.find(view)
+            assert isinstance(found, BlockRows)
+            runs = [(rows.start, rows.stop)] if isinstance(rows, range) else [(row, row + 1) for row in rows.tolist()]
+            return _close(np.concatenate([found.floats(*run) for run in runs]), values)
+        return _rounded(values, scheme)
 
     def _drop(self, held: ExitStack) -> Callable[[torch.nn.Module, object, object], None]:
         def after(module: torch.nn.Module, arguments: object, output: object) -> None:
@@ -208,10 +221,17 @@ def _additive(visible: npt.NDArray[np.bool_]) -> torch.Tensor:
     return torch.from_numpy(np.where(visible, np.float32(0), np.finfo(np.float32).min))[None, None]
 
 
-def _rounded(values: FloatArray, scheme: Scheme, importance: FloatArray | None) -> FloatArray:
+def _rounded(values: FloatArray, scheme: Scheme) -> FloatArray:
     if scheme.quantized:
-        return dequantize(quantize(values, scheme, importance=importance), scheme)
+        return dequantize(quantize(values, scheme), scheme)
     return values.astype(np.float16).astype(np.float32) if scheme.bits == 16 else values
+
+
+def _close(read: FloatArray, values: FloatArray) -> FloatArray:
+    """Return rows read from a file, which the original ones check: a file that is wrong would be its own reference."""
+    if not np.linalg.norm(read - values) <= _FARTHEST * np.linalg.norm(values):
+        raise ExportError("the weights file has other weights than the model: export again, with --no-cache")
+    return read
 
 
 def _place(path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +37,16 @@ def add_recipe(parser: ArgumentParser) -> None:
         choices=BITS,
         help="width of head and embedding (default: 8 up to --bits 8, else as --bits)",
     )
-    group.add_argument("--mixed", action="store_true", help="with --bits 4: first and last layer at 8 bits")
+    group.add_argument(
+        "--mixed",
+        action=BooleanOptionalAction,
+        help="query, key and value, and the first and last layer, at 8 bits (default with --bits 4)",
+    )
     group.add_argument(
         "--calibrated",
-        action="store_true",
-        help="search the scales of 4-bit weights for the least error on text (same size and speed)",
+        action=BooleanOptionalAction,
+        help="round 4-bit weights for the least error of their products on text, at the same size and speed (default "
+        "with 4-bit weights)",
     )
     group.add_argument(
         "--calibrate-text",
@@ -67,9 +72,10 @@ def read_recipe(arguments: Namespace) -> Recipe:
     head = arguments.head_bits or (8 if bits <= 8 else bits)
     block_size = arguments.block_size or 32
     schemes = {width: Scheme(width, block_size if width <= 8 else 0) for width in (bits, head, 8)}
-    edges = schemes[8] if arguments.mixed else None
-    calibrated = arguments.calibrated or arguments.calibrate_text is not None
-    recipe = Recipe(schemes[bits], schemes[head], edges=edges, calibrated=calibrated)
+    raised = schemes[8] if arguments.mixed or (arguments.mixed is None and bits == 4) else None
+    text = arguments.calibrate_text is not None
+    calibrated = arguments.calibrated or (arguments.calibrated is None and (text or 4 in (bits, head)))
+    recipe = Recipe(schemes[bits], schemes[head], raised=raised, calibrated=calibrated)
     if arguments.out is None and not arguments.dry_run:
         arguments.usage_error("the following arguments are required: --out (or --dry-run, or --compare)")
     if arguments.block_size is not None and not recipe.quantized:
@@ -77,7 +83,9 @@ def read_recipe(arguments: Namespace) -> Recipe:
     if arguments.activations == "16" and not recipe.quantized:
         arguments.usage_error(f"argument --activations: {recipe.name} weights use float activations, leave it out")
     if arguments.mixed and bits != 4:
-        arguments.usage_error("argument --mixed: it keeps two layers of a 4-bit model at 8 bits, add --bits 4")
+        arguments.usage_error("argument --mixed: it keeps parts of a 4-bit model at 8 bits, add --bits 4")
+    if arguments.calibrated is False and text:
+        arguments.usage_error("argument --calibrate-text: --no-calibrated leaves it unused, give one of them")
     if calibrated and 4 not in (bits, head):
         arguments.usage_error("argument --calibrated: it only affects 4-bit weights, add --bits 4")
     if arguments.compare_text is not None or arguments.plot is not None:
@@ -184,7 +192,7 @@ def check_gguf_options(arguments: Namespace) -> None:
     if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:
         arguments.usage_error(
             "arguments --imatrix-text and --imatrix: only llama.cpp's quantizer uses them, add --gguf-type "
-            "(--calibrated searches the scales of the pack's own blocks)"
+            "(--calibrated rounds the pack's own blocks by a text)"
         )
     if arguments.imatrix and arguments.draft:
         arguments.usage_error("argument --imatrix: it was measured on one model, not on a pair; use --imatrix-text")

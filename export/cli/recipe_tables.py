@@ -82,8 +82,7 @@ def _conditions(comparison: Comparison) -> list[str]:
     return [
         f"scored: {len(comparison.original.losses)} tokens of {comparison.text}; top-1: agreement with the original "
         f"weights' most likely token (float32 graph, same runtime)",
-        f"calibrated: scales searched for the least error, weighted by each column's mean square input on "
-        f"{comparison.calibration}",
+        f"calibrated: 4-bit weights rounded for the least error of their products on {comparison.calibration}",
         f"tokens/s: forward passes of one token after at most {CONTEXT}; c(n): cost of a pass of n tokens relative to "
         f"one token; medians of {TURNS * ROUNDS} interleaved passes; calibration changes neither size nor speed",
         *(f"left out: {line}" for line in comparison.left_out),

@@ -16,7 +16,6 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name
-from ..recipes.calibration import Importance
 from .layouts import Layout
 from .tensors import Tensor, tensor_name
 
@@ -34,7 +33,7 @@ _MIN_RELATIVE = 1e-6
 
 
 def named_importance(
-    found: Importance, network: PreTrainedModel, *, layout: Layout, layers: int
+    found: Mapping[str, FloatArray], network: PreTrainedModel, *, layout: Layout, layers: int
 ) -> dict[str, FloatArray]:
     """Rename importance from projections to llama.cpp's tensor names; matrices with the same input share it."""
     own = {"lm_head": HEAD, "model.embed_tokens": EMBEDDING}

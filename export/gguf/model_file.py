@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation
 
@@ -19,7 +20,7 @@ from ..graph.model_shape import Shape
 from ..graph.network import Windows
 from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.weights_file import Weights
-from ..recipes.calibration import Importance, Tokens
+from ..recipes.calibration import Tokens
 from .imatrix import TensorImportance, check_imatrix, named_importance, read_imatrix, write_importance
 from .layouts import LAYOUTS, Layout, Rotation, read_rotation
 from .llama_calls import quantize_file, require_engine
@@ -62,8 +63,8 @@ class GgufRequest:
     """Texts to measure a K-quant's importance matrix on; empty: not measured."""
     importance_file: Path | None = None
     """File to read the importance matrix from, instead of measuring it."""
-    importance: Importance = field(default_factory=dict)
-    """The measured importance matrix."""
+    importance: Mapping[str, FloatArray] = field(default_factory=dict)
+    """The measured importance matrix, by `projection_name`."""
     planned: bool = False
     """Write only a plan, from which the file is built on first use."""
 

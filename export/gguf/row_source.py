@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError, ManifestError
 
-from ..graph.quantize import Blocks, ByteArray, Scheme
+from ..graph.quantize import Blocks, ByteArray, Scheme, dequantize
 from ..graph.weight_bytes import BlockWeight, FloatWeight
 from ..graph.weights_file import Weights
 
@@ -184,22 +184,23 @@ class BlockRows:
         return kind_of(self.scheme)
 
     def read(self, first: int, end: int) -> npt.NDArray[np.uint8]:
-        found, start = [], 0
+        return np.concatenate([transcode(blocks, self.scheme) for blocks in self._blocks(first, end)])
+
+    def floats(self, first: int, end: int) -> FloatArray:
+        """Return the values of rows, float32 [end - first, columns]."""
+        return np.concatenate([dequantize(blocks, self.scheme) for blocks in self._blocks(first, end)])
+
+    def _blocks(self, first: int, end: int) -> Iterator[Blocks]:
+        blocks, width = self.columns // self.scheme.block_size, self.scheme.block_size * self.scheme.bits // 8
+        start = 0
         for piece in self.pieces:
             low, high = max(first - start, 0), min(end - start, piece.rows)
             if low < high:
-                found.append(self._transcoded(piece, low, high))
+                at, size = low * blocks, (high - low) * blocks
+                packed = np.fromfile(self.file, np.uint8, count=size * width, offset=piece.packed + at * width)
+                scales = np.fromfile(self.file, np.float32, count=size, offset=piece.scales + at * 4)
+                yield Blocks(packed.reshape(-1, blocks, width), scales.reshape(-1, blocks))
             start += piece.rows
-        return np.concatenate(found)
-
-    def _transcoded(self, piece: BlockPiece, first: int, end: int) -> npt.NDArray[np.uint8]:
-        blocks, width = self.columns // self.scheme.block_size, self.scheme.block_size * self.scheme.bits // 8
-        count = end - first
-        size = count * blocks
-        packed = np.fromfile(self.file, np.uint8, count=size * width, offset=piece.packed + first * blocks * width)
-        scales = np.fromfile(self.file, np.float32, count=size, offset=piece.scales + first * blocks * 4)
-        stored = Blocks(packed.reshape(count, blocks, width), scales.reshape(count, blocks))
-        return transcode(stored, self.scheme)
 
 
 def kind_of(scheme: Scheme) -> str:

@@ -69,6 +69,11 @@ class Shape:
         return self.layers * (attention + 3 * self.hidden * self.mlp) + self.embedding * (1 if self.tied else 2)
 
     @property
+    def attention_inputs(self) -> int:
+        """Number of parameters in a layer's query, key and value."""
+        return self.hidden * self.head_size * (self.heads + 2 * self.kv_heads)
+
+    @property
     def embedding(self) -> int:
         return self.rows * self.hidden
 

@@ -1,13 +1,11 @@
 """Symmetric block quantization in numpy: blocks along the inner dimension, scales exactly representable in float16.
 
-4 bits follow Q4_0's convention and 8 bits Q8_0's, so a GGUF file can hold the same blocks. The scales of 4-bit blocks
-can be searched to minimize the error weighted by the columns' importance. The search follows `make_qx_quants`
-(ggml-quants.c), which llama.cpp uses with an importance matrix: try several levels for the largest value, fit the scale
-to the resulting integers, keep the best.
+4 bits follow Q4_0's convention and 8 bits Q8_0's, so a GGUF file can hold the same blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,14 +14,12 @@ import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
 
+from .error_feedback import rounded
+from .scale_search import as_scales, largest_scales
+
 __all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
-_LARGEST_SCALE = float(np.finfo(np.float16).max)
-_LARGEST_LEVELS = (-7.0, -7.3, -7.6, -7.9, -8.2, -8.5, -8.8, -9.4, 7.0, 7.4, 7.8, 8.4)
-"""Levels tried for a block's largest magnitude. Beyond -8 and 7 it is clipped, which gives the others finer steps."""
-_MIN_IMPORTANCE = 1e-6
-"""Minimum importance of a column, as a share of the mean: columns the text never activates still count a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,11 @@ class Blocks:
     scales: FloatArray
 
 
-def quantize(weights: FloatArray, scheme: Scheme, *, importance: FloatArray | None = None) -> Blocks:
+def quantize(weights: FloatArray, scheme: Scheme, *, factors: Sequence[FloatArray] = ()) -> Blocks:
     """Quantize finite float32 [rows, columns] to nearest.
 
-    importance: float32 [columns], the weight of each column's squared error. If given, the scales of 4-bit blocks are
-    searched for the least weighted error. It is ignored at 8 bits, where the search gains nothing.
+    factors: of the inputs' second moments (`Moments.factors`), with which 4-bit weights are rounded for the least error
+    of their products. They are ignored at 8 bits, where they gain nothing.
 
     The scale is rounded to float16 before the integers are computed. llama.cpp's quantizer does it the other way round;
     these blocks are equally valid and closer to the weights.
@@ -71,20 +67,18 @@ def quantize(weights: FloatArray, scheme: Scheme, *, importance: FloatArray | No
     rows, columns = weights.shape
     assert scheme.quantized
     assert columns % scheme.block_size == 0
-    blocks = weights.reshape(rows, columns // scheme.block_size, scheme.block_size)
+    shape = rows, columns // scheme.block_size, scheme.block_size
+    if factors and scheme.bits == 4:
+        levels, scales = rounded(weights, scheme.block_size, factors)
+        return Blocks(_packed(levels.reshape(shape), bits=4), scales)
+    blocks = weights.reshape(shape)
     scales = _scales(blocks, scheme.bits)
-    if importance is not None and scheme.bits == 4:
-        scales = search_scales(blocks, scales, importance=importance.reshape(blocks.shape[1:]))
     with np.errstate(divide="ignore"):
         inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-    zero_point = 1 << (scheme.bits - 1)
     levels = blocks * inverse[..., None]
     np.rint(levels, out=levels)
-    levels += np.float32(zero_point)
-    np.clip(levels, 0 if scheme.bits == 4 else 1, 2 * zero_point - 1, out=levels)
-    values = levels.astype(np.uint8)
-    packed = values if scheme.bits == 8 else values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
-    return Blocks(np.ascontiguousarray(packed), scales)
+    np.clip(levels, -8 if scheme.bits == 4 else -127, 7 if scheme.bits == 4 else 127, out=levels)
+    return Blocks(_packed(levels, bits=scheme.bits), scales)
 
 
 def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
@@ -99,66 +93,16 @@ def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
     return np.asarray((levels * blocks.scales[..., None]).reshape(rows, -1), np.float32)
 
 
+def _packed(levels: FloatArray, *, bits: int) -> ByteArray:
+    """Return levels around 0 as a pack stores them, around the zero point. Overwrites them."""
+    levels += np.float32(1 << (bits - 1))
+    values = levels.astype(np.uint8)
+    packed = values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
+    return np.ascontiguousarray(packed)
+
+
 def _scales(blocks: FloatArray, bits: int) -> FloatArray:
     """Return one scale per block, rounded through float16."""
-    highest, lowest = blocks.max(axis=-1), blocks.min(axis=-1)
-    if bits == 8:
-        exact = np.maximum(highest, -lowest) / np.float32(127)
-    else:  # the largest magnitude of either sign (first of equals) becomes level 0, which has no positive counterpart
-        exact = np.where(highest > -lowest, highest, lowest)
-        ties = highest == -lowest
-        if ties.any():
-            tied = blocks[ties]
-            exact[ties] = np.take_along_axis(tied, np.abs(tied).argmax(axis=-1)[:, None], axis=-1)[:, 0]
-        exact = exact / np.float32(-8)
-    return as_scales(exact)
-
-
-def search_scales(blocks: FloatArray, start: FloatArray, *, importance: FloatArray) -> FloatArray:
-    """Return the float16-representable scales [rows, n] for blocks [rows, n, size]; never worse than `start`.
-
-    importance: [n, size], the weight of each column's squared error. Minimizes Σ importance · (x − q·scale)².
-    """
-    weights = _normalized(importance)
-    weighted = blocks * weights
-    largest, best = start * np.float32(-8), start.copy()
-    lowest = np.full(start.shape, np.inf, np.float32)
-    for level in _LARGEST_LEVELS:
-        levels = levels_of(blocks, as_scales(largest / np.float32(level)))
-        product = np.einsum("rnb,rnb->rn", levels, weighted)
-        power = np.einsum("rnb,nb->rn", np.square(levels, out=levels), weights)
-        scales = as_scales(np.divide(product, power, out=np.zeros_like(product), where=power > 0))
-        error = scales * (scales * power - 2 * product)  # without Σ weights · x², which is constant
-        better = error < lowest
-        lowest[better], best[better] = error[better], scales[better]
-    worse = _error(blocks, best, weights) >= _error(blocks, start, weights)
-    best[worse] = start[worse]
-    return best
-
-
-def levels_of(blocks: FloatArray, scales: FloatArray) -> FloatArray:
-    """Return the nearest levels from -8 to 7, as float32 [rows, n, size]."""
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-    levels = blocks * inverse[..., None]
-    np.rint(levels, out=levels)
-    return np.clip(levels, -8, 7, out=levels)
-
-
-def as_scales(values: FloatArray) -> FloatArray:
-    """Clip to float16's range and round through float16; the result is float32."""
-    return np.asarray(np.clip(values, -_LARGEST_SCALE, _LARGEST_SCALE).astype(np.float16), np.float32)
-
-
-def _error(blocks: FloatArray, scales: FloatArray, weights: FloatArray) -> FloatArray:
-    rest = levels_of(blocks, scales)
-    rest *= scales[..., None]
-    rest -= blocks
-    return np.asarray(np.einsum("rnb,nb->rn", np.square(rest, out=rest), weights), np.float32)
-
-
-def _normalized(importance: FloatArray) -> FloatArray:
-    """Scale the importance to mean 1, with a minimum above zero."""
-    mean = float(importance.mean())
-    if mean <= 0:
-        return np.ones_like(importance)
-    return np.asarray(np.maximum(importance / np.float32(mean), _MIN_IMPORTANCE), np.float32)
+    if bits == 4:
+        return largest_scales(blocks)
+    return as_scales(np.maximum(blocks.max(axis=-1), -blocks.min(axis=-1)) / np.float32(127))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 
+from .error_feedback import Moments
 from .quantize import Scheme, quantize
 
 if TYPE_CHECKING:
@@ -170,13 +171,13 @@ class FloatWeight:
 class BlockWeight:
     """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks].
 
-    importance: float32 [columns], see `quantize`.
+    moments: of its inputs on a text, with which 4-bit weights are rounded; None: to nearest.
     """
 
     name: str
     source: Matrix
     scheme: Scheme
-    importance: FloatArray | None = None
+    moments: Moments | None = None
 
     @property
     def packed(self) -> TensorSpec:
@@ -194,8 +195,9 @@ class BlockWeight:
 
     def pieces(self) -> Iterator[Piece]:
         packed, scales = self.tensors
+        factors = self.moments.factors() if self.moments is not None and self.scheme.bits == 4 else ()
         for chunk in self.source.chunks():
-            blocks = quantize(_finite(chunk.values, self.name), self.scheme, importance=self.importance)
+            blocks = quantize(_finite(chunk.values, self.name), self.scheme, factors=factors)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
             yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.arrays import FloatArray
-
+from .error_feedback import Moments
 from .quantize import Scheme
 from .recipe import projection_name
 from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec
@@ -65,11 +64,17 @@ class Weights:
         self._aliases[spec] = of
         return spec
 
-    def weigh(self, importance: Mapping[str, FloatArray]) -> None:
-        """Set the column importance of the quantized weights, by `projection_name`."""
+    @property
+    def calibrated(self) -> set[str]:
+        """The names, as in `projection_name`, of the weights that moments change: those of 4 bits."""
+        blocks = (weight for weight in self._stored.values() if isinstance(weight, BlockWeight))
+        return {projection_name(weight.name) for weight in blocks if weight.scheme.bits == 4}
+
+    def calibrate(self, moments: Mapping[str, Moments]) -> None:
+        """Set the moments of the quantized weights' inputs, by `projection_name`."""
         for key, weight in self._stored.items():
             if isinstance(weight, BlockWeight):
-                self._stored[key] = replace(weight, importance=importance.get(projection_name(weight.name)))
+                self._stored[key] = replace(weight, moments=moments.get(projection_name(weight.name)))
 
     @property
     def stored(self) -> Collection[BlockWeight | FloatWeight]:

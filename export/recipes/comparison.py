@@ -45,7 +45,7 @@ def _plain_and_calibrated(recipe: Recipe) -> tuple[Recipe, Recipe]:
 _INT8 = Scheme(8, 32)
 RECIPES = (
     Recipe(_INT8, _INT8),
-    *_plain_and_calibrated(Recipe(Scheme(4, 32), _INT8, edges=_INT8)),
+    *_plain_and_calibrated(Recipe(Scheme(4, 32), _INT8, raised=_INT8)),
     *_plain_and_calibrated(Recipe(Scheme(4, 32), _INT8)),
     *_plain_and_calibrated(Recipe(Scheme(4, 128), Scheme(8, 128))),
 )

@@ -61,12 +61,10 @@ def test_compare_measures_every_recipe(
     printed = capsys.readouterr().out
     report = json.loads(printed.splitlines()[-1])["target"]
     recipes = {recipe["recipe"]: recipe for recipe in report["recipes"]}
-    mixed = "int4 block 32, layers 0 and 1 and head int8"
+    mixed = "int4 block 32, q, k, v, layers 0 and 1 and head int8"
     plain = ["int8 block 32", mixed, "int4 block 32, head int8"]
     assert list(recipes) == [
-        name
-        for found in plain
-        for name in ([found] if "int8 block" in found else [found, f"{found}, calibrated (k-quant search)"])
+        name for found in plain for name in ([found] if "int8 block" in found else [found, f"{found}, calibrated"])
     ]
     sizes = [recipes[name]["weights_nbytes"] for name in plain]
     assert sizes[0] >= sizes[1] > sizes[2]

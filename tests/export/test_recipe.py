@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.export.base_model import open_source
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import HEAD, Recipe, projection_name
 from edgedecode.pack.manifest import Manifest
@@ -18,7 +19,7 @@ from .tiny import TinyModel, write_model
 pytestmark = pytest.mark.export
 
 INT4, INT8 = Scheme(4, 32), Scheme(8, 32)
-MIXED = Recipe(INT4, INT8, edges=INT8)
+MIXED = Recipe(INT4, INT8, raised=INT8)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,10 @@ MIXED = Recipe(INT4, INT8, edges=INT8)
         (recipe(8), "int8 block 32"),
         (recipe(4), "int4 block 32, head int8"),
         (recipe(32), "float32"),
-        (Recipe(INT4, INT4, edges=INT8, layers=10), "int4 block 32, layers 0 and 9 int8"),
-        (replace(MIXED, layers=10), "int4 block 32, layers 0 and 9 and head int8"),
-        (MIXED, "int4 block 32, first and last layer and head int8"),
-        (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32, head float16, calibrated (k-quant search)"),
+        (Recipe(INT4, INT4, raised=INT8, layers=10), "int4 block 32, q, k, v, layers 0 and 9 int8"),
+        (replace(MIXED, layers=10), "int4 block 32, q, k, v, layers 0 and 9 and head int8"),
+        (MIXED, "int4 block 32, q, k, v, first and last layer and head int8"),
+        (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32, head float16, calibrated"),
     ],
 )
 def test_recipe_name(stored: Recipe, name: str) -> None:
@@ -42,11 +43,19 @@ def test_recipe_remark_is_empty_if_the_widths_describe_the_recipe() -> None:
     assert MIXED.remark == MIXED.name
 
 
-@pytest.mark.parametrize("name", ["model.layers.{}.attn.qkv_proj", "model.layers.{}.self_attn.q_proj"])
-def test_mixed_recipe_has_8_bits_in_the_outer_layers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        ("model.layers.{}.attn.qkv_proj", 8),
+        ("model.layers.{}.self_attn.k_proj", 8),
+        ("model.layers.{}.attn.o_proj", 4),
+        ("model.layers.{}.mlp.down_proj", 4),
+    ],
+)
+def test_mixed_recipe_has_8_bits_in_the_outer_layers_and_attentions_inputs(name: str, inner: int) -> None:
     stored = replace(MIXED, layers=12)
     bits = [stored.scheme_of(name.format(layer)).bits for layer in range(12)]
-    assert bits == [8, *[4] * 10, 8]
+    assert bits == [8, *[inner] * 10, 8]
     assert stored.scheme_of(HEAD).bits == 8
 
 
@@ -66,7 +75,7 @@ def test_projection_name_is_shared_by_projections_of_one_input(graph: str, modul
 
 CASES = {
     "llama, mixed": (MIXED, TinyModel(layers=4)),
-    "llama tied, mixed, 4-bit head": (Recipe(INT4, INT4, edges=INT8), TinyModel(layers=4, tied=True)),
+    "llama tied, mixed, 4-bit head": (Recipe(INT4, INT4, raised=INT8), TinyModel(layers=4, tied=True)),
     "qwen2, 4-bit head": (Recipe(INT4, INT4), TinyModel(family="qwen2")),
     "qwen2 tied, mixed": (MIXED, TinyModel(family="qwen2", layers=3, tied=True)),
     "qwen2, block 128": (recipe(4, block_size=128), TinyModel(family="qwen2", hidden=128, mlp=256, head_size=32)),
@@ -125,4 +134,7 @@ def test_mixed_recipe_size_is_between_4_and_8_bits(tmp_path: Path) -> None:
         for stored in (recipe(4), MIXED, recipe(8))
     ]
     assert found[0] < found[1] < found[2]
-    assert found[1] - found[0] == pytest.approx((found[2] - found[0]) / 2, rel=0.1)  # two of four layers
+    shape = open_source(str(folder)).shape
+    layer = (shape.parameters - 2 * shape.embedding) / 4
+    share = (2 * layer + 2 * shape.attention_inputs) / (4 * layer)
+    assert found[1] - found[0] == pytest.approx(share * (found[2] - found[0]), rel=0.1)
