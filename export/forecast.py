@@ -24,10 +24,10 @@ __all__ = ["PairForecast", "forecast_pair", "time_class"]
 
 _STRUCTURE_SECONDS = 2.5, 3.0
 _WEIGHTS_SECONDS = 0.0, 12.0
-_SEARCH_SECONDS = 0.0, 75.0
+_FEEDBACK_SECONDS = 0.0, 75.0
 _MIXTURE_SECONDS = 1.0, 60.0
 _TEXT_SECONDS = 1.0, 180.0
-_IMPORTANCE_SECONDS = 1.0, 250.0
+_CALIBRATION_SECONDS = 1.0, 250.0
 _ACTIVATIONS_SECONDS = 1.0, 100.0
 _PARITY_SECONDS = 0.2, 50.0
 _VARIANT_SECONDS = 0.3, 20.0
@@ -182,11 +182,11 @@ def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iter
     if calibrated and request.calibration_text is None:
         steps.append(("calibration text", _TEXT_SECONDS))
     if calibrated:
-        steps.append(("calibration", _IMPORTANCE_SECONDS))
-    steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), *choice, ("parity", _PARITY_SECONDS)]
+        steps.append(("calibration", _CALIBRATION_SECONDS))
+    steps += [("weights", _FEEDBACK_SECONDS if calibrated else _WEIGHTS_SECONDS), *choice, ("parity", _PARITY_SECONDS)]
     steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
     if request.gguf and request.imatrix_text is not None:
-        steps.append(("importance for gguf", _IMPORTANCE_SECONDS))
+        steps.append(("importance for gguf", _CALIBRATION_SECONDS))
     if request.gguf:
         steps.append(("gguf", _MIXTURE_SECONDS if request.gguf_kind else _WEIGHTS_SECONDS))
     for title, (start, each) in steps:

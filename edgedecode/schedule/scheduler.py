@@ -161,7 +161,7 @@ class Scheduler:
         self._remembered.clear()
         self._patience = max(MISSED, self._patience // 2)
         self._cold = not any(table.plain for table in self.costs.tables.values())
-        return COLD if self._cold else self._rest()
+        return COLD if self._cold else self._rest(self._asking())
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from scores of offers and of other heads' drafts."""
@@ -374,14 +374,13 @@ class Scheduler:
         asking, self._current = self._asking(), ""
         self.ledger.empty_rounds += 1
         self._won = max(0.0, self._won - asking)
-        rest = 0 if self._won else self._rest()
+        rest = 0 if self._won else self._rest(asking)
         if self.free and asking > ASKING_SHARE:  # lookups may pay in any round; of draft models all is known
             self._models_from = self._answered + 2 * rest
         return Plan(0, rest=rest, reason=NO_SPEED_UP)
 
-    def _rest(self) -> int:
+    def _rest(self, asking: float) -> int:
         """Return how many rounds to rest: more with each empty round, until asking costs half of the income."""
-        asking = self._asking()
         worth = max(self.ledger.empty_rounds, int(asking / ASKING_SHARE))
         return min(MOST_REST, worth, max(0, int(2 * asking / INCOME)))
 

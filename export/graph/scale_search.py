@@ -15,8 +15,6 @@ __all__ = ["as_scales", "largest_scales", "levels_of", "search_scales"]
 _LARGEST_SCALE = float(np.finfo(np.float16).max)
 _LARGEST_LEVELS = (-7.0, -7.3, -7.6, -7.9, -8.2, -8.5, -8.8, -9.4, 7.0, 7.4, 7.8, 8.4)
 """Levels tried for a block's largest magnitude. Beyond -8 and 7 it is clipped, which gives the others finer steps."""
-_MIN_IMPORTANCE = 1e-6
-"""Minimum importance of a column, as a share of the mean."""
 
 
 def largest_scales(blocks: FloatArray) -> FloatArray:
@@ -36,9 +34,9 @@ def largest_scales(blocks: FloatArray) -> FloatArray:
 def search_scales(blocks: FloatArray, *, importance: FloatArray) -> FloatArray:
     """Return the float16-representable scales [rows, n] for blocks [rows, n, size]; never worse than the largest.
 
-    importance: [n, size], the weight of each column's squared error. Minimizes Σ importance · (x − q·scale)².
+    importance: [n, size], above 0: the weight of each column's squared error. Minimizes Σ importance · (x − q·scale)².
     """
-    start, weights = largest_scales(blocks), _normalized(importance)
+    start, weights = largest_scales(blocks), importance / importance.mean()
     weighted = blocks * weights
     largest, best = start * np.float32(-8), start.copy()
     lowest = np.full(start.shape, np.inf, np.float32)
@@ -73,11 +71,3 @@ def _error(blocks: FloatArray, scales: FloatArray, weights: FloatArray) -> Float
     rest *= scales[..., None]
     rest -= blocks
     return np.asarray(np.einsum("rnb,nb->rn", np.square(rest, out=rest), weights), np.float32)
-
-
-def _normalized(importance: FloatArray) -> FloatArray:
-    """Scale the importance to mean 1, with a minimum above zero."""
-    mean = float(importance.mean())
-    if mean <= 0:
-        return np.ones_like(importance)
-    return np.asarray(np.maximum(importance / np.float32(mean), _MIN_IMPORTANCE), np.float32)

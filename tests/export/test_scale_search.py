@@ -13,7 +13,7 @@ from edgedecode.export.graph.scale_search import largest_scales, levels_of, sear
 
 SIZES = [32, 128]
 VALUES = st.floats(-8, 8, width=32, allow_subnormal=False)
-IMPORTANCE = st.floats(0, 2.0**10, width=32, allow_subnormal=False)
+IMPORTANCE = st.floats(2.0**-10, 2.0**10, width=32)
 
 
 def scales_of(weights: FloatArray, size: int, importance: FloatArray) -> FloatArray:
@@ -33,9 +33,7 @@ def error(weights: FloatArray, size: int, importance: FloatArray, *, searched: b
 @given(weights=arrays(np.float32, (3, 256), elements=VALUES), importance=arrays(np.float32, 256, elements=IMPORTANCE))
 def test_scale_search_never_increases_the_error(size: int, weights: FloatArray, importance: FloatArray) -> None:
     plain, searched = (error(weights, size, importance, searched=way) for way in (False, True))
-    # a column without importance still has a small weight, so that it is not lost entirely
-    spare = 1e-5 * float(importance.mean()) * 256 * 64
-    assert (searched <= plain * (1 + 1e-5) + spare).all()
+    assert (searched <= plain * (1 + 1e-5) + 1e-5 * float(importance.mean())).all()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -50,13 +48,12 @@ def test_scale_search_reduces_the_error_of_ordinary_weights(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @given(weights=arrays(np.float32, (2, 256), elements=st.floats(-1e6, 1e6, width=32)))
 def test_scale_search_finds_float16_scales(size: int, weights: FloatArray) -> None:
-    found = scales_of(weights, size, np.linspace(0, 1, 256, dtype=np.float32))
+    found = scales_of(weights, size, np.linspace(0.01, 1, 256, dtype=np.float32))
     assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
 
 
 def test_scale_search_uses_only_the_ratio_of_importances() -> None:
     weights = np.random.default_rng(1).standard_normal((8, 256)).astype(np.float32)
     ones = np.ones(256, np.float32)
-    found = [scales_of(weights, 32, np.float32(scale) * ones) for scale in (1, 1024, 0)]
+    found = [scales_of(weights, 32, np.float32(scale) * ones) for scale in (1, 1024)]
     assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
