@@ -25,12 +25,12 @@ from edgedecode.text.messages import Message
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
-from ..tasks.arms import DRAFT_ALONE, ArmResult
-from ..tasks.task_files import Kind, Task, read_tasks
 from ..terminal import progress
 from ..verb_options import open_pair
+from .arms import DRAFT_ALONE, ArmResult
 from .curve_tables import plot_curve, show_curve, show_held_out, verdict
 from .switch_arms import SPECULATION, TARGET, measure_arms, point_of, quality_low
+from .task_files import Task, read_tasks
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
 __all__ = ["Calibrated", "calibrated", "halves", "run_calibration"]
@@ -57,8 +57,6 @@ def run_calibration(arguments: Namespace) -> int:
     if arguments.plot is not None:
         check_plot(Path(arguments.plot))
     tasks = read_tasks(Path(arguments.prompts), limit=arguments.limit)
-    if any(task.kind is Kind.CODE for task in tasks):
-        raise InputError(f"{arguments.prompts} holds code tasks: calibrate on questions whose answers are text")
     root = find_pack(arguments.model, arguments.draft)
     with open_pair(arguments) as pair:
         if "draft" not in pair.manifest.models:

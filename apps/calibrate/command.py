@@ -25,8 +25,8 @@ class CalibrateCommand:
             "--prompts",
             required=True,
             metavar="FILE",
-            help="questions with answers as jsonl, in a form that `edgedecode eval --tasks` takes; a question without "
-            "an answer counts as correct where the text equals the target's",
+            help="questions as jsonl: {question, answer}, as GSM8K has them or with any answer; {messages, answer}; or "
+            "{turns}, as MT-bench has them, correct where the text equals the target's",
         )
         parser.add_argument(
             "--signal",

@@ -11,8 +11,8 @@ from edgedecode.options import DEFAULT_QUALITY
 from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.plot_file import write_plot
 
-from ..tasks.arms import ArmResult
 from ..terminal import table_console
+from .arms import ArmResult
 from .switch_arms import SPECULATION, TARGET, quality_low
 
 __all__ = ["plot_curve", "show_curve", "show_held_out", "verdict"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from edgedecode import Pair, SessionOptions
 from edgedecode.pack.switch_curve import SwitchPoint
 
-from ..tasks.arms import Answered, ArmResult, answer_tasks, arm_results
-from ..tasks.intervals import paired_ratio
-from ..tasks.scoring import judge
-from ..tasks.task_files import Task
+from .arms import Answered, ArmResult, answer_tasks, arm_results
+from .scoring import judge
+from .task_files import Task
 
 __all__ = ["SPECULATION", "TARGET", "measure_arms", "point_of", "quality_low"]
 
 TARGET, SPECULATION = "target", "speculation"
+RESAMPLES = 4000
+"""Of the bootstrap. More make the bound steadier, and take longer."""
 
 
 def measure_arms(
@@ -36,7 +39,7 @@ def measure_arms(
     by_target = {answer.task: answer.text.split() for answer in answers if answer.arm == TARGET}
 
     def correct(task: Task, text: str) -> bool:
-        found = judge(task, text).correct
+        found = judge(task, text)
         return text.split() == by_target[task.name] if found is None else found
 
     return arm_results(answers, tasks, correct)
@@ -54,7 +57,16 @@ def point_of(up: float, found: ArmResult, target: ArmResult) -> SwitchPoint:
     )
 
 
-def quality_low(found: Sequence[bool], target: Sequence[bool]) -> float:
-    """Return the one-sided lower bound of the ratio of two accuracies over the same tasks: paired bootstrap, 95%."""
-    ratio = paired_ratio(found, target, one_sided=True)
-    return 0.0 if ratio is None else ratio.low
+def quality_low(found: Sequence[bool], target: Sequence[bool], *, seed: int = 0) -> float:
+    """Return the one-sided lower bound, at 95%, of the ratio of two accuracies over the same tasks (paired bootstrap).
+
+    0 if the target answers none. Resampled sets in which it answers none count as infinite if `found` has an answer,
+    and as 1 if not.
+    """
+    if not any(target):
+        return 0.0
+    chosen = np.random.default_rng(seed).integers(0, len(target), (RESAMPLES, len(target)))
+    one, two = (np.asarray(arm, np.float64)[chosen].mean(axis=1) for arm in (found, target))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(two > 0, one / two, np.where(one > 0, np.inf, 1.0))
+    return float(np.quantile(ratios, 0.05, method="lower"))  # infinite values do not allow interpolation

@@ -15,11 +15,11 @@ import pytest
 import edgedecode
 from edgedecode import SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
+from edgedecode.apps.calibrate.arms import ArmResult
 from edgedecode.apps.calibrate.calibrate_run import PLAIN, halves
 from edgedecode.apps.calibrate.switch_arms import point_of, quality_low
+from edgedecode.apps.calibrate.task_files import Kind, Task
 from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
-from edgedecode.apps.tasks.arms import ArmResult
-from edgedecode.apps.tasks.task_files import Kind, Task
 from edgedecode.cli import main
 from edgedecode.library import find
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -73,6 +73,8 @@ def test_quality_bound_of_known_answers() -> None:
     worse = [True] * 60 + [False] * 40
     low = quality_low(worse, target)
     assert 0.66 < low < 0.70, "three quarters, less 1.64 standard deviations of 4.8%"
+    assert quality_low(worse, [False] * 100) == 0
+    assert quality_low([True, False, True, False], [True, False, False, False]) >= 0, "also if a resampled set has none"
     target_arm = ArmResult(correct=target, tokens=100, verified=100, seconds=2.0)
     found = ArmResult(correct=worse, tokens=100, verified=30, seconds=1.0)
     assert point_of(0.5, found, target_arm) == SwitchPoint(0.5, 0.6, pytest.approx(0.75), low, 0.3, 2.0)
@@ -146,7 +148,7 @@ def test_calibrate_shows_a_target_that_answers_no_held_out_question(
         ("[1]\n", "line 1 is not a JSON object"),
         ('{"question": "a", "answer": "b"}\n' * 5, "5 prompts are too few"),
         ('{"question": "Say x.", "answer": "nothing says this"}\n' * 40, "answers none of these prompts correctly"),
-        ('{"task_id": "a/1", "prompt": "def f():", "test": "x", "entry_point": "f"}\n', "code tasks"),
+        ('{"task_id": "a/1", "prompt": "def f():", "test": "x", "entry_point": "f"}\n', "none of the forms"),
         ('{"messages": [{"role": "system", "content": "x"}], "answer": "y"}\n', "must be the user's"),
         ('{"question": " ", "answer": "y"}\n', "empty question"),
         (

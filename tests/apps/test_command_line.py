@@ -181,7 +181,7 @@ REFUSALS = {
     "show a b": (2, "edgedecode show: unrecognized arguments: a b"),
     "show LATIN": (1, "is not a folder"),
     "cache clear": (2, "say what to delete"),
-    "eval": (2, "choose what to evaluate: --tasks FILE, --equality, --kv-types"),
+    "eval": (2, "choose what to evaluate: --equality, --kv-types, or both"),
     "eval --equality --prompts FOLDER": (1, "Is a directory"),
     "eval --equality --prompts EMPTY": (1, "holds no prompts"),
     "bench --families ,": (2, "give at least one name"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgedecode import Completion, ContextExceeded, Pair, Session, SessionOptions, SwitchOptions
-from edgedecode.sampling.sampler import answer_seed
 from edgedecode.switching.rule import SwitchRule
 
 from .task_files import Task
@@ -70,30 +69,14 @@ class ArmResult:
 
 
 def answer_tasks(
-    pair: Pair,
-    tasks: Sequence[Task],
-    arms: Mapping[str, SessionOptions],
-    *,
-    max_tokens: int,
-    done: Collection[tuple[str, str]] = (),
+    pair: Pair, tasks: Sequence[Task], arms: Mapping[str, SessionOptions], *, max_tokens: int
 ) -> Iterator[Answered]:
-    """Yield each task's answer by each arm, in blocks of tasks. done: (task, arm) that are left out.
-
-    Options with a seed give every task a session and a seed of its own, so that its answer does not depend on `done`.
-    """
-    numbers = {task.name: number for number, task in enumerate(tasks)}
+    """Yield each task's answer by each arm, in blocks of tasks."""
     for start in range(0, len(tasks), BLOCK):
-        block = tasks[start : start + BLOCK]
         for arm, options in arms.items():
-            missing = [task for task in block if (task.name, arm) not in done]
-            if options.seed is not None:
-                for task in missing:
-                    with pair.session(replace(options, seed=answer_seed(options.seed, numbers[task.name]))) as session:
-                        yield _answered(session, task, arm, max_tokens=max_tokens)
-            elif missing:
-                with pair.session(options) as session:
-                    for task in missing:
-                        yield _answered(session, task, arm, max_tokens=max_tokens)
+            with pair.session(options) as session:
+                for task in tasks[start : start + BLOCK]:
+                    yield _answered(session, task, arm, max_tokens=max_tokens)
 
 
 def _answered(session: Session, task: Task, arm: str, *, max_tokens: int) -> Answered:

@@ -1,11 +1,9 @@
-"""Reads tasks from jsonl files in five forms, recognised by their fields."""
+"""Reads questions with answers from a jsonl file in four forms, recognised by their fields."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,12 @@ from edgedecode.text.printable import checked_text, file_text
 from edgedecode.text.prompts import interleaved, read_messages, read_object
 
 from .answer_numbers import MARK, is_number
-from .code_tasks import CodeTests, code_tests, message_of
 
-__all__ = ["FORMS", "Kind", "Task", "parse_tasks", "read_tasks", "tasks_digest"]
+__all__ = ["FORMS", "Kind", "Task", "parse_tasks", "read_tasks"]
 
 FORMS = (
     'ours {"family", "messages", "answer"}',
     'GSM8K {"question", "answer": "… #### 42"}',
-    'HumanEval or MBPP {"task_id", "prompt", "entry_point", "test"} or {"task_id", "text", "test_list"}',
     'MT-bench or Spec-Bench {"category", "turns"}',
     'question and answer {"question" or "prompt", "answer"}',
 )
@@ -41,8 +37,6 @@ class Kind(StrEnum):
     """The answer is the reference, apart from white space."""
     NUMBER = "number"
     """The answer's last number is the reference's."""
-    CODE = "code"
-    """The answer's code passes the tests."""
     WRITTEN = "written"
     """There is no reference: the answer is written, not judged."""
 
@@ -58,27 +52,15 @@ class Task:
     turns: tuple[str, ...]
     """The user's messages, which are answered in order."""
     reference: str = ""
-    code: CodeTests | None = None
 
 
-def read_tasks(*paths: str | Path, limit: int | None = None) -> list[Task]:
-    """Return the tasks of all files, at most `limit`, interleaved by family. Raises InputError with the line."""
-    tasks: list[Task] = []
-    labels: dict[str, Path] = {}
-    for path in map(Path, paths):
-        label, number = path.stem, 1
-        if path.absolute() in labels.values():
-            raise InputError(f"{path} is named twice: name each file of tasks once")
-        while label in labels:
-            number += 1
-            label = f"{path.stem}-{number}"
-        labels[label] = path.absolute()
-        try:
-            text = file_text(path)
-        except OSError as error:
-            raise InputError(f"the tasks {path} cannot be read: {error.strerror or error}") from None
-        tasks += parse_tasks(text, str(path), label=label)
-    return interleaved(tasks, name=lambda task: task.family)[:limit]
+def read_tasks(path: Path, *, limit: int | None = None) -> list[Task]:
+    """Return the tasks of a file, at most `limit`, interleaved by family. Raises InputError with the line."""
+    try:
+        text = file_text(path)
+    except OSError as error:
+        raise InputError(f"the tasks {path} cannot be read: {error.strerror or error}") from None
+    return interleaved(parse_tasks(text, str(path), label=path.stem), name=lambda task: task.family)[:limit]
 
 
 def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
@@ -110,19 +92,12 @@ def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
     return tasks
 
 
-def tasks_digest(tasks: Sequence[Task]) -> str:
-    """Return the sha256, in hex, of everything in the tasks."""
-    return hashlib.sha256(json.dumps([asdict(task) for task in tasks], sort_keys=True).encode()).hexdigest()
-
-
 def _form(value: dict[str, Any]) -> Callable[[dict[str, Any], str], Task] | None:
     """Return what reads a line with these fields."""
     if "messages" in value:
         return _ours
     if "turns" in value:
         return _bench
-    if "test" in value or "test_list" in value:
-        return _code
     if "answer" in value and ("question" in value or "prompt" in value):
         marked = isinstance(value["answer"], str) and MARK in value["answer"]
         return _gsm8k if marked and "question" in value else _question
@@ -158,37 +133,6 @@ def _question(value: dict[str, Any], label: str) -> Task:
     kind = Kind.NUMBER if is_number(reference) else Kind.EXACT
     asked = _string(value, "question" if "question" in value else "prompt")
     return Task("", _family(value, label), kind, (), (asked,), reference)
-
-
-def _code(value: dict[str, Any], label: str) -> Task:
-    if "test" in value:
-        start, name = _string(value, "prompt"), _string(value, "entry_point").strip()
-        if not name.isidentifier():
-            raise InputError(f"the entry point {name[:_LONGEST_NAME]!r} is not a name")
-        code = code_tests(_string(value, "test"), start=start, entry_point=name)
-        text = start
-    else:
-        tests = value["test_list"]
-        if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-            raise InputError("test_list must be a list of strings, at least one")
-        text = _string(value, "text" if "text" in value else "prompt")
-        prelude = "\n".join(_lines(value, "test_setup_code") + _lines(value, "test_imports"))
-        code = code_tests("\n".join(tests), prelude=prelude)
-    return Task("", _family(value, label), Kind.CODE, (), (message_of(text, code),), _canonical(value, code), code)
-
-
-def _canonical(value: dict[str, Any], code: CodeTests) -> str:
-    """Return the task's own solution, which perplexity is measured on; empty if it has none."""
-    solution = value.get("canonical_solution", value.get("code"))
-    return f"```python\n{code.start}{solution}\n```" if isinstance(solution, str) and solution.strip() else ""
-
-
-def _lines(value: dict[str, Any], name: str) -> list[str]:
-    found = value.get(name) or []
-    lines = [found] if isinstance(found, str) else found
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise InputError(f"{name} must be a string or a list of strings")
-    return lines
 
 
 def _family(value: dict[str, Any], default: str) -> str:

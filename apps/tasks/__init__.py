@@ -1,1 +1,0 @@
-"""Tasks with references: reading them, scoring answers, running generated code, confidence intervals. No verb."""
