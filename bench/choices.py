@@ -41,7 +41,7 @@ def read_choices(arguments: Namespace) -> Prompts:
         find_drafter(name)
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
     families = arguments.families or ()
-    short = _short(arguments)
+    short = arguments.quick
     if arguments.structured and not families and arguments.prompts is None:
         families = STRUCTURED_FAMILIES
     elif short and not families and arguments.prompts is None:
@@ -93,16 +93,12 @@ def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Promp
     return (found or [prompt for prompt in bundled_prompts() if prompt not in taken])[:WARM_UP]
 
 
-def _short(arguments: Namespace) -> bool:
-    return bool(arguments.quick or arguments.overhead or arguments.draws)
-
-
 def _fixed(arguments: Namespace) -> bool:
-    return bool(arguments.fixed or arguments.drafters or arguments.lengths or arguments.overhead)
+    return bool(arguments.fixed or arguments.drafters or arguments.lengths)
 
 
 def _lengths(arguments: Namespace) -> tuple[int, ...]:
-    return tuple(sorted(set(arguments.lengths or ((2, 4) if _short(arguments) else (1, 2, 4, 8)))))
+    return tuple(sorted(set(arguments.lengths or ((2, 4) if arguments.quick else (1, 2, 4, 8)))))
 
 
 def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
@@ -126,7 +122,7 @@ def _serves(pair: Pair, name: str) -> bool:
 def _max_tokens(arguments: Namespace) -> int:
     if arguments.max_tokens is not None:
         return int(arguments.max_tokens)
-    return 48 if _short(arguments) or arguments.calibrate else 128
+    return 48 if arguments.quick or arguments.calibrate else 128
 
 
 def _context(arguments: Namespace, pair: Pair) -> int:

@@ -40,19 +40,9 @@ class BenchCommand:
         kinds = parser.add_argument_group("measurement (default: plain and scheduled decoding, by task family)")
         kind = kinds.add_mutually_exclusive_group()
         kind.add_argument(
-            "--overhead",
-            action="store_true",
-            help="host overhead per token and per round, and plain decoding against bare loops of the engine",
-        )
-        kind.add_argument(
             "--calibrate",
             action="store_true",
             help="cost of forward passes on this machine at several context lengths, saved for the scheduler",
-        )
-        kind.add_argument(
-            "--draws",
-            action="store_true",
-            help="time to sample a token from a row of 151,936 logits, greedy and with the slowest options",
         )
         kind.add_argument(
             "--structured",
@@ -74,12 +64,6 @@ class BenchCommand:
             choices=["auto"],
             help="measure the pack's models on every engine and provider of this machine, also the draft on another "
             "one than the target, and keep the fastest placement for --runtime auto",
-        )
-        kind.add_argument(
-            "--two-devices",
-            action="store_true",
-            help="simulate a draft model on a second device, from the costs recorded here: where drafting while the "
-            "target verifies would pay",
         )
         kind.add_argument(
             "--replay", metavar="TRACE", help="check that a recorded trace leads to the same draft decisions again"
@@ -154,11 +138,6 @@ class BenchCommand:
         _check_place(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p applies to sampling: give --temp with it")
-        prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
-        if arguments.draws and (any(prompts) or arguments.prompts is not None or arguments.scale is not None):
-            arguments.usage_error(
-                "--draws measures generated rows: leave out the options that choose prompts, drafters or packs"
-            )
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")
         _check_adapter(arguments)
@@ -191,11 +170,9 @@ def _add_peer_options(parser: ArgumentParser) -> None:
 
 def _check_peer_options(arguments: Namespace) -> None:
     """Exit with a usage error if options contradict --against."""
-    if arguments.against and arguments.overhead:
-        arguments.usage_error("--against compares full requests and --overhead bare loops: leave one of the two out")
     if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
         arguments.usage_error("--against compares scheduled decoding: leave --drafters and --lengths out")
-    others = arguments.draws, arguments.calibrate, arguments.replay, arguments.temp, arguments.memory_sweep
+    others = arguments.calibrate, arguments.replay, arguments.temp, arguments.memory_sweep
     if arguments.against and any(others):
         arguments.usage_error("--against measures only greedy answers to prompts: give it alone")
 
@@ -225,7 +202,7 @@ def _check_place(arguments: Namespace) -> None:
 
 def _check_adapter(arguments: Namespace) -> None:
     """Exit with a usage error for runs that measure no answers of the pack itself."""
-    others = arguments.against, arguments.overhead, arguments.calibrate, arguments.draws, arguments.memory_sweep
+    others = arguments.against, arguments.calibrate, arguments.memory_sweep
     if arguments.adapter is not None and (any(others) or arguments.replay is not None):
         arguments.usage_error(
             "--adapter applies to plain and scheduled answers: leave it out, or the other measurement"
@@ -240,7 +217,7 @@ def _budget_count(text: str) -> int:
 
 def _check_plot(arguments: Namespace) -> None:
     """Exit with a usage error if no families are measured. Raises what `check_plot` raises."""
-    others = arguments.against, arguments.overhead, arguments.calibrate, arguments.draws, arguments.replay is not None
+    others = arguments.against, arguments.calibrate, arguments.replay is not None
     if any(others) or arguments.structured:
         arguments.usage_error("--plot shows the families' speed-ups, which this run does not measure: leave it out")
     check_plot(arguments.plot)

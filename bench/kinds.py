@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedecode import CapabilityError, Pair
+from edgedecode import CapabilityError
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
@@ -21,38 +21,28 @@ from edgedecode.text.prompts import Prompt
 
 from .choices import Prompts, read_choices, settings_of
 from .lock import one_at_a_time
-from .loops.greedy_loop import open_loops
 from .measure.cost_meter import WIDEST, CostMeter, Costs
 from .measure.device_costs import bucket_contexts, learn, measure_buckets, measure_host
-from .measure.draws import draw_shapes, measure_draws
 from .measure.extraction import EXTRACTIONS, GRAMMARS, measure_right
 from .measure.families import measure_family
 from .measure.family_results import ArmResult, FamilyResult
-from .measure.overhead import compare_loops, measure_host_work
 from .measure.placements import candidates, measure_placements
 from .measure.structured import SCHEMA, WAYS, measure_structured
 from .measure.timed import TimedPair, TimedRuntime
 from .measure.timed_answers import Requests
-from .overlap.two_devices import ACCEPTED, STEPS, measured_gains, recorded_passes, write_overlap_chart
 from .peers.against import against, check_names
 from .report.bench_tables import Report
 from .report.conditions import Conditions
-from .report.placement_table import gains_table, placement_table
+from .report.placement_table import placement_table
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 from .sweep.memory_sweep import memory_sweep
 
 __all__ = ["run"]
 
-COMPARED_TEXT_TOKENS = 64
-"""Shortest prompt, in tokens, for the comparison with bare loops."""
 COST_SAMPLES = 9
 """Samples of the cost of forward passes, taken before the runs if there are no fixed arms."""
 QUICK_SAMPLES = 2
-OVERLAP_CONTEXT = 512
-"""Tokens of context for whose costs a second device is simulated."""
-DRAWS, QUICK_DRAWS = 200, 9
-"""Measured draws per shape of row and set of options."""
 
 Json = dict[str, object]
 
@@ -82,8 +72,6 @@ def run(arguments: Namespace) -> int:
         return memory_sweep(arguments)
     if arguments.place is not None:
         return _place(arguments, prompts)
-    if arguments.two_devices:
-        return _two_devices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # start without saved experience, and do not save what a bench's prompts teach
             pair.keep_experience(None)
@@ -105,10 +93,6 @@ def _measure(bench: _Bench) -> Json:
     if bench.arguments.against:
         pair, settings = bench.timed.pair, bench.settings
         return against(bench.arguments, pair, settings=settings, report=bench.report, progress=progress)
-    if bench.arguments.overhead:
-        return _overhead(bench)
-    if bench.arguments.draws:
-        return _draws(bench)
     if bench.arguments.structured:
         return _structured(bench)
     return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
@@ -165,37 +149,6 @@ def _calibrate(bench: _Bench) -> Json:
     return {"calibration": [_costs_json(measured) for measured in costs], "host_seconds": host}
 
 
-def _overhead(bench: _Bench) -> Json:
-    timed, settings = bench.timed, bench.settings
-    runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
-    with progress("host overhead", runs) as advance:
-        works = measure_host_work(timed, settings=settings, advance=advance)
-    bench.report.host_work(works)
-    loops, reasons = open_loops(bench.arguments, timed.pair, settings=settings)
-    text = _long_text(timed.pair, settings)
-    with progress("bare loops", settings.repetitions + 1) as advance:
-        ratios = compare_loops(timed, loops, text=text, settings=settings, advance=advance) if loops else []
-    bench.report.loops(ratios, reasons)
-    return {
-        "host_work": [asdict(work) for work in works],
-        "loops": [asdict(ratio) for ratio in ratios],
-        "not_compared": reasons,
-    }
-
-
-def _draws(bench: _Bench) -> Json:
-    quick = bench.arguments.quick
-    with progress("draws", sum(1 for _ in draw_shapes())) as advance:
-        costs = measure_draws(
-            bench.timed.pair.shared.row_draw(),
-            repetitions=QUICK_DRAWS if quick else DRAWS,
-            advance=advance,
-            quick=quick,
-        )
-    bench.report.draws(costs)
-    return {"draws": [asdict(cost) for cost in costs]}
-
-
 def _structured(bench: _Bench) -> Json:
     settings = bench.settings
     with progress("structured answers", len(settings.prompts) * len(WAYS) * settings.repetitions) as advance:
@@ -225,22 +178,6 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
         print(f"Kept for --runtime auto on this device: {best.placement}.")
     if arguments.json:
         print_json({"placements": [asdict(each) for each in measured]})
-    return 0
-
-
-def _two_devices(arguments: Namespace) -> int:
-    """Simulate drafting on a second device; print where overlapping it with verification pays, and return 0."""
-    with open_pair(arguments) as pair:
-        name, engine = pair.manifest.name, pair.runtime
-        passes = recorded_passes(pair.experience, context_tokens=OVERLAP_CONTEXT)
-    with progress("simulations", len(STEPS) * len(ACCEPTED)) as advance:
-        gains = measured_gains(passes, advance=advance)
-    conditions = f"passes as recorded for {name} on {engine}; jitter 10%, 2% of the passes three times as long"
-    gains_table(gains, conditions)
-    if arguments.plot is not None:
-        write_overlap_chart(arguments.plot, gains, conditions=conditions)
-    if arguments.json:
-        print_json({"gains": [asdict(gain) for gain in gains]})
     return 0
 
 
@@ -286,13 +223,3 @@ def _arm_json(arm: ArmResult) -> Json:
 def _tokens(bench: _Bench) -> list[int]:
     tokenizer = bench.timed.pair.tokenizer
     return [token for prompt in bench.settings.prompts for token in tokenizer.encode(prompt.turns[0])]
-
-
-def _long_text(pair: Pair, settings: Settings) -> str:
-    """Concatenate prompts to a text of at least COMPARED_TEXT_TOKENS tokens."""
-    text = ""
-    for prompt in settings.prompts * COMPARED_TEXT_TOKENS:
-        text += prompt.turns[0] + "\n"
-        if len(pair.tokenizer.encode(text)) >= COMPARED_TEXT_TOKENS:
-            break
-    return text

@@ -12,7 +12,6 @@ from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
-from edgedecode.engines.wrappers.placed import devices_differ
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.locks import Lock
 from edgedecode.memory.budget import Budget
@@ -100,7 +99,6 @@ class Pair:
             heads=heads,
             adapters=adapters,
             turn=turn,
-            devices_differ="draft" in manifest.models and devices_differ(runtime, provider),
         )
         """The resources that its sessions share."""
         self._adapters = self.shared.adapters.choice()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
-from edgedecode.decoding.beside import THREAD, BesideThread
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
@@ -170,24 +167,6 @@ class CallDrafter:
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
-
-
-def drafting_threads() -> list[threading.Thread]:
-    """Return the threads that still draft, with time for those whose work has ended to end."""
-    mine = [thread for thread in threading.enumerate() if thread.name == THREAD]
-    for thread in mine:
-        thread.join(5)
-    return [thread for thread in mine if thread.is_alive()]
-
-
-class Patient(BesideThread):
-    """Lets the drafting reach its limit, as beside a slow pass."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.join()
-        super().__exit__(kind, error, trace)
 
 
 @dataclass

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgedecode.decoding.beside import Stop
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, TrimmedVocabulary
@@ -43,8 +41,7 @@ class Machine:
     row: each further row. draft: a drafted token. read: a token prefilled by the draft model. host: the host overhead
     of a round. asking: the additional overhead of asking drafters. trimmed: the smaller head's cost per drafted token,
     as a share of the full head's. jitter: the relative standard deviation of a pass's time. spikes: the share of passes
-    that take three times as long. contention: the relative time by which a pass is slower while the draft model runs
-    beside it. widths: passes of fixed widths, ascending, each with its cost; empty: any width.
+    that take three times as long. widths: passes of fixed widths, ascending, each with its cost; empty: any width.
     """
 
     row: float = 0.35
@@ -55,7 +52,6 @@ class Machine:
     trimmed: float = 0.6
     jitter: float = 0.0
     spikes: float = 0.0
-    contention: float = 0.0
     widths: tuple[tuple[int, float], ...] = ()
 
     def c(self, width: int) -> float:
@@ -89,26 +85,6 @@ class Clock:
         self.now += steps * STEP * factor * self._pace
 
 
-class VirtualBeside:
-    """Implements `Beside` on the clock of both devices: the work starts with the body, whose end is known by then."""
-
-    def __init__(self, work: Callable[[Stop], None], clock: Callable[[], float]) -> None:
-        assert isinstance(clock, Clock)
-        self._work, self._clock, self._start = work, clock, 0.0
-        self.late_seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._start = self._clock.now
-
-    def __exit__(self, *_: object) -> None:
-        clock, start = self._clock, self._start
-        over = clock.now + (clock.now - start) * clock._machine.contention
-        clock.now = start
-        self._work(lambda: clock.now >= over)
-        self.late_seconds = max(0.0, clock.now - over)
-        clock.now = max(clock.now, over)
-
-
 class Scripted:
     """A drafter that is right where `accepts` is true; with a `step` (the cost of a token) it has its own model."""
 
@@ -119,9 +95,6 @@ class Scripted:
         self.name, self.free = name, not step
         self._accepts, self._clock, self._match, self._step = accepts, clock, match, step
         self._read = 0
-        self._at = self._ready_at = -1
-        self._ready = 0
-        """Tokens drafted ahead after the first `_ready_at` of the text."""
 
     def begin(self, context: Sequence[int]) -> None:
         self._read = 0
@@ -135,21 +108,10 @@ class Scripted:
         if not self.free:
             unread = self.unread(context)
             read = min(unread, plan.read_max or unread)
-            ready = min(len(tokens), self._ready) if self._ready_at == place else 0
-            self._clock.spend(max(0, read - 1) * self._clock._machine.read + (len(tokens) - ready) * self._step)
-            self._read = self._at = place
-            self._ready_at = -1
-            return Draft(tokens, source=self.name, ready=ready)
+            self._clock.spend(max(0, read - 1) * self._clock._machine.read + len(tokens) * self._step)
+            self._read = place
+            return Draft(tokens, source=self.name)
         return Draft(tokens, source=self.name, match=self._match)
-
-    def ahead(self, draft: Draft, limit: int, rng: UniformSource, *, plan: Plan, stop: Stop) -> None:
-        bonus, ready = self._at + len(draft), 0
-        self._clock.spend(self._step)
-        while ready < limit and not stop():
-            self._clock.spend(self._step)
-            ready += 1
-        right = all(self._accepts(place) for place in range(self._at, bonus + 1))
-        self._ready_at, self._ready = bonus + 1 if right else -1, ready
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         if verdict.draft.source == self.name:
@@ -236,7 +198,7 @@ def simulate(
     drafting = None
     if drafters:
         noise = Noise(0, stream=1)
-        drafting = Drafting(drafters, recorded, noise=noise, offers=chooses, clock=clock, beside=VirtualBeside)
+        drafting = Drafting(drafters, recorded, noise=noise, offers=chooses, clock=clock)
     text, end = list(range(prompt + 1)), prompt + tokens
     if drafting is not None:
         drafting.begin(text, kind)
@@ -246,8 +208,7 @@ def simulate(
         draft = EMPTY_DRAFT if asked is None else asked.propose(text, room=end - place - 1)
         clock.spend(machine.host + (machine.asking if asked is not None and chooses else 0.0))
         proposed = clock()
-        with nullcontext() if asked is None else asked.beside(text, draft):
-            clock.spend(machine.c(1 + len(draft)))
+        clock.spend(machine.c(1 + len(draft)))
         seconds = clock() - proposed
         accepted = next((index for index, token in enumerate(draft.tokens) if token != place + index), len(draft))
         emitted = tuple(range(place, place + accepted + 1))

@@ -22,7 +22,6 @@ from edgedecode.decoding.model import (
     State,
 )
 from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime, draft_engine
-from edgedecode.engines.wrappers.placed import devices_differ
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 
@@ -138,9 +137,6 @@ class TimedRuntime:
 
     def devices(self) -> Sequence[Device]:
         return self._runtime.devices()
-
-    def devices_differ(self, provider: str) -> bool:
-        return devices_differ(self._runtime, provider)
 
     def row_draw(self) -> RowDraw:
         return row_draw_of(self._runtime)

@@ -108,7 +108,7 @@ def host_gaps(target: Sequence[Pass], draft: Sequence[Pass]) -> list[HostGap]:
     for before, after in pairwise(target):
         drafted = 0.0
         while index < len(draft) and draft[index].ended <= after.started:
-            drafted += max(0.0, draft[index].ended - max(draft[index].started, before.ended))  # it may overlap the pass
+            drafted += draft[index].seconds
             index += 1
         seconds = after.started - before.ended - drafted
         gaps.append(HostGap(seconds, drafted=before.width > 1 and after.width > 1))

@@ -13,10 +13,8 @@ from edgedecode.plot_file import write_plot
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
-from ..measure.draws import DrawCost
 from ..measure.extraction import WayRight
 from ..measure.family_results import ArmResult, FamilyResult, Hindsight
-from ..measure.overhead import HostWork, LoopRatio
 from ..measure.structured import WaySpeed
 from .conditions import Conditions, SweepConditions
 from .speed_chart import speed_figure
@@ -221,26 +219,6 @@ class Report:
         if unstable := sum(family.plain_unstable for family in families):
             self.lines([f"Plain decoding itself differed between repetitions on {unstable} prompts."])
 
-    def host_work(self, works: Sequence[HostWork]) -> None:
-        """Print the host overhead per round of each arm."""
-        columns: dict[str, Callable[[HostWork], str]] = {
-            "arm": lambda work: work.arm,
-            "rounds": lambda work: str(work.rounds),
-            "median ms": lambda work: _ms(work.median_seconds),
-            "90th percentile ms": lambda work: _ms(work.p90_seconds),
-        }
-        self.table("Host overhead per token (plain) and per verified round", columns, works)
-
-    def draws(self, costs: Sequence[DrawCost]) -> None:
-        """Print the time to sample a token from each shape of row."""
-        columns: dict[str, Callable[[DrawCost], str]] = {
-            "row": lambda cost: cost.shape,
-            "greedy": lambda cost: _ms(cost.greedy_seconds),
-            "slowest": lambda cost: _ms(cost.worst_seconds),
-            "its options": lambda cost: ", ".join(f"{name} {value:g}" for name, value in cost.worst.items()),
-        }
-        self.table("Sampling a token from a row of 151,936 logits, median ms", columns, costs)
-
     def structured(self, speeds: Sequence[WaySpeed], *, prompts: int) -> None:
         """Print the speed of answers under a grammar."""
         columns: dict[str, Callable[[WaySpeed], str]] = {
@@ -270,23 +248,6 @@ class Report:
             "those with the text's values"
         )
         self.table(title, columns, ways)
-
-    def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
-        """Print our plain loop against others, and the reasons for missing ones."""
-        columns: dict[str, Callable[[LoopRatio], str]] = {
-            "other loop": lambda ratio: ratio.loop,
-            "ratio": lambda ratio: f"{ratio.ratio:.3f}",
-            "lowest": lambda ratio: f"{ratio.ratios[0]:.3f}",
-            "highest": lambda ratio: f"{ratio.ratios[-1]:.3f}",
-            "our tok/s": lambda ratio: f"{ratio.our_tokens_per_second:.1f}",
-            "its tok/s": lambda ratio: f"{ratio.tokens_per_second:.1f}",
-            "same tokens": lambda ratio: f"{ratio.same_tokens} of {ratio.tokens}",
-        }
-        if ratios:
-            title = "Plain decoding: our loop's speed / the other loop's, same prompt and tokens, interleaved"
-            self.table(title, columns, ratios)
-        self.lines(f"{ratio.loop}: {ratio.setting}" for ratio in ratios)
-        self.lines(f"Not compared: {reason}" for reason in reasons)
 
 
 def ratio_cell(value: float | None) -> str:

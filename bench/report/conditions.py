@@ -142,7 +142,7 @@ def _sampling(settings: Settings) -> str:
 
 def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
     """Return the state of the scheduler at the start of a measured request."""
-    if arguments.overhead or arguments.draws or arguments.calibrate:
+    if arguments.calibrate:
         return "not compared in this run"
     return (
         f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt there, "

@@ -1,4 +1,4 @@
-"""Tables of measured placements, and of the simulated gain of a second device."""
+"""The table of measured placements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from edgedecode.apps.terminal import table_console
 
 from ..measure.placements import MeasuredPlacement
-from ..overlap.two_devices import ACCEPTED, Gain
 
-__all__ = ["gains_table", "placement_table"]
+__all__ = ["placement_table"]
 
 
 def placement_table(measured: Sequence[MeasuredPlacement]) -> None:
@@ -32,21 +31,3 @@ def placement_table(measured: Sequence[MeasuredPlacement]) -> None:
     for each in measured:
         if each.refusal:
             console.print(f"Not measured: {each.placement}: {each.refusal}", markup=False, highlight=False)
-
-
-def gains_table(gains: Sequence[Gain], conditions: str) -> None:
-    """Print the speed-ups by cost of a draft step and acceptance rate."""
-    from rich.table import Table
-
-    table = Table("draft step", title="Drafting while the target verifies: speed-up over rounds without overlap")
-    for accepted in ACCEPTED:
-        table.add_column(f"{accepted:.0%} accepted", justify="right")
-    for step in dict.fromkeys(gain.step for gain in gains):
-        table.add_row(f"{step:g}", *(_gain(gain) for gain in gains if gain.step == step))
-    console = table_console()
-    console.print(table)
-    console.print(f"{conditions}; -: not used, as no gain is expected", markup=False, highlight=False)
-
-
-def _gain(gain: Gain) -> str:
-    return f"{gain.speed_up:.2f}" if gain.plan.guesses else "-"

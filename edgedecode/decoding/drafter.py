@@ -11,9 +11,7 @@ from edgedecode.decoding.tree import RankRates
 from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
-from .beside import Stop
-
-__all__ = ["Branching", "Closable", "Drafter", "DraftsAhead", "HeadDrafter", "Watching", "head_groups"]
+__all__ = ["Branching", "Closable", "Drafter", "HeadDrafter", "Watching", "head_groups"]
 
 
 class Drafter(Protocol):
@@ -76,20 +74,6 @@ class Watching(Protocol):
 
     def repeats(self, context: Sequence[int], length: int) -> bool:
         """Return whether the last `length` tokens of `context` occur in it before."""
-        ...
-
-
-@runtime_checkable
-class DraftsAhead(Protocol):
-    """A drafter that can draft on while the target verifies its draft, on a device of its own (PEARL, 2408.11850)."""
-
-    def ahead(self, draft: Draft, limit: int, rng: UniformSource, *, plan: Plan, stop: Stop) -> None:
-        """Draft at most `limit` tokens after `draft`, its last proposal, and its own next token as the target's.
-
-        If the target's tokens are those, the next `propose` returns what it would have drafted then; else it drafts
-        anew. Nothing else may call the drafter or its model meanwhile. Returns after the running step once `stop` says
-        so.
-        """
         ...
 
 

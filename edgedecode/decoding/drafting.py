@@ -6,7 +6,7 @@ The loop has one `Drafting`. The policy sees only counts and measured times (`Si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from types import MappingProxyType
@@ -14,10 +14,9 @@ from types import MappingProxyType
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.sampler import Noise
 
-from .beside import Beside, BesideThread, Stop
 from .constraint import Constraint, allowed_draft
 from .counterfactual import OpenOffers, would_have
-from .drafter import Branching, Closable, Drafter, DraftsAhead, HeadDrafter, Watching, head_groups
+from .drafter import Branching, Closable, Drafter, HeadDrafter, Watching, head_groups
 from .drafts import EMPTY_DRAFT, Draft
 from .policy import (
     ASKED,
@@ -52,7 +51,7 @@ class Drafting:
 
     offers: ask every free drafter each round and score its proposal, which a policy needs to choose among drafters;
     False asks only the drafter that the plan names. chains_only: refuse drafts that branch, since trees change the
-    order of sums. clock: seconds, the same clock as the loop's. beside: runs drafting beside the target's pass.
+    order of sums. clock: seconds, the same clock as the loop's.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Drafting:
         offers: bool = False,
         chains_only: bool = False,
         clock: Callable[[], float] = perf_counter,
-        beside: Callable[[Callable[[Stop], None], Callable[[], float]], Beside] = BesideThread,
     ) -> None:
         if not drafters:
             raise InputError("drafting needs a drafter: leave it out for plain decoding")
@@ -78,10 +76,6 @@ class Drafting:
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = _by_model(drafters)
         self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # isinstance is slow
-        self._ahead = {drafter.name: drafter for drafter in drafters if isinstance(drafter, DraftsAhead)}
-        self._new_beside = beside
-        self._beside: Beside | None = None
-        """Drafting during the running round's pass; None: there was none."""
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._rest: list[tuple[float, float]] = []
@@ -145,7 +139,7 @@ class Drafting:
         """
         self._end_rest()
         self._tokens = tokens
-        self._read, self._draft_seconds, self._beside, self._returned = 0, 0.0, None, 0
+        self._read, self._draft_seconds, self._returned = 0, 0.0, 0
         self._asked = ASKED
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
@@ -174,20 +168,6 @@ class Drafting:
                 self.plan = replace(self.plan, reason="the grammar allows no draft")
         return draft
 
-    def beside(self, tokens: Sequence[int], draft: Draft) -> AbstractContextManager[object]:
-        """Return a context for the target's pass over this draft: the drafter drafts on in it if the plan says so."""
-        drafter = self._ahead.get(draft.source) if self.plan.ahead and len(draft) and draft.parents is None else None
-        if drafter is None:
-            return nullcontext()
-        noise, limit, plan = self._noise, self._limit, self.plan
-        noise.position = len(tokens) + len(draft)
-
-        def work(stop: Stop) -> None:
-            drafter.ahead(draft, limit, noise, plan=plan, stop=stop)
-
-        self._beside = self._new_beside(work, self.clock)
-        return self._beside
-
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
         """Report a round in which drafters were asked to all of them; `tokens` end with the tokens it emitted."""
         self._tokens = tokens
@@ -198,18 +178,14 @@ class Drafting:
                 self._head_scores.append(Score(head.name, *would_have(verdict, head.vocabulary)))
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
-        """Report a round's cost to the policy: the target's forward pass, and host overhead without model drafting.
-
-        pass_seconds: with the wait for drafting beside the pass.
-        """
+        """Report a round's cost to the policy: the target's forward pass, and host overhead without model drafting."""
         if self._rested:
             self._rest.append((pass_seconds, host_seconds))
             return
-        drafted, plan, beside = len(verdict.draft), self.plan, self._beside
-        late = 0.0 if beside is None else beside.late_seconds
+        drafted = len(verdict.draft)
         cost = RoundCost(
             width=1 + drafted,
-            pass_seconds=pass_seconds - late,
+            pass_seconds=pass_seconds,
             host_seconds=max(0.0, host_seconds + self._learning_seconds - self._draft_seconds),
             drafter=self._asked,
             drafted=drafted,
@@ -218,11 +194,8 @@ class Drafting:
             draft_seconds=self._draft_seconds,
             match=verdict.draft.match,
             levels=verdict.draft.depth if self._draft_seconds and verdict.draft.parents is not None else 0,
-            ready=verdict.draft.ready,
-            ahead=beside is not None,
-            late_seconds=late,
             cut=self._returned - drafted,
-            stopped=plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
+            stopped=self.plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
         )
         started = self.clock()
         self.policy.observe(cost, self._scores())

@@ -46,8 +46,6 @@ class Draft:
     """Length of the context suffix that a lookup found again; a longer match is more reliable. 0: no lookup."""
     vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)
     """Ids that its drafter could have proposed; None: all."""
-    ready: int = field(default=0, compare=False)
-    """Steps of its drafter's model that ran during the target's previous pass (see `DraftsAhead`)."""
 
     def __len__(self) -> int:
         return len(self.tokens)

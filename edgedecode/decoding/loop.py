@@ -6,7 +6,6 @@ Plain decoding is the same loop with empty drafts. `decode` is deliberately one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -27,8 +26,6 @@ __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 
 PREFILL_CHUNK = 512
 """Prompt tokens per prefill pass. An interrupt waits for one chunk at most; finished chunks stay in the KV cache."""
-
-_ALONE = nullcontext()
 
 
 def _no_pause() -> None:
@@ -162,8 +159,7 @@ def decode(
         if (padding := width - len(row_tokens)) > 0:
             row_tokens += row_tokens[-1:] * padding
             parents = None if parents is None else [*parents, *[-1] * padding]
-        with _ALONE if asked is None or constraint is not None else asked.beside(tokens, draft):
-            output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
+        output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
         logits = output.logits[unread - 1 - rows.start :][: 1 + len(draft)]
         scored = clock()
 

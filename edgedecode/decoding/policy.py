@@ -74,20 +74,13 @@ class RoundCost:
     """Drafted tokens that the target did not verify, because a grammar refuses them; the first would be wrong."""
     stopped: bool = False
     """The drafter's model ended the draft before its limit, because it was not sure enough of the next token."""
-
-    ready: int = 0
-    """Steps of the drafter's model for this draft that ran during the previous pass, and so took no time."""
-    ahead: bool = False
-    """Whether the drafter drafted on during the pass."""
-    late_seconds: float = 0.0
-    """How long the round waited after the pass for the last step of that."""
     repeats: int = 0
     """Untimed plain rounds after this plain one: while resting, only the first round is timed."""
 
     @property
     def steps(self) -> int:
         """Timed passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
-        return max(0 if self.ready else 1, (self.levels or self.drafted + self.cut + self.stopped) - self.ready)
+        return max(1, self.levels or self.drafted + self.cut + self.stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +115,6 @@ class Plan:
     """The reason for this plan, in a word or two, for statistics and traces."""
     shape: TreeShape | None = None
     """The tree to fill with guesses; None: the drafter's default, mostly a chain."""
-    ahead: bool = False
-    """Whether the drafter drafts on while the target verifies, which needs a device of its own."""
 
 
 WHOLE = Plan(0)
@@ -166,10 +157,9 @@ MAX_DRAFT = 64
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always the same draft length; 0 is plain decoding. Raises InputError outside 0 to MAX_DRAFT. ahead: as `Plan`."""
+    """Always the same draft length; 0 is plain decoding. Raises InputError outside 0 to MAX_DRAFT."""
 
     draft_max: int
-    ahead: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.draft_max <= MAX_DRAFT:
@@ -179,7 +169,7 @@ class FixedLength:
         return 0
 
     def plan(self, signals: Signals) -> Plan:
-        return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed", ahead=self.ahead)
+        return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed")
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Do nothing: the length is fixed."""

@@ -1,4 +1,4 @@
-"""A chain of drafted tokens while a draft model makes it, perhaps before the tokens in front of it are known."""
+"""A chain of drafted tokens while a draft model makes it."""
 
 from __future__ import annotations
 
@@ -30,31 +30,18 @@ class Guess:
 class Chain:
     """A draft as it grows. The model has read everything before its last token, and not that one.
 
-    at: position of its first token. before: the token before that. base: tokens before it that are not in the context
-    yet. alive: chance that it is accepted. stopped: a token was dropped for low confidence, and the model has read the
-    last one.
+    at: position of its first token. before: the token before that. alive: chance that it is accepted. stopped: a token
+    was dropped for low confidence, and the model has read the last one.
     """
 
     at: int
     before: int
     guess: Guess
-    base: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     probs: list[Probs] = field(default_factory=list)
     alive: float = 1.0
     stopped: bool = False
 
     @property
-    def path(self) -> list[int]:
-        """Tokens after the context."""
-        return [*self.base, *self.tokens]
-
-    @property
     def last(self) -> int:
         return self.tokens[-1] if self.tokens else self.before
-
-    def cut(self, limit: int) -> None:
-        """Drop the tokens from the limit on, and with them the one that was dropped for low confidence."""
-        if len(self.tokens) > limit:
-            del self.tokens[limit:], self.probs[limit:]
-            self.stopped = False

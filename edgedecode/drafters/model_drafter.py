@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.beside import Stop, unstopped
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
 from edgedecode.decoding.model import Head, LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
-from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.row_draw import Leading
 from edgedecode.sampling.sampler import Sampler
@@ -129,8 +127,6 @@ class ModelDrafter:
         except BaseException:
             self._distributions.release()
             raise
-        self._keeps_two = not setting.sampled or (setting.overlap and self._grown(2 * kept))
-        """Whether there is memory for a draft and the one after it."""
         self._guesses = self.state.guesses if head is None else None  # trees use the model's own head
         self._head: Head | LanguageModel = head or model
         self._setting = setting
@@ -142,10 +138,6 @@ class ModelDrafter:
         self._sampler_length = 0
         self._confidence = Confidence()
         self._guess = Guess()
-        self._chain: Chain | None = None
-        """The last proposal."""
-        self._ready: Chain | None = None
-        """The next proposal if the context grows as expected."""
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +145,7 @@ class ModelDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self.state.begin(context)
-        self._guess, self._chain, self._ready = Guess(), None, None
+        self._guess = Guess()
         self._sampler.begin(context)
         self._sampler_length = len(context)
 
@@ -161,25 +153,18 @@ class ModelDrafter:
         return self.state.unread(context)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        chain, row, ranked = self._taken(context, limit), None, None
-        if chain is None:
-            limit = self.state.reach(context, limit, plan)
-            if limit <= 0:
-                return EMPTY_DRAFT
+        limit = self.state.reach(context, limit, plan)
+        if limit <= 0:
+            return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
-        ready = 0 if chain is None else len(chain.tokens) + chain.stopped
-        if chain is None:
-            row = self.state.catch_up(context, self._head)
-            chain = Chain(len(context), context[-1], Guess.under(plan, len(context)))
-            if not self._setting.sampled and self._guesses is not None and self._guesses.start_chain(context):
-                ranked = self._guesses
-        elif self._setting.sampled:
-            for _ in chain.tokens:  # the uniforms of their positions
-                rng.random()
-        self._chain, self._guess = chain, chain.guess
+        row: FloatArray | None = self.state.catch_up(context, self._head)
+        chain, ranked = Chain(len(context), context[-1], Guess.under(plan, len(context))), None
+        if not self._setting.sampled and self._guesses is not None and self._guesses.start_chain(context):
+            ranked = self._guesses
+        self._guess = chain.guess
         self._extend(chain, limit, rng, floor=plan.floor, row=row, ranked=ranked)
-        return self._draft(chain, ready=ready)
+        return self._draft(chain)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Update the confidence. The model's state catches up with the context at the next draft."""
@@ -195,38 +180,6 @@ class ModelDrafter:
         self._distributions.release()
         self.state.leave(self.name)
 
-    def ahead(self, draft: Draft, limit: int, rng: UniformSource, *, plan: Plan, stop: Stop) -> None:
-        chain, ends = self._chain, self._setting.ends
-        if chain is None or chain.stopped or draft.tokens != tuple(chain.tokens) or not self._keeps_two or stop():
-            return
-        bonus = Chain(chain.at + len(draft), chain.last, Guess(), draft.tokens)
-        if chain.last in ends:
-            return
-        with suppress(BudgetExceeded):  # then the next draft is made in its own round
-            self._extend(bonus, 1, rng, floor=0.0)
-            if not bonus.tokens or bonus.last in ends:
-                return
-            self._ready = Chain(bonus.at + 1, bonus.last, Guess.under(plan, bonus.at + 1), tuple(bonus.path))
-            self._extend(self._ready, limit, rng, floor=plan.floor, stop=stop)
-
-    def _grown(self, nbytes: int) -> bool:
-        try:
-            self._distributions.resize(nbytes)
-        except BudgetExceeded:
-            return False
-        return True
-
-    def _taken(self, context: Sequence[int], limit: int) -> Chain | None:
-        """Return what was drafted ahead for this context, at most `limit` tokens; None: nothing was."""
-        chain, self._ready = self._ready, None
-        if chain is None or chain.at != len(context):
-            return None
-        if not (limit := self.state.reach_on(context, chain.tokens, limit, complete=chain.stopped)):
-            return None
-        chain.base, chain.before = (), context[-1]  # without tokens it serves any last token of the context
-        chain.cut(limit)
-        return chain
-
     def _extend(
         self,
         chain: Chain,
@@ -234,17 +187,16 @@ class ModelDrafter:
         rng: UniformSource,
         *,
         floor: float,
-        row: FloatArray | None = None,
-        ranked: TreeGuesses | None = None,
-        stop: Stop = unstopped,
+        row: FloatArray | None,
+        ranked: TreeGuesses | None,
     ) -> None:
         """Draft up to `limit` tokens, an end token, or until the chance that all are accepted falls below `floor`.
 
-        row: after the chain; None: the model reads its last token first. Under the ratio rule, whether a token is kept
+        row: the first, which is there already. Under the ratio rule, whether a token is kept
         must not depend on its id (2607.05147).
         """
         tokens, ends = chain.tokens, self._setting.ends
-        while not (chain.stopped or len(tokens) >= limit or (tokens and tokens[-1] in ends) or stop()):
+        while not (chain.stopped or len(tokens) >= limit or (tokens and tokens[-1] in ends)):
             if row is None:
                 if self.state.room < 2:  # as in `reach`, the next token has a position too
                     break
@@ -252,7 +204,7 @@ class ModelDrafter:
             if ranked is not None:
                 ranked.rank(self._full_rows(row), tokens)
             if self._setting.sampled:
-                chain.probs.append(self._sampler.probs(self._full_rows(row), chain.path))
+                chain.probs.append(self._sampler.probs(self._full_rows(row), tokens))
                 tokens.append(chain.probs[-1].draw(rng.random()))
             else:
                 self._add(chain, row, floor=floor)
@@ -278,12 +230,12 @@ class ModelDrafter:
             return leading.index if ids is None else int(ids[leading.index])
         noise = self._setting.noise
         key = 0 if noise is None else noise.key_at(chain.at + len(chain.tokens))  # without noise the options are greedy
-        return self._sampler.draw(row, chain.path, key=key, ids=ids)
+        return self._sampler.draw(row, chain.tokens, key=key, ids=ids)
 
-    def _draft(self, chain: Chain, *, ready: int) -> Draft:
-        if not chain.tokens and not ready:
+    def _draft(self, chain: Chain) -> Draft:
+        if not chain.tokens:
             return EMPTY_DRAFT
-        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self.vocabulary, ready=ready)
+        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self.vocabulary)
         return replace(draft, probs=tuple(chain.probs), mode=DraftMode.SAMPLED) if self._setting.sampled else draft
 
 

@@ -144,26 +144,6 @@ class ModelState:
             self._restart(len(context) - self._window // 2)
         return min(limit, self._state.capacity - (len(context) - self._start))
 
-    def reach_on(self, context: Sequence[int], tokens: Sequence[int], limit: int, *, complete: bool) -> int:
-        """Return how many tokens may be drafted, like `reach`, where `tokens` were drafted before `context` was known.
-
-        0 unless it holds the context with these tokens, all of them if `complete`, else all but the last token of both.
-        Drops tokens from the limit on, so that again the last one is not held.
-        """
-        before, drafted = len(context) - self._start, len(tokens)
-        expected = [*context[self._start + self._agreed :], *tokens]
-        if self._is_full(before) or self._read[self._agreed :] != (expected if complete else expected[:-1]):
-            return 0
-        limit = min(limit, self._state.capacity - before)
-        held = before + limit - 1
-        if limit <= 0 or held < self._state.oldest_crop:
-            return 0
-        self._agreed = min(before, len(self._read))
-        if drafted > limit:
-            del self._read[held:]
-            self._state.crop(held)
-        return limit
-
     def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
         """Prefill the rest of a context passed to `agree`; return the head's logits after its last token, a view."""
         try:

@@ -43,8 +43,6 @@ class DraftSetting:
     """Whether trees are wanted and the target supports them."""
     draft_max: int = 0
     """The most tokens a draft may have."""
-    overlap: bool = False
-    """Whether to lease, if it fits, what drafting during verification needs under the ratio rule."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
     """Samples a token from a row of logits."""
     states: ModelStates = field(default_factory=ModelStates)

@@ -327,12 +327,11 @@ class CostModel:
         if drift and cost.width == 1 and table.step is not None and _drift(cost.pass_seconds / table.step) == drift:
             table.restart()
             self.drift = Recent()
-        if not cost.ahead:  # the draft model may have slowed that pass
-            table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
+        table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
         if table.step is None:
             return False
         self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
-        if cost.draft_seconds > 0 and not cost.ready:
+        if cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
         return table.has_moved
 

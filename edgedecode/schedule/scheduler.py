@@ -21,7 +21,6 @@ from edgedecode.decoding.policy import (
     RoundCost,
     Score,
     Signals,
-    is_structured,
 )
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
@@ -30,7 +29,6 @@ from .acceptance import Acceptance
 from .cost import GUESS, REFIT
 from .experience import Experience
 from .ledger import GRANT, INCOME
-from .overlap import CAUTION, WORTH, OverlapPlan, Slowdown, TwoDevices, chain_overlap
 from .prices import Prices
 from .trees import Trees
 
@@ -71,12 +69,10 @@ MOST_REST = 128
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """draft_max: longest draft. floor_stop: model drafters may stop by confidence (not under the ratio rule). separate:
-    the draft model has a device of its own, so that drafting may overlap verification."""
+    """draft_max: longest draft. floor_stop: model drafters may stop by confidence (not under the ratio rule)."""
 
     draft_max: int = 16
     floor_stop: bool = True
-    separate: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_max <= MAX_DRAFT:
@@ -133,7 +129,6 @@ class Scheduler:
         """Tokens of this answer, and of all answers of this scheduler."""
         self._unmeasured = 0
         """Rounds since the last baseline pass."""
-        self._slowdown = Slowdown()
         self._missed = self._misses = 0
         """Tokens of lookups that would have been accepted since the last draft, and the number of these lookups."""
         self._doubted_at = 0
@@ -148,15 +143,12 @@ class Scheduler:
         """`_answered` from which draft models are considered again."""
         self._cold = False
         """Whether this answer began with the first passes of the process."""
-        self._overlaps = self.options.separate
-        """Whether drafting may overlap verification in this answer."""
 
     def begin(self, kind: str = "") -> int:
         """Start an answer. Return how many rounds to rest first."""
         self.acceptance.begin(kind)
         self.ledger = self.experience.ledger.under(kind)
         self._current, self._emitted, self._won = "", 0, 0.0
-        self._overlaps = self.options.separate and not is_structured(kind)  # a grammar may cut the draft
         self._missed = self._misses = 0
         self._remembered.clear()
         self._patience = max(MISSED, self._patience // 2)
@@ -188,8 +180,6 @@ class Scheduler:
             if cost.stopped or cost.accepted < returned:
                 self.acceptance.ended(cost.drafter, stopped=cost.accepted == returned)
         self.acceptance.passed(emitted)
-        if cost.ahead:
-            self._slowdown.observe(cost, self.costs.table(self._context))
         if self.costs.observe(cost, context_tokens=self._context):  # they were measured beside other work, or this is
             self.costs.doubt()
             if self.experience.history.tokens >= self._doubted_at + DOUBT_EVERY:
@@ -282,9 +272,6 @@ class Scheduler:
             reading = max(0, window - 1) * read
             return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
         length, promised = self._of_draft_model(name, room, prices, step=step, host=host)
-        overlap, ahead = self._overlapping(known, room, host=host), False
-        if overlap is not None and (lowered := overlap.speed * prices.plain / WORTH) >= promised:
-            length, promised, ahead = overlap.length, lowered, True
         account = self.heads.get(name, (name,))[0]
         before, read_max = max(0, unread - 1), 0  # the first step reads the last one
         speed_up = _with_prefill(promised, before * read, horizon)
@@ -295,7 +282,7 @@ class Scheduler:
         if self.options.floor_stop:  # the model's confidence ends the draft when one more token is not profitable
             floor = prices.more(length, step=step) * max(1.0, promised)
             length = min(room, prices.slack(length, SLACK))
-        plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected", ahead=ahead)
+        plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
         return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
 
     def _of_draft_model(
@@ -314,14 +301,6 @@ class Scheduler:
             found = prices.best_length(alive, longest, step=step, host=host, stops=stops, least=least)
             known = self._remembered[name, least] = basis, found
         return known[1]
-
-    def _overlapping(self, name: str, room: int, *, host: float) -> OverlapPlan | None:
-        """Return the best plan that overlaps verification; None: it is not faster, or not known to be."""
-        timed, table = self.costs.drafts.get(name), self.costs.table(self._context)
-        if not self._overlaps or timed is None or timed.step.value is None or timed.step.few:
-            return None
-        devices = TwoDevices(lambda rows: table.c(rows) + host, timed.step.value, slowdown=self._slowdown())
-        return chain_overlap(devices, [*self.acceptance.curve(name, room + 1, hope=-CAUTION)])
 
     def _of_tree(
         self, name: str, room: int, prices: Prices, *, level: float = 0.0, reading: float = 0.0, horizon: int = 1
@@ -360,9 +339,8 @@ class Scheduler:
         if cost.draft_seconds:
             drafting = cost.steps * prices.step(known) / prices.plain
             reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
-        late = cost.late_seconds / prices.seconds / prices.plain
-        predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading + late
-        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain + late
+        predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
+        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
         gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, cost.drafter)
         self._gained += gain + reading
         if cost.drafter in self.free:

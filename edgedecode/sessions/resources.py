@@ -68,8 +68,6 @@ class Resources:
     adapters: PackAdapters
     turn: FairLock
     """Held while the models, or anything else here, are used."""
-    devices_differ: bool = False
-    """Whether target and draft model run on devices that share no cores, so that drafting may overlap verification."""
     experience: Experience = field(default_factory=Experience)
     """Measured costs of forward passes and acceptance of drafts: updated by the scheduler of every session."""
     identical_widths: dict[str, IdenticalWidths] = field(default_factory=dict)

@@ -317,7 +317,6 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
 
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
     ratio = options.rule is Rule.RATIO
-    separate = shared.devices_differ and not ratio  # the ratio rule would keep the distributions of two drafts
     experience = shared.experience
     if options.trace is not None:  # a separate copy, as the trace does not record updates by other sessions
         experience = Experience.from_dict(experience.as_dict())
@@ -326,6 +325,6 @@ def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Dr
         models=[drafter.name for drafter in drafters if not drafter.free],
         heads=[[head.name for head in group] for group in head_groups(drafters)],
         experience=experience,
-        options=SchedulerOptions(draft_max=longest, floor_stop=not ratio, separate=separate),
+        options=SchedulerOptions(draft_max=longest, floor_stop=not ratio),
     )
     return scheduler if options.trace is None else Recorder(scheduler, options.trace, pack=pack_digest(shared.manifest))

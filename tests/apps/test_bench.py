@@ -18,7 +18,6 @@ from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
 from edgedecode.bench.measure import placements
 from edgedecode.bench.measure.cost_meter import CostMeter
-from edgedecode.bench.measure.draws import draw_shapes, measure_draws
 from edgedecode.bench.measure.extraction import EXTRACTIONS, GRAMMARS
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
@@ -36,7 +35,6 @@ from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
-from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.text.prompts import Prompt, read_prompts
 from tests.peft_folders import list_adapter, write_peft
 
@@ -239,38 +237,16 @@ def test_speed_figure_has_two_bars_per_family_and_a_line_at_one(toy: Pair) -> No
 
 
 @pytest.mark.usefixtures("toy")
-def test_overhead_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, "--overhead"]) == 0
-    value = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"conditions", "host_work", "loops", "not_compared"} == set(value)
-    arms = [f"{name} {length}" for name in USABLE for length in (2, 4)]
-    assert [work["arm"] for work in value["host_work"]] == ["plain", "scheduled", *arms]
-    assert all(work["median_seconds"] > 0 for work in value["host_work"] if work["rounds"])
-
-
-def test_measure_draws_covers_every_row_shape() -> None:
-    shapes: list[int] = []
-    costs = measure_draws(NumpyRowDraw(), repetitions=2, advance=lambda: shapes.append(0), size=3000, quick=True)
-    assert [cost.shape for cost in costs] == [name for name, _ in draw_shapes(3000)]
-    assert len(shapes) == len(costs)
-    assert all(cost.worst_seconds > 0 and cost.worst["temperature"] == 0.7 for cost in costs)
-    assert {cost.combinations for cost in costs} == {24}
-
-
-@pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "'x' is not a whole number"),
-        (["--draws", "--calibrate"], 2, "not allowed with"),
-        (["--structured", "--draws"], 2, "not allowed with"),
+        (["--structured", "--calibrate"], 2, "not allowed with"),
         (["--structured", "--lengths", "2"], 2, "leave --drafters, --lengths"),
         (["--structured", "--plot", "x.svg"], 2, "which this run does not measure"),
         (["--top-p", "0.9"], 2, "give --temp with it"),
         (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
-        (["--draws", "--temp", "0.5"], 2, "generated rows"),
-        (["--draws", "--drafters", "tree"], 2, "generated rows"),
-        (["--draws", "--against", "genai"], 2, "give it alone"),
+        (["--calibrate", "--against", "genai"], 2, "give it alone"),
         (["--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
@@ -360,12 +336,3 @@ def test_bench_measures_an_adapter(run: Run, tmp_path: Path) -> None:
     assert value["conditions"]["decoding"].startswith("greedy, adapter odd times 0.5")
     assert isinstance(value["families"], list)
     assert [family["family"] for family in value["families"]] == ["story", "lists"]
-
-
-def test_overhead_on_the_pack_compares_with_the_bare_loop(run: Run, pack: Path) -> None:
-    words = ["--overhead", "--quick", "--repetitions", "1", "-n", "16", "--per-family", "1", "--json"]
-    value = json_line(run("bench", "-m", str(pack), *words))
-    assert isinstance(value["loops"], list)
-    assert isinstance(value["not_compared"], list)
-    for loop in value["loops"]:
-        assert loop["same_tokens"] == loop["tokens"] == 16

@@ -152,8 +152,6 @@ def test_host_gaps_exclude_draft_passes() -> None:
     gaps = host_gaps(target, draft)
     assert [round(gap.seconds, 6) for gap in gaps] == [1.0, 0.7, 0.6]
     assert [gap.drafted for gap in gaps] == [False, False, True]
-    beside = host_gaps([Pass(0, 1, 4), Pass(2, 3, 4)], [Pass(0.2, 0.5, 1), Pass(0.5, 1.25, 1)])
-    assert [gap.seconds for gap in beside] == [0.75]
 
 
 def test_reading_seconds_is_the_drafts_prefill_without_its_draft_steps() -> None:

@@ -216,7 +216,7 @@ def test_memory_figure_has_a_column_per_engine(tmp_path: Path, monkeypatch: pyte
         (["--memory-sweep", "--turns", "0"], 2, "'0' is too small: the minimum is 1"),
         (["--memory-sweep", "--memory", "1GB"], 2, "leave --memory out"),
         (["--memory-sweep", "--per-family", "2"], 2, "leave --per-family out"),
-        (["--memory-sweep", "--overhead"], 2, "not allowed with"),
+        (["--memory-sweep", "--calibrate"], 2, "not allowed with"),
         (["--memory-sweep", "--against", "genai"], 2, "give it alone"),
         (["--turns", "4"], 2, "give --memory-sweep with it"),
         (["--memory-sweep", "--runtime", "abacus"], 1, "there is no runtime 'abacus'; installed: "),

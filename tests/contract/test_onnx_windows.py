@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgedecode.bench.loops.onnx_loop import BareLoop
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
+from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from tests.contract.conftest import Opener, open_entry
@@ -152,18 +150,3 @@ def test_open_requires_the_manifests_window_in_the_graph(
     for shape, size, words in wrong:
         with pytest.raises(ManifestError, match=words):
             open_entry(replace(opener.entry(shape), window=size), opener.root(shape), budget=Budget())
-
-
-def bare(opener: Opener, shape: ToyShape, *, capacity: int) -> BareLoop:
-    entry = opener.entry(shape)
-    return BareLoop(entry, Path(opener.root(shape)), threads=1, capacity=capacity)
-
-
-def test_bare_loop_decodes_within_the_window_and_refuses_more(opener: Opener) -> None:
-    shape = ToyShape(window=24)
-    loop = bare(opener, shape, capacity=24)
-    token = loop.read(TOKENS[:12])
-    assert token == int(ToyNumpy(shape).logits(TOKENS[:12])[-1].argmax())
-    assert len(loop.decode(token, 8)) == 8
-    with pytest.raises(CapabilityError, match="window"):
-        bare(opener, shape, capacity=25)

@@ -6,19 +6,13 @@ import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
 from edgedecode.apps.devices.pack_engines import explain
-from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.policy import FixedLength
-from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import draft_engine
 from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
@@ -27,9 +21,8 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.onnx_runtime import OnnxRuntime
-from edgedecode.sessions import session_drafting
 from edgedecode.user_notices import NOTICES
-from tests.toys import Patient, why_refused
+from tests.toys import why_refused
 
 PLACES = {"onnx": "llama", "llama": "onnx"}
 """The draft's engine by the target's."""
@@ -67,28 +60,6 @@ def test_draft_on_another_engine_changes_no_token(pair: Pair, sampling: Sampling
     plain, _ = answers(pair, replace(drafted, drafter="none", draft_max=0, tree=False))
     assert texts == plain
     assert accepted > 0
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_drafting_beside_the_targets_pass_changes_no_token(
-    pair: Pair, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both engines at once, each in its thread; here on shared cores, so it is forced: only the tokens count."""
-    drafted = SessionOptions(drafter="model", draft_max=3, sampling=sampling, seed=3)
-    taking_turns = answers(pair, drafted)
-    ahead = []
-    monkeypatch.setattr(session_drafting, "fixed_policy", lambda longest, *, trees: FixedLength(longest, ahead=True))
-    monkeypatch.setattr(session_drafting, "Drafting", partial(Drafting, beside=Patient))  # these passes are short
-    propose = ModelDrafter.propose
-
-    def noted(self: ModelDrafter, *arguments: Any) -> Draft:
-        draft = propose(self, *arguments)
-        ahead.append(draft.ready)
-        return draft
-
-    monkeypatch.setattr(ModelDrafter, "propose", noted)
-    assert answers(pair, drafted) == taking_turns
-    assert max(ahead) > 0
 
 
 def test_draft_on_another_engine_is_opened_there(pair: Pair) -> None:

@@ -23,7 +23,7 @@ from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
-from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
@@ -33,7 +33,7 @@ from edgedecode.sampling.probs import Probs, UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from tests.toys import CallDrafter, Patient, draft_setting, headed_model, near_model, padded, quick_draw, reference_row
+from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, quick_draw, reference_row
 
 VOCABULARY = 4
 LENGTH = 4
@@ -90,8 +90,6 @@ class Drawn:
     rejections: int
     accepted: int
     bonuses: int
-    ready: int
-    """Rounds whose draft was made during the previous pass."""
 
 
 def draw(
@@ -102,16 +100,15 @@ def draw(
     draft_max: int = 2,
     draws: int = DRAWS,
     share: bool = False,
-    ahead: bool = False,
 ) -> Drawn:
     """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens.
 
-    share: sample with the drafter's noise, `SHARED`. ahead: draft on while the target verifies.
+    share: sample with the drafter's noise, `SHARED`.
     """
     model, proposer, drawing_rows = target(), drafter(), quick_draw()
     sequences: Sequences = Counter()
-    rejections = accepted = bonuses = ready = 0
-    policy = FixedLength(draft_max, ahead)
+    rejections = accepted = bonuses = 0
+    policy = FixedLength(draft_max)
     for seed in range(draws):
         tokens, state = list(PROMPT), model.new_state(32)
         noise = SHARED if share else Noise(seed)
@@ -119,7 +116,7 @@ def draw(
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, row_draw=drawing_rows),
             noise=noise,
-            drafting=Drafting([proposer], policy, noise=Noise(seed, stream=1), beside=Patient),
+            drafting=Drafting([proposer], policy, noise=Noise(seed, stream=1)),
             rule=rule,
         )
         stats = Stats()
@@ -127,12 +124,11 @@ def draw(
             rejections += verdict.outcome is Outcome.CORRECTION
             accepted += verdict.accepted
             bonuses += verdict.outcome is Outcome.BONUS and len(verdict.draft) > 0
-            ready += verdict.draft.ready > 0
             if len(tokens) >= len(PROMPT) + LENGTH:
                 break
         sequences[tuple(tokens[len(PROMPT) : len(PROMPT) + LENGTH])] += 1
         state.close()
-    return Drawn(sequences, rejections, accepted, bonuses, ready)
+    return Drawn(sequences, rejections, accepted, bonuses)
 
 
 def chi_square(found: Sequences, expected: dict[tuple[int, ...], float]) -> tuple[float, float]:
@@ -300,19 +296,6 @@ def test_match_is_exact(drafter: Callable[[], Drafter], draft_max: int, options:
 @OPTIONS
 def test_ratio_is_exact(options: SamplingOptions) -> None:
     assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))
-
-
-@OPTIONS
-def test_ratio_is_exact_with_drafts_made_during_the_previous_pass(options: SamplingOptions) -> None:
-    """One token a draft, so that the fourth token is drafted during the pass over the second."""
-
-    def drafter() -> Drafter:
-        setting = draft_setting(VOCABULARY, model=near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE))
-        return ModelSource().open(replace(setting, sampling=options, sampled=True, overlap=True))
-
-    drawn = draw(drafter, options=options, rule=Rule.RATIO, draft_max=1, ahead=True)
-    assert drawn.ready > 100
-    assert_exact(drawn, exact(options))
 
 
 def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:

@@ -12,7 +12,7 @@ from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from ..interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
 from ..registry import RUNTIMES, find_runtime, installed
 
-__all__ = ["PROCESSOR", "Place", "PlacedRuntime", "devices_differ", "place_draft"]
+__all__ = ["PROCESSOR", "Place", "PlacedRuntime", "place_draft"]
 
 PROCESSOR = "cpu"
 
@@ -70,16 +70,6 @@ class PlacedRuntime:
     def devices(self) -> Sequence[Device]:
         return self._target.devices()
 
-    def devices_differ(self, provider: str) -> bool:
-        """Return whether the target, on this provider, and the draft share no cores: only one is on the processor.
-
-        False in doubt: two accelerators may be one under two names, and layers may be split between devices.
-        """
-        draft = self._place.provider
-        if (provider == PROCESSOR) == (draft == PROCESSOR):
-            return False
-        return _is_apart(self._target, provider) if draft == PROCESSOR else _is_apart(self._draft, draft)
-
     def row_draw(self) -> RowDraw:
         """Return the target's engine's helper that draws tokens."""
         return row_draw_of(self._target)
@@ -100,21 +90,6 @@ class PlacedRuntime:
         if self._draft.name != self._target.name:
             needs = tuple(need for need in needs if need not in {NO_MMAP, NO_REPACK})
         return replace(request, provider=self._place.provider, needs=needs)
-
-
-def devices_differ(engine: object, provider: str) -> bool:
-    """Return whether an engine runs target and draft on devices that share no cores. provider: the target's.
-
-    An engine that does not say so does not: models that are resident one at a time cannot run at once either.
-    """
-    differ = getattr(engine, "devices_differ", None)
-    return differ is not None and bool(differ(provider))
-
-
-def _is_apart(engine: Runtime, provider: str) -> bool:
-    """Return whether a provider's name is that of one device which the processor does not run."""
-    named = (each for each in engine.devices() if each.provider == provider and each.available and not each.emulated)
-    return provider.rpartition(":")[2] != PROCESSOR and any(named)
 
 
 def place_draft(target: Runtime, place: Place | None) -> Runtime:

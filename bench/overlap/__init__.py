@@ -1,1 +1,0 @@
-"""Simulates draft and target on two devices."""
