@@ -6,8 +6,6 @@ from importlib.resources import files
 
 from edgedecode.text.prompts import Prompt, parse_prompts
 
-__all__ = ["bundled_prompts"]
-
 
 def bundled_prompts() -> list[Prompt]:
     """Return 20 prompts of each of 12 task families."""

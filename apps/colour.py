@@ -14,8 +14,6 @@ from typing import TextIO
 
 from edgedecode.text.printable import shown_answer
 
-__all__ = ["SOURCES", "Paint", "Shade", "add_colour_option", "dim"]
-
 _RESET = "\x1b[0m"
 _DIM = "\x1b[2m"
 

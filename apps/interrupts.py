@@ -12,8 +12,6 @@ from typing import cast
 from edgedecode import Chunk
 from edgedecode.sessions.chunks import TARGET_SOURCE
 
-__all__ = ["leaving_at_once", "until_interrupted"]
-
 _INTERRUPTED = 130
 
 

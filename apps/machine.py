@@ -11,8 +11,6 @@ from pathlib import Path
 from edgedecode import __version__
 from edgedecode.engines.hardware import cores
 
-__all__ = ["Machine", "engine_versions", "versions"]
-
 _ALWAYS = ("numpy", "tokenizers")
 
 

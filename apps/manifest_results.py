@@ -14,8 +14,6 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.pack.pack_lock import changing, replace_manifest
 
-__all__ = ["save_result", "saves_by_default"]
-
 
 def saves_by_default(root: Path) -> bool:
     """Return whether a pack is the user's own and writable: not the bundled one, not one downloaded from the hub."""

@@ -16,8 +16,6 @@ from .terminal import show_notices
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["KINDS", "memory_json", "memory_line", "memory_table", "sampling"]
-
 KINDS = ("resident", "anonymous", "proportional")
 
 

@@ -14,8 +14,6 @@ from .memory_table import memory_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["acceptance_per_position", "drafts_line", "stats_line", "stats_table"]
-
 
 def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None = None) -> Table:
     """Return the table that --stats and /stats show. peak: the sampled memory peak, if there is one."""

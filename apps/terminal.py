@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from edgedecode.library.offers import Offer
 
-__all__ = ["progress", "show_notices", "table_console"]
-
 _PASTED_WIDTH = 150
 """Columns where the output is not a terminal, so that a redirected table is not wrapped."""
 

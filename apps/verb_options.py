@@ -49,17 +49,6 @@ from edgedecode.user_notices import notice
 from .interrupts import leaving_at_once
 from .terminal import show_notices
 
-__all__ = [
-    "add_pack_options",
-    "add_sampling_options",
-    "add_session_options",
-    "given_sampling",
-    "locate_pack",
-    "open_pair",
-    "session_options",
-    "system_messages",
-]
-
 
 def add_pack_options(parser: ArgumentParser) -> None:
     """Add the options that choose the pack, the engine and the memory limits."""

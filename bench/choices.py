@@ -16,8 +16,6 @@ from .measure.cost_meter import READ
 from .measure.device_costs import CONTEXTS
 from .settings import Settings
 
-__all__ = ["Prompts", "choose", "read_choices", "settings_of"]
-
 CONTEXT = 1024
 CALIBRATED_CONTEXT = CONTEXTS[2] + READ
 """Default context of --calibrate. Longer ones take minutes to fill and are measured only if --ctx-size asks for it."""

@@ -21,8 +21,6 @@ from edgedecode.plot_file import check_plot
 
 from .peers.peer import PEERS
 
-__all__ = ["command"]
-
 REPETITIONS = 9
 SWEPT = 12
 """Default number of budgets in a memory sweep."""

@@ -38,8 +38,6 @@ from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 from .sweep.memory_sweep import memory_sweep
 
-__all__ = ["run"]
-
 COST_SAMPLES = 9
 """Samples of the cost of forward passes, taken before the runs if there are no fixed arms."""
 QUICK_SAMPLES = 2

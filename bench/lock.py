@@ -9,8 +9,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from edgedecode.cache import cache_folder
 from edgedecode.locks import FOLDER, wait_for_lock
 
-__all__ = ["one_at_a_time"]
-
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:

@@ -8,8 +8,6 @@ from edgedecode import InputError, SamplingOptions
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.prompts import Prompt
 
-__all__ = ["PLAIN", "SCHEDULED", "Arm", "Settings", "arms_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arm:

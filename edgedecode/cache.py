@@ -17,21 +17,6 @@ from typing import TypeVar
 
 from msgspec.json import decode
 
-__all__ = [
-    "AREAS",
-    "MAKING",
-    "area",
-    "aside",
-    "cache_folder",
-    "close_to_others",
-    "facts_key",
-    "keep_json",
-    "kept_json",
-    "open_private",
-    "unwritable",
-    "user_cache",
-]
-
 MAKING = ".making"
 """Suffix of unfinished files."""
 _STALE_SECONDS = 3600

@@ -17,8 +17,6 @@ from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.text.printable import piped_bytes, shown, shown_lines
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 _BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)
 _DESCRIPTION = "Run and export small language models: speculative decoding inside a memory budget, never lossy."

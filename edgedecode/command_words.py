@@ -9,8 +9,6 @@ from difflib import get_close_matches
 
 from edgedecode.text.printable import shown
 
-__all__ = ["QUOTES", "choice_hint", "option_hint", "sort_words", "unknown_option", "verb_hint"]
-
 _VERBS: Mapping[str, str] = {
     **dict.fromkeys(("ls", "ps", "models", "search", "tags"), "did you mean `edgedecode list`?"),
     **dict.fromkeys(("download", "get", "fetch", "install"), "did you mean `edgedecode pull`?"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-__all__ = ["add_once", "unique_keys"]
-
 _Value = TypeVar("_Value")
 
 

@@ -15,8 +15,6 @@ from time import monotonic, sleep
 from edgedecode.cache import cache_folder
 from edgedecode.user_notices import notice
 
-__all__ = ["FOLDER", "Lock", "take_lock", "wait_for_lock"]
-
 FOLDER = "locks"
 _POLL_SECONDS = 0.01
 _SILENT_SECONDS = 0.5

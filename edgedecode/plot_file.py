@@ -16,8 +16,6 @@ from edgedecode.errors import InputError, RuntimeUnavailable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_plot", "write_plot"]
-
 _KINDS = (".svg", ".png")
 _CHART_NBYTES = 1 << 18
 """Upper bound on a chart's size; the check writes this much to the folder."""

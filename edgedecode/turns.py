@@ -18,8 +18,6 @@ from edgedecode.errors import CapabilityError
 if TYPE_CHECKING:
     from _thread import LockType
 
-__all__ = ["FairLock", "when_free"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import Meta, ValidationError, convert
 
-__all__ = ["Amount", "Count", "Finite", "JsonValue", "Positive", "Seconds", "Share", "typed"]
-
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 _MOST = 1 << 53

@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 from edgedecode.text.printable import shown
 
-__all__ = ["NOTICES", "Bar", "NoticeLines", "ProgressLines", "notice", "rarely_repeated", "show_work", "work"]
-
 NOTICES = "edgedecode.user_notices"
 """The logger's name."""
 

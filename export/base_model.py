@@ -22,19 +22,6 @@ from .graph.model_shape import Shape, read_shape
 from .json_fields import Fields
 from .stages import Stages
 
-__all__ = [
-    "Source",
-    "Texts",
-    "copy_text_files",
-    "fetch_model",
-    "find_weights",
-    "license_files",
-    "open_source",
-    "open_texts",
-    "read_json",
-    "read_license",
-]
-
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 _TEXTS = ("*.json", "*.jinja", "README.md", *_LICENSES)

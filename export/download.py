@@ -13,8 +13,6 @@ from edgedecode.errors import ExportError
 
 from .frameworks import reason_of
 
-__all__ = ["WEIGHTS", "fetch_files", "find_snapshot"]
-
 _log = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors",)

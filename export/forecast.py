@@ -20,8 +20,6 @@ from .graph.model_shape import Shape, check_engine
 from .job import weights_nbytes
 from .pair_export import PairRequest, adapters_nbytes, plan_pair
 
-__all__ = ["PairForecast", "forecast_pair", "time_class"]
-
 _STRUCTURE_SECONDS = 2.5, 3.0
 _WEIGHTS_SECONDS = 0.0, 12.0
 _FEEDBACK_SECONDS = 0.0, 75.0

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError, RuntimeUnavailable
 
-__all__ = ["reason_of", "refused", "require_frameworks"]
-
 _NEEDED = {
     "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
     "import": ("onnx_ir", "onnxruntime"),

@@ -12,8 +12,6 @@ from .graph.model_shape import Shape
 from .graph.recipe import Recipe
 from .recipes.calibration import Tokens
 
-__all__ = ["ModelJob", "weights_nbytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:

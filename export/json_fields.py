@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from edgedecode.errors import ManifestError
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["Fields"]
-
 _MAX_INTEGER = 1 << 53
 """Upper bound on sizes, counts and ids, safe for 64-bit arithmetic and arrays."""
 

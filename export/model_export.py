@@ -34,8 +34,6 @@ from .stages import Stages
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["export_model"]
-
 _log = logging.getLogger(__name__)
 _WEIGHTS, _ACTIVATIONS, _PARITY, _EXTRA = "weights", "activations", "parity", "further files"
 

@@ -22,21 +22,6 @@ from .base_model import license_files, read_json
 from .frameworks import refused
 from .json_fields import Fields
 
-__all__ = [
-    "NO_TEMPLATE",
-    "TEMPLATE",
-    "TOKENIZER",
-    "PackTexts",
-    "check_tokenizers",
-    "compiled_template",
-    "copy_licenses",
-    "copy_texts",
-    "open_template",
-    "read_chat_template",
-    "read_generation",
-    "write_manifest",
-]
-
 NO_TEMPLATE = "the source has no chat template: a plain one is used"
 """A note for the manifest."""
 

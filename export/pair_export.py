@@ -47,8 +47,6 @@ from .recipes.scored_texts import read_texts
 from .resume.step_cache import Kept, job_key, kept_units
 from .stages import Stages
 
-__all__ = ["PairRequest", "adapters_nbytes", "export_pair", "model_job", "plan_pair"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from edgedecode.memory.process_memory import peak_nbytes
 
-__all__ = ["StageRecord", "Stages"]
-
 
 class Display(Protocol):
     """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it.

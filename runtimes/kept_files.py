@@ -10,8 +10,6 @@ from edgedecode.errors import ManifestError
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.user_notices import notice
 
-__all__ = ["is_whole", "owner_of", "record_whole"]
-
 
 def is_whole(path: Path) -> bool:
     """Return whether a file matches its record, by size and time, else by digest; notify the user if it does not."""

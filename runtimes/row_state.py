@@ -7,19 +7,6 @@ from collections.abc import Sequence
 from edgedecode.decoding.model import ModelCard, RowRequest
 from edgedecode.errors import CapabilityError, InputError
 
-__all__ = [
-    "LEAST_ROWS",
-    "RowState",
-    "check_capacity",
-    "check_chain",
-    "check_crop",
-    "check_kept",
-    "check_room",
-    "check_tokens",
-    "continues",
-    "wanted_rows",
-]
-
 
 class RowState:
     """A state of `capacity` rows: the first `length` are settled, the next `pending` are not yet kept.

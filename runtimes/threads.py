@@ -7,8 +7,6 @@ from pathlib import Path
 
 from edgedecode.errors import InputError
 
-__all__ = ["check_threads", "default_threads", "most_threads"]
-
 SMALL_NBYTES = 32 * 2**20
 """Smaller weights fit the CPU cache. A second thread then gains little if its core is free (bundled target, five rows:
 2.1 against 2.7 ms) and loses much if it is not (5.5 to 6.6 against 3.1 ms)."""

@@ -13,8 +13,6 @@ from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.manifest import Manifest
 
-__all__ = ["command"]
-
 
 class AdapterCommand:
     """`adapter list`, `adapter add` and `adapter remove`."""

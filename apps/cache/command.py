@@ -14,8 +14,6 @@ from edgedecode.commands import Command, add_json, print_json
 from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory.sizes import format_nbytes
 
-__all__ = ["command"]
-
 
 @dataclass(frozen=True, slots=True)
 class Area:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-__all__ = ["MARK", "is_number", "last_number"]
-
 MARK = "####"
 """GSM8K's references have their number behind this mark, and models trained on them their answers."""
 _NUMBER = re.compile(

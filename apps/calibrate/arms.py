@@ -12,8 +12,6 @@ from edgedecode.switching.rule import SwitchRule
 
 from .task_files import Task
 
-__all__ = ["DRAFT_ALONE", "Answered", "ArmResult", "answer_tasks", "arm_results"]
-
 DRAFT_ALONE = SwitchOptions(rule=SwitchRule(up=1e9))
 """The draft model writes everything: no signal reaches this threshold."""
 

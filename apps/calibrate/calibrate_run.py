@@ -33,8 +33,6 @@ from .switch_arms import SPECULATION, TARGET, measure_arms, point_of, quality_lo
 from .task_files import Task, read_tasks
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
-__all__ = ["Calibrated", "calibrated", "halves", "run_calibration"]
-
 LEAST = 20
 """Fewest questions of each half: with fewer, an interval says nothing."""
 GREEDY = SamplingOptions(temperature=0.0)

@@ -9,8 +9,6 @@ from edgedecode.switching.signals import SIGNALS
 
 from ..verb_options import add_pack_options
 
-__all__ = ["command"]
-
 POINTS = 10
 
 

@@ -15,8 +15,6 @@ from ..terminal import table_console
 from .arms import ArmResult
 from .switch_arms import SPECULATION, TARGET, quality_low
 
-__all__ = ["plot_curve", "show_curve", "show_held_out", "verdict"]
-
 
 def show_curve(curve: SwitchCurve, arms: Mapping[str, ArmResult], *, name: str) -> None:
     """Print a line for the target, for speculation, for the draft model alone and for each threshold."""

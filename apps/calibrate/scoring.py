@@ -5,8 +5,6 @@ from __future__ import annotations
 from .answer_numbers import last_number
 from .task_files import Kind, Task
 
-__all__ = ["judge"]
-
 
 def judge(task: Task, answer: str) -> bool | None:
     """Return whether an answer is correct; None if the task has nothing to compare with."""

@@ -13,8 +13,6 @@ from .arms import Answered, ArmResult, answer_tasks, arm_results
 from .scoring import judge
 from .task_files import Task
 
-__all__ = ["SPECULATION", "TARGET", "measure_arms", "point_of", "quality_low"]
-
 TARGET, SPECULATION = "target", "speculation"
 RESAMPLES = 4000
 """Of the bootstrap. More make the bound steadier, and take longer."""

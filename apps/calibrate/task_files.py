@@ -15,8 +15,6 @@ from edgedecode.text.prompts import interleaved, read_messages, read_object
 
 from .answer_numbers import MARK, is_number
 
-__all__ = ["FORMS", "Kind", "Task", "parse_tasks", "read_tasks"]
-
 FORMS = (
     'ours {"family", "messages", "answer"}',
     'GSM8K {"question", "answer": "… #### 42"}',

@@ -16,8 +16,6 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.switching.signals import CONTROL, SIGNALS
 
-__all__ = ["AnswerSignals", "answer_signals", "best_signal", "joined", "thresholds"]
-
 _ROWS = 32
 """Rows of logits per pass."""
 RECALL = 0.99

@@ -10,8 +10,6 @@ from edgedecode.text.printable import shown_answer
 from ..colour import Paint
 from .word_wrap import BREAK, Piece, WordWrap
 
-__all__ = ["AnswerWriter", "terminal_columns"]
-
 
 class AnswerWriter:
     """Writes one answer. Where the stream is not a terminal, the text is not wrapped."""

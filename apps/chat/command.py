@@ -13,8 +13,6 @@ from ..colour import Paint, add_colour_option
 from ..memory_table import sampling
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
-__all__ = ["command"]
-
 
 class ChatCommand:
     """Answers go to standard output, messages and figures to standard error."""

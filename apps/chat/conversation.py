@@ -35,8 +35,6 @@ from .lines import Lines
 from .modes import mode_of
 from .word_wrap import wrapped
 
-__all__ = ["Conversation"]
-
 _GAP = "  "
 """Between two columns."""
 

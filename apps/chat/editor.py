@@ -22,8 +22,6 @@ from .input_history import InputHistory
 from .lines import CONTINUED, PROMPT, QUITTING, Assistant
 from .type_ahead import typing_ahead
 
-__all__ = ["EditedLines", "SlashCompleter"]
-
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "dim"})
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from edgedecode.cache import aside, cache_folder, close_to_others, open_private
 
-__all__ = ["InputHistory", "kept_history"]
-
 AREA = "history"
 _FILE = "inputs.jsonl"
 MOST_ENTRIES = 1000

@@ -12,8 +12,6 @@ from edgedecode.text.printable import checked_text, decoded_text
 
 from .input_history import InputHistory
 
-__all__ = ["CONTINUED", "PROMPT", "QUITTING", "Assistant", "BegunLines", "Lines", "PipedLines", "TerminalLines"]
-
 PROMPT = "> "
 CONTINUED = "… "
 QUITTING: Mapping[str, str] = {"Ctrl-C": "stop the answer; twice at the prompt: quit", "Ctrl-D": "quit"}

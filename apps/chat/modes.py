@@ -12,8 +12,6 @@ from edgedecode.engines.registry import drafter_names
 from edgedecode.options import BRANCHING
 from edgedecode.pack.integrity import models_digest
 
-__all__ = ["Mode", "chat_modes", "chosen_mode", "mode_of"]
-
 SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
 _DRAFTERS = {
     "model": "only the draft model drafts",

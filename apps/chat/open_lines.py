@@ -10,8 +10,6 @@ from edgedecode import InputError
 from .input_history import InputHistory, kept_history
 from .lines import Lines, PipedLines, TerminalLines
 
-__all__ = ["open_lines"]
-
 
 def open_lines(*, keep_history: bool) -> Lines:
     """Return the lines of standard input. Raises InputError when it is closed.

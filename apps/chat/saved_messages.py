@@ -11,8 +11,6 @@ from edgedecode import InputError, Message
 from edgedecode.cache import aside, open_private
 from edgedecode.text.printable import checked_text
 
-__all__ = ["load_messages", "save_messages"]
-
 LARGEST_NBYTES = 64 * 2**20
 FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
 """Size limit of a saved conversation: a fixed part, and a part per token of the context."""

@@ -24,8 +24,6 @@ from .conversation import Conversation
 from .modes import chat_modes, chosen_mode, mode_of
 from .saved_messages import load_messages, save_messages
 
-__all__ = ["SLASHES", "Slash", "SlashAssistant", "run_slash"]
-
 _SHOWN = 60
 """Characters of a message that /undo quotes."""
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 if sys.platform != "win32":
     import termios
 
-__all__ = ["typing_ahead"]
-
 _MOST_NBYTES = 1 << 16
 _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6
 """Places in the list of a terminal's attributes."""

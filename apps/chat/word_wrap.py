@@ -12,8 +12,6 @@ from math import inf
 
 from rich.cells import cell_len
 
-__all__ = ["BREAK", "Piece", "WordWrap", "wrapped"]
-
 Piece = tuple[str, str]
 """A text and its source."""
 BREAK = "break"

@@ -21,8 +21,6 @@ from ..terminal import show_notices, table_console
 if TYPE_CHECKING:
     from .pack_engines import ModelKernels
 
-__all__ = ["command", "probe"]
-
 TIMEOUT_SECONDS = 120.0
 
 

@@ -18,8 +18,6 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.printable import shown
 
-__all__ = ["AutoChoice", "ModelKernels", "explain", "pack_kernels"]
-
 
 @dataclass(frozen=True, slots=True)
 class AutoChoice:

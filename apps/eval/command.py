@@ -8,8 +8,6 @@ from edgedecode.commands import Command, add_json, add_pack, name_list, positive
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.open_pack import KV_TYPES
 
-__all__ = ["command"]
-
 ROLES = ("target", "draft", "both")
 PROMPT_TOKENS = 64
 """Most tokens of an answer."""

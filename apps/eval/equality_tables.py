@@ -13,8 +13,6 @@ from ..terminal import table_console
 from .tally import noisier
 from .two_engines import Comparison
 
-__all__ = ["equality_json", "equality_verdict", "quantization", "show_equality"]
-
 
 def equality_verdict(found: Mapping[str, Equality]) -> str:
     """Return the verdict behind the exit code, in one line."""

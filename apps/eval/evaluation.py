@@ -35,8 +35,6 @@ from .kv_types import compare_types, installed_runtimes, offered_types, scoring_
 from .tally import equality_of
 from .two_engines import Opener, Setting, compare_engines
 
-__all__ = ["Found", "run_evaluation", "save_found"]
-
 EQUAL, DIFFERENT = 0, 1
 BOTH = ("onnx", "llama")
 """The default engines of --equality."""

@@ -14,8 +14,6 @@ from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 
-__all__ = ["EncodedPrompt", "Progress", "Texts", "check_room", "decode_all"]
-
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows the progress of a named step of N parts; call the yielded function with the number of parts done."""
 Texts: TypeAlias = list[list[int]]

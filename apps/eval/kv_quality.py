@@ -10,8 +10,6 @@ import numpy as np
 from edgedecode.engines.text_scores import Scores
 from edgedecode.pack.engine_equality import CONFIDENCE, Rate
 
-__all__ = ["KvQuality", "TextScores", "quality_of", "ratio_bounds"]
-
 RESAMPLES = 2000
 """Bootstrap resamples. More make the bounds steadier, and take longer."""
 

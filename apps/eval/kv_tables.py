@@ -12,8 +12,6 @@ from ..machine import engine_versions
 from ..terminal import table_console
 from .kv_quality import KvQuality
 
-__all__ = ["KvFound", "kv_json", "kv_numbers", "show_kv_types"]
-
 KvFound = Mapping[str, Sequence[KvQuality]]
 """One model's results by engine: each KV type, the reference first."""
 

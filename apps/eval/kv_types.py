@@ -25,8 +25,6 @@ from edgedecode.pack.manifest import Manifest
 from .greedy_texts import EncodedPrompt, Progress, check_room, decode_all
 from .kv_quality import KvQuality, TextScores, quality_of
 
-__all__ = ["Offer", "TypeOpener", "compare_types", "installed_runtimes", "offered_types", "scoring_nbytes"]
-
 SCORE_NBYTES = len(KV_TYPES) * (4 + 8)
 """Bytes of a position's loss and top id, over all types."""
 WORKING = 3

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from edgedecode.engines.kernel_noise import Rescore
 from edgedecode.pack.engine_equality import Equality
 
-__all__ = ["PromptEquality", "equality_of", "noisier"]
-
 NEAR_TIE = 4.0
 """Largest gap of a near tie, in multiples of the noise. Of normally distributed numbers of which one in 1,000 exceeds
 the noise, one in 10^38 exceeds this."""

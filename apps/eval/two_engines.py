@@ -17,8 +17,6 @@ from edgedecode.engines.kernel_noise import Rescore, measure_noise, rescore
 from .greedy_texts import EncodedPrompt, Progress, Texts, check_room, decode_all
 from .tally import PromptEquality
 
-__all__ = ["Comparison", "Opener", "Setting", "compare_engines"]
-
 NOISE_ROOM = 64
 """Positions that a prompt must leave in the context for noise to be measured on its continuation."""
 

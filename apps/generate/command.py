@@ -19,8 +19,6 @@ from ..interrupts import until_interrupted
 from ..memory_table import memory_json, sampling
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
-__all__ = ["command"]
-
 
 @dataclass(slots=True)
 class Reply:

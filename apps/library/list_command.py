@@ -11,8 +11,6 @@ from edgedecode.commands import Command, add_json, print_json
 from edgedecode.errors import InputError
 from edgedecode.text.printable import shown
 
-__all__ = ["command"]
-
 _ENGINES = {"onnx": "our kernels", "llama": "llama.cpp"}
 _COLUMNS = ("name", "size", "weights", "context", "in", "runs on", "drafts for it", "state")
 _Row = dict[str, object]

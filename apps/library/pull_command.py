@@ -9,8 +9,6 @@ from edgedecode.text.printable import shown
 
 from ..terminal import show_notices
 
-__all__ = ["command"]
-
 
 class PullCommand:
     """Downloads are resumed, and get their name once their digest is checked. No account is needed."""

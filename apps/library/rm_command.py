@@ -14,8 +14,6 @@ from edgedecode.text.printable import shown
 if TYPE_CHECKING:
     from edgedecode.library.stored import StoredModel
 
-__all__ = ["command"]
-
 
 class RmCommand:
     """Only the library is changed: models of other programs and packages, and other folders, stay as they are."""

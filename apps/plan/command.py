@@ -19,8 +19,6 @@ from ..verb_options import add_pack_options, locate_pack
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["command"]
-
 TURN_TOKENS = 256
 """Tokens of a typical turn, question and answer together."""
 

@@ -39,8 +39,6 @@ from .responses import ResponsesReply
 from .rounds import Piece
 from .running import Busy, Running, Service
 
-__all__ = ["Limits", "create_app"]
-
 _logger = logging.getLogger(__name__)
 _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
 _FIELDS = (

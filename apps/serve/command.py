@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .application import Limits
 
-__all__ = ["command", "run"]
-
 _PORT = 8000
 _NOTICE_SECONDS = 600.0
 _WAIT_SECONDS = 1.0

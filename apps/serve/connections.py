@@ -18,8 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .running import Service
 
-__all__ = ["ClosingServer", "server_config"]
-
 _MOST_CONNECTIONS = 512
 """Requests that run and wait are fewer. Systems allow a process 1,024 files or more."""
 _LAST_SECONDS = 5.0

@@ -14,8 +14,6 @@ from edgedecode.text.tokenizer import Tokenizer
 from .requests.asked import Asked
 from .requests.prompts import Prompt
 
-__all__ = ["Echo", "completed"]
-
 
 class Echo:
     """One answer of a request for the prompt; `Answer` is that of any other."""

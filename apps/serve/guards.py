@@ -14,8 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .page import ASSETS
 
-__all__ = ["CORS", "Guards", "error_response"]
-
 _OPEN = ("/health", "/")
 """Paths that need no key, with those below the page's `ASSETS`."""
 

@@ -9,8 +9,6 @@ from math import isnan
 from edgedecode import TokenLogprob
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = ["Entries", "Entry", "chat_form", "completion_form", "response_form"]
-
 _LEAST = -9999.0
 """Stands for impossible tokens, as in OpenAI's replies: JSON has no infinity."""
 

@@ -12,8 +12,6 @@ from edgedecode.decoding.stats import Stats
 from .requests.tools import Call
 from .running import Service
 
-__all__ = ["Counting", "Metrics"]
-
 
 class Metrics:
     """What the server has done since it started."""

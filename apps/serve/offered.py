@@ -13,9 +13,6 @@ from edgedecode.pack.entries import DRAFT_ADAPTER
 from .requests.asked import PLAIN, SWITCH, ModelName
 from .running import Service
 
-__all__ = ["adapter_names", "described_model", "memory", "model_names", "named_model", "props"]
-
-
 _LATEST = "latest"
 """The version of a model that Ollama's clients name."""
 

@@ -14,8 +14,6 @@ from .requests.fields import NO_EFFECT, UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody
 from .responses import ResponseError, ResponseStatus
 
-__all__ = ["description"]
-
 _Object: TypeAlias = dict[str, Any]
 _FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 

@@ -10,8 +10,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-__all__ = ["ASSETS", "PAGE", "page_routes"]
-
 PAGE = Path(__file__).parent / "page"
 """The built files: `make page` builds them again."""
 ASSETS = "/assets"

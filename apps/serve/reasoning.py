@@ -8,8 +8,6 @@ from edgedecode import Message
 from edgedecode.text.template_switches import template_arguments
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = ["Thoughts", "thoughts_of"]
-
 _BEGIN, _END = "<think>", "</think>"
 """What most families write (Qwen 3, SmolLM 3, DeepSeek, Granite)."""
 

@@ -16,8 +16,6 @@ from .logprobs import Entry, chat_form, completion_form
 from .requests.asked import Asked
 from .requests.tools import Call
 
-__all__ = ["CompletionsReply", "Event", "Reply", "calls_of", "finish_name", "timings", "usage"]
-
 _NAMES = {FinishReason.LENGTH: "length"}
 
 

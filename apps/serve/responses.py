@@ -17,8 +17,6 @@ from .replies import Event, calls_of, timings
 from .requests.asked import Asked
 from .requests.tools import Call
 
-__all__ = ["ResponseError", "ResponseStatus", "ResponsesReply"]
-
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
 

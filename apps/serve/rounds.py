@@ -11,8 +11,6 @@ from edgedecode.decoding.drafts import WRITER
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.stats import Stats
 
-__all__ = ["Piece", "RoundLog"]
-
 _PERIOD = 0.05
 """Seconds between two sets of statistics of one answer: they are read by people, and cost more than a token."""
 

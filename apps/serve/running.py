@@ -19,8 +19,6 @@ from .reasoning import Thoughts, thoughts_of
 from .requests.asked import Asked
 from .rounds import Piece, RoundLog
 
-__all__ = ["Busy", "Running", "Service"]
-
 _IDLE = 8
 """Sessions that are kept for their KV cache; the budget may hold fewer."""
 _MOMENT = 0.5

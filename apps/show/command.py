@@ -14,8 +14,6 @@ from edgedecode.pack.pack_lock import opening
 
 from ..terminal import progress, table_console
 
-__all__ = ["command"]
-
 
 class ShowCommand:
     """Print tables of a pack's models, graphs and files, without an engine and without loading weights."""

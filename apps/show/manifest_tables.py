@@ -11,11 +11,9 @@ from rich.text import Text
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.chips import CHIPS
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, TrimCategory
-from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, TrimCategory, TrimEntry
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 from edgedecode.text.printable import shown
-
-__all__ = ["adapter_table", "compiled_table", "file_table", "graph_table", "model_table", "pack_table"]
 
 _DIGEST = 12
 """Characters shown of a digest; --json has all of them."""

@@ -15,8 +15,6 @@ from edgedecode.engines.pass_timing import filled_state, timed_pass
 
 from .timed import TimedHead, TimedModel, TimedPair
 
-__all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs", "DraftCosts"]
-
 CONTEXT = 256
 WIDEST = 16
 READ = 64

@@ -20,8 +20,6 @@ from .cost_meter import READ, WIDEST, CostMeter, Costs
 from .timed import TimedPair
 from .timed_answers import Requests
 
-__all__ = ["CONTEXTS", "bucket_contexts", "learn", "measure_buckets", "measure_host"]
-
 CONTEXTS = (256, 1024, 4096, 12288)
 """A context length in each bucket of the cost model."""
 _HOST_DRAFT = 2

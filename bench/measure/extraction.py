@@ -14,8 +14,6 @@ from ..settings import SCHEDULED, Settings
 from .timed import TimedPair
 from .timed_answers import Requests
 
-__all__ = ["EXTRACTIONS", "GRAMMARS", "Extraction", "WayRight", "measure_right", "object_in"]
-
 _Object = dict[str, JsonValue]
 
 _FACTS = """\

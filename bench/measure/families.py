@@ -16,8 +16,6 @@ from .family_results import ArmResult, FamilyResult, Hindsight
 from .survival import Host, Survival, predicted, predicted_at
 from .timed_answers import Requests, Run
 
-__all__ = ["measure_family"]
-
 SAMPLES = 1
 """Cost samples per repetition."""
 

@@ -8,8 +8,6 @@ from edgedecode.decoding.stats import DrafterCount, TimeSplit
 
 from ..settings import Arm
 
-__all__ = ["ArmResult", "FamilyResult", "Hindsight"]
-
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:

@@ -20,8 +20,6 @@ from ..settings import SCHEDULED
 from .timed import TimedPair, TimedRuntime
 from .timed_answers import Requests
 
-__all__ = ["MeasuredPlacement", "candidates", "measure_placements"]
-
 
 @dataclass(slots=True)
 class MeasuredPlacement:

@@ -18,8 +18,6 @@ from ..settings import PLAIN, SCHEDULED, Arm, Settings
 from .timed import TimedPair
 from .timed_answers import Requests, Run
 
-__all__ = ["SCHEMA", "WAYS", "WaySpeed", "measure_structured"]
-
 _TEXT: dict[str, JsonValue] = {"type": "string", "maxLength": 20}
 _PROPERTIES: dict[str, JsonValue] = {
     "item": _TEXT,

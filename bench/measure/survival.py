@@ -14,8 +14,6 @@ from edgedecode import Stats
 
 from .cost_meter import Costs
 
-__all__ = ["Host", "Survival", "predicted", "predicted_at"]
-
 
 @dataclass(frozen=True, slots=True)
 class Host:

@@ -25,9 +25,6 @@ from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, P
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 
-__all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
-
-
 _Call = ParamSpec("_Call")
 
 

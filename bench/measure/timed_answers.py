@@ -20,8 +20,6 @@ from edgedecode.text.prompts import Prompt
 from ..settings import SCHEDULED, Arm, Settings
 from .timed import Pass, TimedPair
 
-__all__ = ["HostGap", "Requests", "Run", "answer", "host_gaps", "reading_seconds"]
-
 
 class HostGap(NamedTuple):
     """Host overhead between two target passes: sampling, verification, counting, text, the consumer, and drafting

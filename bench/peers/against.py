@@ -18,8 +18,6 @@ from .peer_comparison import REHEARSED, closing, compare
 from .peer_process import PeerProcess
 from .peer_results import OURS, SCHEDULED, Comparison, PeerFamily, Summary, WayResult
 
-__all__ = ["against", "check_names", "notes", "open_peers", "show_peer"]
-
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 

@@ -18,8 +18,6 @@ from edgedecode.pack.manifest import Manifest
 
 from .peer import PeerOrder
 
-__all__ = ["GenaiPeer"]
-
 KV_TYPE = "float32"
 _ROOM = 17
 """Additional positions for its longest draft."""

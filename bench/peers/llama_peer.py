@@ -18,8 +18,6 @@ from edgedecode.runtimes.llama.llama_log import Untyped
 
 from .peer import PeerOrder
 
-__all__ = ["LlamaPeer"]
-
 PLAIN = "plain"
 LOOKUP_LENGTHS = (2, 4, 8, 10)
 """Lengths of its lookup drafts in tokens; 10 is its default, and 2 its recommendation for CPUs."""

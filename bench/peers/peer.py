@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-__all__ = ["PEERS", "PLAIN_MODE", "Answer", "Peer", "PeerFactory", "PeerOrder", "kind_of"]
-
 PEERS: Mapping[str, str] = {
     "genai": f"{__package__}.genai_peer:GenaiPeer",
     "llama": f"{__package__}.llama_peer:LlamaPeer",

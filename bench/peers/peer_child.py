@@ -18,8 +18,6 @@ from edgedecode import EdgeDecodeError, InputError
 
 from .peer import PEERS, Peer, PeerFactory, PeerOrder
 
-__all__ = ["main", "serve"]
-
 
 def main() -> None:
     """Serve on standard input and output until the input ends."""

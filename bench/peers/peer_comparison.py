@@ -22,8 +22,6 @@ from .peer import PLAIN_MODE, Answer, kind_of
 from .peer_process import PeerProcess
 from .peer_results import OURS, SCHEDULED, Comparison, PeerFamily, WayResult
 
-__all__ = ["REHEARSED", "Way", "closing", "compare"]
-
 REHEARSED = 2
 """Prompts of a family in the rehearsal of a peer's settings."""
 SETTLE_SECONDS = 0.02

@@ -18,8 +18,6 @@ from edgedecode.engines.child import child_command, signal_name
 
 from .peer import Answer, PeerOrder
 
-__all__ = ["PeerProcess"]
-
 OPEN_SECONDS = 600.0
 ANSWER_SECONDS = 300.0
 _ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "PYTHONWARNINGS": "ignore"}

@@ -8,8 +8,6 @@ from statistics import fmean
 
 from .peer import PLAIN_MODE
 
-__all__ = ["OURS", "SCHEDULED", "Comparison", "PeerFamily", "Summary", "WayResult"]
-
 OURS = "edgedecode"
 SCHEDULED = "scheduled"
 

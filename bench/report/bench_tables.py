@@ -19,8 +19,6 @@ from ..measure.structured import WaySpeed
 from .conditions import Conditions, SweepConditions
 from .speed_chart import speed_figure
 
-__all__ = ["Report", "ratio_cell"]
-
 _TEXT = {
     *("family", "arm", "way", "best", "best fixed", "bound", "drafter", "other loop"),
     *("accepted up to position 1, 2, …", "rounds by drafter", "rounds without a draft"),

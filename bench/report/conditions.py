@@ -16,8 +16,6 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 from ..measure.timed import TimedPair
 from ..settings import Settings
 
-__all__ = ["Conditions", "SweepConditions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Conditions:

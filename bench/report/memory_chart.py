@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["memory_figure"]
-
 _MB = 10**6
 _COLOURS = {
     "planned": "tab:gray",

@@ -8,8 +8,6 @@ from edgedecode.apps.terminal import table_console
 
 from ..measure.placements import MeasuredPlacement
 
-__all__ = ["placement_table"]
-
 
 def placement_table(measured: Sequence[MeasuredPlacement]) -> None:
     """Print the placements in this order, with the reasons of those that cannot run the pack."""

@@ -10,8 +10,6 @@ from ..measure.family_results import FamilyResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["speed_figure"]
-
 _BAR_WIDTH = 0.4
 
 

@@ -12,8 +12,6 @@ from ..sweep.sweep_runs import Chat, SweepRun
 from .bench_tables import Report
 from .memory_chart import memory_figure
 
-__all__ = ["show_sweep", "write_sweep_chart"]
-
 _NOTE = "unused: planned less resident; red if more than 5% and 8 MB off, on either side\n"
 
 

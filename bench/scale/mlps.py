@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgedecode.onnx_format.graph_file import GraphFile, Node
-
-__all__ = ["Mlp", "Projection", "find_mlps"]
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
 
 _PRODUCT = "MatMulNBits"
 _ELEMENTWISE = {"Mul", "Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Silu", "Swish"}

@@ -20,15 +20,13 @@ from edgedecode.errors import ManifestError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.entries import ActivationsWay
+from edgedecode.pack.entries import ActivationsWay, FileEntry
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 from edgedecode.pack.new_folder import new_folder, remove_abandoned
 
 from ..lock import one_at_a_time
 from .widening import Widening
-
-__all__ = ["FOLDER", "scaled_pack"]
 
 FOLDER = "scaled"
 FORMAT = 2

@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError
-from edgedecode.onnx_format.graph_file import ExternalData, GraphFile, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.tensor import ExternalData, Tensor
 
 from .mlps import Mlp, Projection, find_mlps
-
-__all__ = ["Widening"]
 
 _UNITS = 128
 """Step of the number of units."""

@@ -21,8 +21,6 @@ from edgedecode.sessions.session import Session
 
 from .sweep_runs import Chat
 
-__all__ = ["Talk", "main", "prompt_of"]
-
 PROMPT_SHARE = 0.75
 """Share of a turn's tokens for the prompt."""
 LEAST_ANSWER = 8

@@ -29,8 +29,6 @@ from ..report.conditions import SweepConditions
 from ..report.sweep_tables import show_sweep, write_sweep_chart
 from .sweep_runs import Chat, SweepRun, budgets
 
-__all__ = ["memory_sweep"]
-
 TURNS = 32
 _ENVIRONMENT = {VARIABLE: "", "PYTHONWARNINGS": "ignore"}
 """Environment of the child processes. The variable is cleared because the sweep sets the budgets itself."""

@@ -8,8 +8,6 @@ from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory
 from edgedecode.memory.sizes import format_nbytes
 
-__all__ = ["Chat", "SweepRun", "budgets"]
-
 TOLERANCE, TOLERANCE_NBYTES = 0.05, 8 * 10**6
 """Allowed difference between plan and measurement: the larger of the two."""
 

@@ -31,19 +31,6 @@ from .adapter_parts import Projections, check_invocation, graph_projections, lor
 from .gguf_adapter import read_gguf_adapter
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
-__all__ = [
-    "NO_ADAPTER",
-    "adapter_folder",
-    "adapter_role",
-    "add_adapter",
-    "check_adapter_name",
-    "check_fits",
-    "copy_adapter",
-    "gguf_projections",
-    "pack_projections",
-    "remove_adapter",
-]
-
 NO_ADAPTER = "off"
 """The name that selects no adapter in a chat."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -17,18 +17,6 @@ from edgedecode.gguf.gguf_names import CLASSES, module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import STACKS
 
-__all__ = [
-    "FLOAT_NBYTES",
-    "MAKING",
-    "Parts",
-    "Projection",
-    "Projections",
-    "check_invocation",
-    "graph_projections",
-    "lora_projections",
-    "part_starts",
-]
-
 FLOAT_NBYTES = 4
 MAKING = 2
 """Memory that an engine needs while it lays out one projection's matrices, in sizes of the result in float32."""

@@ -14,8 +14,6 @@ from edgedecode.pack.entries import AdapterEntry
 
 from .adapter_parts import check_invocation
 
-__all__ = ["read_gguf_adapter"]
-
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 

@@ -24,8 +24,6 @@ from .adapter_change import pack_projections
 from .adapter_parts import MAKING
 from .peft_folder import read_peft_adapter
 
-__all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters", "loaded_nbytes"]
-
 _TENSOR_NBYTES = 4096
 """An engine's overhead per tensor."""
 _MOST_TENSORS = 512

@@ -24,8 +24,6 @@ from edgedecode.errors import ManifestError
 
 from .safetensors_file import SafetensorsFile
 
-__all__ = ["CONFIG", "WEIGHTS", "PeftAdapter", "read_peft_adapter"]
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MOST_CONFIG_NBYTES = 1 << 20
 _NAME = re.compile(

@@ -17,8 +17,6 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ManifestError
 
-__all__ = ["SafetensorsFile"]
-
 _LENGTH_NBYTES = 8
 _MOST_HEADER_NBYTES = 100_000_000
 """The limit of the format's own library."""

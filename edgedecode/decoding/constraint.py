@@ -9,8 +9,6 @@ from edgedecode.arrays import FloatArray
 
 from .drafts import EMPTY_DRAFT, Draft
 
-__all__ = ["FORCED", "MOST_FORCED", "Constraint", "allowed_draft", "forced_draft"]
-
 FORCED = "forced"
 """The source of tokens that a constraint leaves no choice about."""
 MOST_FORCED = 16

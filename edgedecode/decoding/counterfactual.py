@@ -12,8 +12,6 @@ from .drafts import Draft, TrimmedVocabulary
 from .policy import Score
 from .verify import Outcome, Verdict
 
-__all__ = ["OpenOffers", "would_have"]
-
 _MOST = 4
 """Open offers kept per drafter; beyond that, the oldest is scored by the tokens that it matched so far."""
 

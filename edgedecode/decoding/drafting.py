@@ -33,8 +33,6 @@ from .policy import (
 from .tree import RankRates, is_chain
 from .verify import Outcome, Verdict
 
-__all__ = ["Drafting"]
-
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason=NO_SPEED_UP)
 COPIED = 5

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["draft_room", "next_width", "padded_rows", "prompt_rows", "usable_context"]
-
 
 def next_width(widths: Sequence[int], count: int, *, room: int) -> int | None:
     """Return the narrowest width that holds `count` rows and fits the room; None: no width does."""

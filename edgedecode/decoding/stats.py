@@ -10,9 +10,6 @@ from statistics import median
 from .drafts import TARGET, WRITER
 from .verify import Outcome, Verdict
 
-__all__ = ["LEAST_MEASURED", "DrafterCount", "FinishReason", "Stats", "TimeSplit"]
-
-
 LEAST_MEASURED = 5
 """Plain rounds, and drafted ones, that an answer needs for a measured speed-up: a single interrupted round, or the
 first ones with cold caches, must not decide the median."""

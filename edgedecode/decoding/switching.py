@@ -9,8 +9,6 @@ from edgedecode.arrays import FloatArray
 
 from .verify import Verdict
 
-__all__ = ["Switching"]
-
 
 class Switching(Protocol):
     """Decides which model writes next, and generates the draft model's tokens."""

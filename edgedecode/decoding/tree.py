@@ -13,24 +13,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias
 
-__all__ = [
-    "DEEPEST",
-    "MOST_NODES",
-    "RankRates",
-    "RoundPrice",
-    "ShapedTree",
-    "TreeShape",
-    "best_tree",
-    "chain",
-    "check_parents",
-    "children",
-    "depths",
-    "fastest_tree",
-    "is_chain",
-    "path_chances",
-]
-
-
 RankRates: TypeAlias = tuple[tuple[float, ...], ...]
 """[depth][rank] → how often a drafter's guess of this rank (0: the likeliest) is accepted, given that all guesses above
 it were; the last depth's rates also apply to deeper levels."""

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["NO_MATCH", "TOKEN_NBYTES", "Cursor", "Match", "SuffixAutomaton"]
-
 TOKEN_NBYTES = 320
 """Bytes per token: 117 to 131 were measured on text, up to 288 on random bits (CPython 3.11)."""
 _REFRESHED = 16

@@ -9,8 +9,6 @@ from edgedecode.sampling.probs import Probs
 
 from .confidence import Features
 
-__all__ = ["Chain", "Guess"]
-
 
 @dataclass(slots=True)
 class Guess:

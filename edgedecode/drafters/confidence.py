@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from edgedecode.sampling.row_draw import Leading
 
-__all__ = ["Confidence", "Features", "features"]
-
 _RATE, _LEAST_RATE = 0.2, 0.02
 """Learning rate: the first, and the lowest that it decays to, which is above 0 to follow a changing text."""
 _LARGEST = 6.0

@@ -13,8 +13,6 @@ from edgedecode.sampling.probs import UniformSource
 
 from .source import DraftSetting
 
-__all__ = ["Lookup", "LookupSource"]
-
 
 class Lookup(Protocol):
     """A function that drafts without a model; entry points of the group `edgedecode.lookups` name such functions."""

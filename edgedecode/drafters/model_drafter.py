@@ -24,16 +24,6 @@ from .model_state import ModelState
 from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
 
-__all__ = [
-    "FullRows",
-    "ModelDrafter",
-    "ModelSource",
-    "distributions_nbytes",
-    "join_state",
-    "usable_model",
-    "vocabulary_of",
-]
-
 PROBABILITY_NBYTES = 8 + 8
 """An id and its probability."""
 

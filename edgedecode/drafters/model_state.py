@@ -13,8 +13,6 @@ from edgedecode.errors import BudgetExceeded
 
 from .ranking import TreeGuesses
 
-__all__ = ["TREE_ROWS", "ModelState", "ModelStates", "shorter_windows"]
-
 TREE_ROWS = MOST_NODES // 2 + 1
 """Rows of a pass over a tree's level: nodes with children, and the least branches a state must support."""
 LEAST_WINDOW = 512

@@ -16,8 +16,6 @@ from edgedecode.memory.budget import Lease
 from .automaton import TOKEN_NBYTES, Cursor, SuffixAutomaton
 from .remembered import OutputFile
 
-__all__ = ["PastOutputs", "PastReader", "following"]
-
 STORE_TOKENS = 16384
 _BOUNDARY = -1
 """Ends every output. It is not an id, so that no match extends across it."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from edgedecode.decoding.tree import RankRates
 
-__all__ = ["RANKS", "RATES_AFTER", "RankSurvival", "stable_rates"]
-
 _DEPTHS = 4
 """Depths with separate counts; deeper ones share the last."""
 _PRIORS: tuple[float, ...] = (0.45, 0.1, 0.04, 0.02)

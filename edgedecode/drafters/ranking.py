@@ -15,8 +15,6 @@ from edgedecode.sampling.weights import SamplingOptions
 
 from .rank_rates import RANKS, RankSurvival
 
-__all__ = ["RANKED", "Ranking", "TreeGuesses"]
-
 RANKED = 4
 """One chain in this many has its rows ranked, to learn the value of trees before trying one. Higher: less overhead."""
 

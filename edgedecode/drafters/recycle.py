@@ -24,8 +24,6 @@ from edgedecode.sampling.probs import UniformSource
 from .rank_rates import RATES_AFTER, stable_rates
 from .source import DraftSetting
 
-__all__ = ["BREADTH", "RecycleDrafter", "RecycleSource", "RecycledLogits"]
-
 BREADTH = 8
 """Followers kept per id."""
 ROW_BUDGET = 16384

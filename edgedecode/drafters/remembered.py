@@ -15,8 +15,6 @@ from pathlib import Path
 
 from edgedecode.cache import aside, cache_folder, open_private, user_cache
 
-__all__ = ["STORE_FOLDER", "OutputFile"]
-
 STORE_FOLDER = "store"
 FILE_NBYTES = 1 << 20
 """Size at which a file is cut to its most recent half, which is some eight times what is held in memory."""

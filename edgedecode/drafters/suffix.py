@@ -21,8 +21,6 @@ from .past import PastOutputs, PastReader, following
 from .remembered import OutputFile
 from .source import DraftSetting
 
-__all__ = ["TOKEN_NBYTES", "SuffixDrafter", "SuffixSource", "longest_earlier"]
-
 SHORTEST_MATCH, LONGEST_MATCH = 2, 64
 GROWTH = 4
 """Drafted tokens per matched token, beyond the first: a long match is probably a copy."""

@@ -18,8 +18,6 @@ from .model_state import ModelState
 from .ranking import TreeGuesses
 from .source import DraftSetting
 
-__all__ = ["TreeDrafter", "TreeSource"]
-
 
 class TreeSource:
     """Opens tree drafters, which share the session's state of the draft model.

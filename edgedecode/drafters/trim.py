@@ -12,8 +12,6 @@ from edgedecode.errors import CapabilityError
 from .model_drafter import ModelDrafter, usable_model
 from .source import DraftSetting
 
-__all__ = ["TrimSource"]
-
 
 class TrimSource:
     """Opens model drafters with the trimmed head, or with a draft model that has only a trimmed head.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import Any
 
-__all__ = ["ChildReply", "ask_child", "child_command", "interpreter", "signal_name", "tell_parent"]
-
 _MARK = "edgedecode-child:"
 """Prefix of our lines on standard output, where native code prints too."""
 _LAST_LINES = 3

@@ -9,8 +9,6 @@ from edgedecode.typed_json import Count, Seconds
 
 from .engine_factory import Refusal
 
-__all__ = ["SLACK_NBYTES", "Candidate", "Choice", "Speeds", "choose", "room"]
-
 SLACK_NBYTES = 2 * 2**20
 """Growth of a process before a model is open, in addition to its leases."""
 

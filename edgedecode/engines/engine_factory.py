@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from .interface import Runtime
 
-__all__ = ["GraphKernels", "KernelsFactory", "Maker", "ProvidersFactory", "Refusal", "RuntimeFactory"]
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -21,8 +21,6 @@ from .child import ask_child, child_command
 from .engine_choice import SLACK_NBYTES, Speeds, room
 from .hardware import cores, processor_facts
 
-__all__ = ["EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
-
 FORMAT = 3
 TIMEOUT_SECONDS = 300.0
 REFUSALS_LAST = timedelta(days=1)

@@ -6,8 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["cores", "processor_facts"]
-
 
 def processor_facts() -> list[str]:
     """Return the processor's model and flags on Linux, else the platform's description."""

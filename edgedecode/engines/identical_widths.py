@@ -18,8 +18,6 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.decoding.padding import next_width
 
-__all__ = ["LONGEST_PASS", "NARROW", "WIDE", "BoundedState", "IdenticalWidths", "best_class", "measure_widths"]
-
 NARROW = (*range(1, 19), 20, 24)
 """Widths of draft passes, whose rows may all need logits."""
 WIDE = (32, 64)

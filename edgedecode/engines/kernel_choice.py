@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["KERNELS", "engine_kernels", "wanted_kernels"]
-
 KERNELS = "EDGEDECODE_KERNELS"
 _WANTED: ContextVar[str] = ContextVar("kernels", default="")
 

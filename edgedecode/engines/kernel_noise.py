@@ -19,8 +19,6 @@ from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.sampling.probs import Probs
 
-__all__ = ["POSITIONS", "KernelNoise", "Rescore", "draw", "measure_noise", "rescore"]
-
 POSITIONS = 2000
 _PERCENTILE = 99.9
 _COMPARED = 8

@@ -9,8 +9,6 @@ from typing import Protocol
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
 
-__all__ = ["Forward", "filled_state", "timed_pass"]
-
 
 class Forward(Protocol):
     """The forward pass that a model and its trimmed head share."""

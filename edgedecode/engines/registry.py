@@ -16,23 +16,6 @@ if TYPE_CHECKING:  # the command line imports this module first and must start f
     from .engine_factory import Maker
     from .interface import Runtime
 
-__all__ = [
-    "COMMANDS",
-    "DRAFTERS",
-    "LOOKUPS",
-    "MAKERS",
-    "PROVIDERS",
-    "RUNTIMES",
-    "drafter_names",
-    "every_entry_point",
-    "find_drafter",
-    "find_factory",
-    "find_maker",
-    "find_runtime",
-    "installed",
-    "lookup_names",
-]
-
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
 LOOKUPS = "edgedecode.lookups"

@@ -21,8 +21,6 @@ from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_spe
 from .interface import role_needs
 from .registry import RUNTIMES, find_factory, installed
 
-__all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
-
 AUTO = "auto"
 _FLOAT_BITS = 16
 USUAL = "onnx"

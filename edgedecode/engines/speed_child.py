@@ -20,8 +20,6 @@ from .child import tell_parent
 from .interface import ADAPTERS, NO_MMAP, NO_REPACK
 from .registry import find_runtime
 
-__all__ = ["main"]
-
 PROMPT, STEPS, REPETITIONS = 32, 16, 3
 LOOKUP = "suffix"
 """A drafter that needs almost no memory itself; the session still plans logits for drafts, as with any drafter."""

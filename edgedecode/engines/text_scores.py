@@ -17,8 +17,6 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 
-__all__ = ["LIKELY", "PIECE", "Likely", "RowScores", "ScoredText", "Scores", "score_rows", "score_texts"]
-
 PIECE = 64
 """Most rows of logits computed and held at once."""
 LIKELY = 64

@@ -17,8 +17,6 @@ from .contents import Contents, Tensor
 from .fields import FLOAT32, TEXT
 from .header import EMBEDDING, OUTPUT, Header
 
-__all__ = ["AdapterFile", "check_adapter", "check_values"]
-
 SUPPORTED_TYPES = (0, 1, 8, 30)
 """F32, F16, Q8_0 and BF16: the types that the engine can multiply on both sides."""
 _Q8_0, _BF16 = SUPPORTED_TYPES[2:]

@@ -15,8 +15,6 @@ from edgedecode.errors import ManifestError
 
 from .fields import Array, FieldReader, Truncated, Value
 
-__all__ = ["ALIGNMENT", "BLOCKS", "TYPE_NAMES", "Contents", "Tensor", "read_contents"]
-
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4

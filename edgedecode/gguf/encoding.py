@@ -11,8 +11,6 @@ from typing import BinaryIO
 from .contents import ALIGNMENT, BLOCKS
 from .fields import ARRAY, BOOL, FLOAT32, FORMATS, INT32, TEXT, UINT32, Value
 
-__all__ = ["F32", "WrittenTensor", "encoded_field", "write_encoded", "write_gguf"]
-
 F32 = 0
 VERSION = 3
 _ELEMENTS: Mapping[type, int] = {str: TEXT, bool: BOOL, int: INT32, float: FLOAT32}

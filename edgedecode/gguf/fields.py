@@ -9,21 +9,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "ARRAY",
-    "BOOL",
-    "FLOAT32",
-    "FORMATS",
-    "INT32",
-    "TEXT",
-    "TOKENS",
-    "UINT32",
-    "Array",
-    "FieldReader",
-    "Truncated",
-    "Value",
-]
-
 Value: TypeAlias = int | float | str
 """A field's value. For an array: the number of its elements, or for per-layer integers the largest."""
 Array: TypeAlias = "tuple[str, ...] | tuple[float, ...]"

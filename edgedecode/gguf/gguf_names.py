@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CLASSES", "INTERLEAVED", "LayerModule", "gguf_name", "module_of", "tensor_name"]
-
 CLASSES: Mapping[str, str] = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",

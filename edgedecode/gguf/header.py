@@ -18,8 +18,6 @@ from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
 from .gguf_names import CLASSES
 
-__all__ = ["EMBEDDING", "OUTPUT", "Header", "header_of", "read_header"]
-
 FLOAT_TYPES = (0, 1, 28, 30)
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"

@@ -20,8 +20,6 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 
 from .fields import ARRAY, FORMATS, TEXT, TOKENS, FieldReader, Truncated
 
-__all__ = ["trimmed_fields"]
-
 _START = 4 + 4 + 8
 """Bytes before the number of fields: magic, version, number of tensors."""
 _LENGTH, _ARRAY = struct.Struct("<Q"), struct.Struct("<IQ")

@@ -26,8 +26,6 @@ from .gguf_names import CLASSES
 from .header import EMBEDDING, OUTPUT, header_of
 from .trimmed_fields import trimmed_fields
 
-__all__ = ["FED", "TRIM_KEY", "map_sha256", "trim_gguf", "write_trimmed"]
-
 TRIM_KEY = "edgedecode.trim.sha256"
 """The field with the digest of the map from rows to ids."""
 FED = frozenset(CLASSES.values())

@@ -20,8 +20,6 @@ from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from .stored import StoredModel
 
-__all__ = ["Facts", "facts_of"]
-
 _LAYOUT = 1
 """To be incremented when `Facts` changes, or how they are read."""
 _UNUSED = 5

@@ -15,8 +15,6 @@ from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["file_pack", "file_pack_folder", "without_links"]
-
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
 _LAYOUT = 2

@@ -18,8 +18,6 @@ from .packages import KNOWN, is_package_name, package_offer
 from .stored import StoredModel, is_model_name
 from .stores import stored_models
 
-__all__ = ["find_pack", "offer_of", "pull"]
-
 
 def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
     """Return the folder of the pack that a name means: a folder, a GGUF file, a model on this machine, or a hub id.

@@ -23,8 +23,6 @@ from .offers import Offer, check_room, downloading, library_folder
 from .stored import is_model_name, parts_of, weight_type
 from .stores import repository_folder
 
-__all__ = ["choose_file", "hub_offer"]
-
 _TIMEOUT = 20.0
 _NAME = re.compile(r"([^/:]+/[^/:]+)(?::(.+)|/(.+))?")
 _PREFERRED = (

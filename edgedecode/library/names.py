@@ -15,21 +15,6 @@ from .packages import KNOWN
 from .stored import StoredModel
 from .stores import stored_models
 
-__all__ = [
-    "BUNDLED",
-    "MODEL_FILES",
-    "completed",
-    "could_be_pack",
-    "expanded",
-    "is_gguf",
-    "is_hub_name",
-    "is_path",
-    "named",
-    "names_pack",
-    "near_names",
-    "one_of",
-]
-
 BUNDLED = "demo"
 """The bundled pack's name, unless the current folder has a pack of this name."""
 MODEL_FILES = (".gguf", ".onnx", ".safetensors")

@@ -16,8 +16,6 @@ from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.hub import download_lock
 from edgedecode.user_notices import notice
 
-__all__ = ["Offer", "ask_before_downloads", "check_room", "downloading", "fetched", "library_folder"]
-
 _SPARE_NBYTES = 64 * 2**20
 """Room that a download leaves on the disk."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)

@@ -15,8 +15,6 @@ import msgspec
 
 from .stored import Store, StoredModel
 
-__all__ = ["ollama_models"]
-
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MEDIA = "application/vnd.ollama.image."
 _USUAL_NAMESPACE, _USUAL_TAG = "library", "latest"

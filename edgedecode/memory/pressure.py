@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from .limit import group_files, read_limit, system_lines
 
-__all__ = ["FreeMemory", "MemoryPressure", "free_memory"]
-
 SHORT, ENOUGH = 0.03, 0.06
 """Memory becomes short below the first share of the total, and stops being short above the second."""
 INTERVAL_S = 1.0

@@ -7,21 +7,6 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = [
-    "Counters",
-    "ProcessMemory",
-    "held_nbytes",
-    "high_water_nbytes",
-    "highest",
-    "memory_now",
-    "memory_of",
-    "peak_nbytes",
-    "release_pages",
-    "resident_nbytes",
-    "return_freed_memory",
-]
-
-
 _ARENAS, _MAPPED_FROM = -8, -3
 """glibc's M_ARENA_MAX, and M_MMAP_THRESHOLD, which also stops growing once it is set."""
 

@@ -6,8 +6,6 @@ import re
 
 from edgedecode.errors import InputError
 
-__all__ = ["decimals", "format_nbytes", "parse_nbytes", "size_option"]
-
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMGT]I?)B?")
 _LEAST = 10**6
 """A size without a unit below this many bytes is a slip: no process that runs a model is as small."""

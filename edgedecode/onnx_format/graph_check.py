@@ -25,8 +25,6 @@ from .graph_file import ValueInfo
 from .graph_memory import ConstantTensor, Operation, UnknownOperator, check_operations
 from .wire import BYTES, VARINT, Field, integer_values, read_spans
 
-__all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
-
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains of allowed operators. Operators of edgedecode's kernels are allowed only in graphs built in memory."""
 MOST_FIELDS = 1 << 17

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 
 from edgedecode.duplicate_names import add_once
 
-from .node import AttributeValue, Node, RawAttribute
-from .tensor import ExternalData, Tensor
+from .node import Node
+from .tensor import Tensor
 from .wire import Field, integer_field, message_field, pair_field, read_fields, read_pair, text_field
-
-__all__ = ["AttributeValue", "ExternalData", "GraphFile", "Node", "RawAttribute", "Tensor", "ValueInfo"]
 
 
 @dataclass(frozen=True, slots=True)

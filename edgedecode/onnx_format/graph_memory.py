@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
 
-__all__ = ["ConstantTensor", "Operation", "UnknownOperator", "check_operations"]
-
 # fmt: off
 _ONE_TO_ONE = frozenset((
     "Abs", "Cast", "Ceil", "Clip", "Cos", "CumSum", "Elu", "Erf", "Exp", "Flatten", "Floor", "Gelu", "HardSigmoid",

@@ -21,8 +21,6 @@ from .wire import (
     text_field,
 )
 
-__all__ = ["AttributeValue", "Node", "RawAttribute"]
-
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS = 1, 2, 3, 4, 6, 7
 _VALUES: Mapping[int, int] = {_FLOAT: 2, _INT: 3, _STRING: 4, _TENSOR: 5, _FLOATS: 7, _INTS: 8}
 """Attribute type → number of the field with its values."""

@@ -17,8 +17,6 @@ from .wire import (
     text_field,
 )
 
-__all__ = ["ExternalData", "Tensor"]
-
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
 _FIXED: Mapping[int, int] = {_FLOATS: 4, _DOUBLES: 8}

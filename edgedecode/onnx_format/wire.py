@@ -10,22 +10,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Field",
-    "bytes_field",
-    "fixed_bytes",
-    "float_field",
-    "float_values",
-    "integer_field",
-    "integer_values",
-    "message_field",
-    "pair_field",
-    "read_fields",
-    "read_pair",
-    "read_spans",
-    "text_field",
-]
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED_KINDS = {8: FIXED64, 4: FIXED32}
 _FIXED = {kind: nbytes for nbytes, kind in _FIXED_KINDS.items()}

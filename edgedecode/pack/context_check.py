@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from edgedecode.onnx_format.graph_file import GraphFile, Node
-
-__all__ = ["CONTEXT", "check_context", "context_node"]
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
 
 CONTEXT = "EPContext"
 _MOST_NBYTES = 1 << 20

@@ -10,8 +10,6 @@ import numpy as np
 
 from edgedecode.typed_json import Count, Finite, Positive
 
-__all__ = ["EXPECTED_BEYOND", "Equality", "Rate"]
-
 CONFIDENCE = 0.95
 """Two-sided coverage of the bounds; Clopper-Pearson guarantees at least this for every rate and total."""
 _HALVINGS = 60

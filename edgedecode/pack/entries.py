@@ -9,24 +9,6 @@ from pathlib import Path, PurePosixPath
 from edgedecode.errors import ManifestError
 from edgedecode.typed_json import Amount, Count, Finite, Positive, Share
 
-__all__ = [
-    "ADAPTERS",
-    "DRAFT_ADAPTER",
-    "NPU_FOLDER",
-    "STATIC_PREFIX",
-    "TRIM_NAMES",
-    "ActivationsEntry",
-    "ActivationsWay",
-    "AdapterEntry",
-    "CompiledEntry",
-    "FileEntry",
-    "OutsideFile",
-    "ProductError",
-    "TrimCategory",
-    "TrimEntry",
-    "plain_path",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:

@@ -26,8 +26,6 @@ from .gguf_check import check_header
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 
-__all__ = ["check_listing", "check_pack", "is_downloaded"]
-
 _GATE = 3
 """Version of the checks; increase it when they change, so that cached results no longer count."""
 _IGNORED = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})

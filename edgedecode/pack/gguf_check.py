@@ -9,8 +9,6 @@ from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["check_header"]
-
 
 def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
     """Raise ManifestError unless the file's model has the entry's architecture and sizes."""

@@ -21,8 +21,6 @@ from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
 
-__all__ = ["BUNDLED_PACK", "download_lock", "hub_pack", "hub_pack_folder"]
-
 BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0

@@ -11,9 +11,8 @@ from pathlib import Path
 from edgedecode.cache import cache_folder, keep_json, kept_json
 from edgedecode.errors import CapabilityError, ManifestError
 
-from .manifest import FileEntry, Manifest, OutsideFile
-
-__all__ = ["check_files", "check_unchanged", "file_entry", "file_sha256", "models_digest", "pack_digest"]
+from .entries import FileEntry, OutsideFile
+from .manifest import Manifest
 
 _CHUNK = 1 << 20
 _JUDGED = ""

@@ -33,22 +33,6 @@ from .entries import (
 )
 from .switch_curve import SwitchCurve
 
-__all__ = [
-    "FORMAT",
-    "MANIFEST_NAME",
-    "STACKS",
-    "VERSION",
-    "ActivationsEntry",
-    "AdapterEntry",
-    "FileEntry",
-    "Generation",
-    "Graph",
-    "Manifest",
-    "ModelEntry",
-    "OutsideFile",
-    "TrimEntry",
-]
-
 FORMAT = "edgedecode-pack"
 VERSION = 1
 MANIFEST_NAME = "edgedecode.json"

@@ -15,8 +15,6 @@ from time import time
 from edgedecode.errors import ExportError
 from edgedecode.locks import Lock, take_lock
 
-__all__ = ["check_place", "flush_folder", "new_folder", "remove_abandoned", "work_folder"]
-
 _STALE_SECONDS = 24 * 3600
 
 

@@ -17,8 +17,6 @@ from edgedecode.user_notices import notice
 from .manifest import MANIFEST_NAME, Manifest
 from .new_folder import flush_folder
 
-__all__ = ["changing", "commit", "opening", "remove_files", "replace_manifest"]
-
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """How long a change and an open wait for the lock. The first open of a large pack hashes it, which may take minutes; a
 change takes less than a second."""

@@ -13,8 +13,6 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .manifest import Manifest
 
-__all__ = ["PROCESS", "pack_tokenizer", "process_holder", "process_nbytes", "target_nbytes"]
-
 PROCESS = "process (interpreter, engine, tokenizer)"
 """Name of the lease for the memory of the process before a model is open."""
 READING_SHARE = 18

@@ -9,8 +9,6 @@ pass's own keys and values, [1, KV heads, width, head size], of which the runtim
 
 from __future__ import annotations
 
-__all__ = ["HEAD_ROWS", "HIDDEN_SCORE", "MASK", "STATIC", "WINDOW_MASK", "head_rows"]
-
 STATIC = "static"
 """Capability of these graphs. Only providers that need them ask for it."""
 MASK, WINDOW_MASK = "attention_mask", "window_mask"

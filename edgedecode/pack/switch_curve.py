@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from edgedecode.typed_json import Amount, Count, Positive, Share
 
-__all__ = ["SwitchCurve", "SwitchPoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class SwitchPoint:

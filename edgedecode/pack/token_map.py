@@ -10,8 +10,6 @@ from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError, ManifestError
 
-__all__ = ["read_token_ids", "write_token_ids"]
-
 _STORED = np.dtype("<i4")
 
 

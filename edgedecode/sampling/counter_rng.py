@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from edgedecode.arrays import IntArray
 
-__all__ = ["exponentials", "first_arrivals", "mixed"]
-
 _Doubles = npt.NDArray[np.float64]
 
 _MASK = 2**64 - 1

@@ -10,8 +10,6 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-__all__ = ["MOST_TOP_LOGPROBS", "TokenLogprob", "check_top_logprobs", "token_logprob"]
-
 MOST_TOP_LOGPROBS = 20
 """Most alternatives per token, as in OpenAI's API."""
 _PIECE = 16384

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
 
-__all__ = ["MASS_UNIT", "damaged_logits", "exponent_scale", "largest", "masses", "total_mass", "unnormalised"]
-
 MASS_UNIT = 2.0**40
 _PIECE = 16384
 """Elements per step; pieces of this size stay in the CPU cache."""

@@ -16,8 +16,6 @@ import numpy as np
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-__all__ = ["Bias", "Counter", "LastTokens", "Marked", "biases_of", "checked_bias", "frequent", "present", "repeated"]
-
 Bias = tuple[tuple[int, float], ...]
 """Ids, ascending, each with the number that is added to its logit."""
 MOST_BIAS = 100.0

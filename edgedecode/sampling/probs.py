@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NoiseSource", "Probs", "SharedNoise", "UniformSource"]
-
 
 @runtime_checkable
 class UniformSource(Protocol):

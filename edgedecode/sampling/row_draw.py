@@ -21,8 +21,6 @@ from .weights import weighted
 if TYPE_CHECKING:
     from .weights import SamplingOptions
 
-__all__ = ["MOST_TOP", "Drawing", "Leading", "NumpyRowDraw", "RowDraw", "row_draw_of"]
-
 MOST_TOP = 64
 """Largest k of `RowDraw.top`."""
 _FOLDS = 64

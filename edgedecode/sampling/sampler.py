@@ -23,8 +23,6 @@ from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
 from .weights import SamplingOptions, weighted
 
-__all__ = ["Noise", "Sampler", "answer_seed"]
-
 _NOISE_BLOCK = 256
 """Uniforms that are generated at once."""
 _SEED_BITS = 53

@@ -20,8 +20,6 @@ from edgedecode.errors import InputError
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, total_mass, unnormalised
 from .penalties import Bias, Marked, biases_of, checked_bias, frequent, present, repeated
 
-__all__ = ["SamplingOption", "SamplingOptions", "near_best", "nucleus", "sampling_table", "weighted"]
-
 Penalty = Callable[[FloatArray, FloatArray, float], FloatArray]
 """(logits of the tokens seen, how often each was generated, the option's value) → the penalised logits."""
 Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from edgedecode.decoding.policy import Score
 
-__all__ = ["DEPTHS", "PRIORS", "Acceptance", "Counts", "History", "Key", "match_bucket"]
-
 PRIORS = {0: 0.5, 1: 0.25, 2: 0.35, 4: 0.5, 8: 0.7, 16: 0.85, 1 << 62: 0.92}
 """Prior chance per token, by upper bound of the match length in tokens; drafters without matches have length 0."""
 PRIOR_ROUNDS = 2.0

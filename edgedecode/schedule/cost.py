@@ -20,17 +20,6 @@ from edgedecode.decoding.policy import MAX_DRAFT, RoundCost
 
 from .fixed_widths import fixed_curve, fixed_prior, fixed_width
 
-__all__ = [
-    "CONTEXT_BUCKETS",
-    "REFIT",
-    "WIDEST",
-    "CostModel",
-    "CostTable",
-    "DraftCost",
-    "Recent",
-    "context_bucket",
-]
-
 CONTEXT_BUCKETS = (512, 2048, 8192)
 """Upper bounds, in tokens, of the context lengths that share a table; one more table is for longer contexts."""
 WIDEST = MAX_DRAFT + 1

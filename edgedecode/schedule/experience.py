@@ -11,8 +11,6 @@ from .acceptance import DEPTHS, PRIORS, Counts, History
 from .cost import CONTEXT_BUCKETS, PRIOR_WEIGHT, STEADY, WIDEST, CostModel, CostTable, DraftCost, Recent
 from .ledger import GRANT, Ledger
 
-__all__ = ["Experience"]
-
 _Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 """Range of counts and times in which quotients and products of a few of them stay finite."""
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["fixed_curve", "fixed_prior", "fixed_width"]
-
 
 def fixed_width(rows: int, widths: Sequence[int]) -> int:
     """Return the width that a pass over `rows` rows takes, of these ascending ones; 1 if a single row takes it too.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["Ledger"]
-
 GRANT = 4.0
 """Baseline rounds in a new account. Higher: a new pair is learnt sooner, and one whose drafts fail costs more."""
 INCOME = 0.0075

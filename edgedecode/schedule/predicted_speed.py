@@ -9,8 +9,6 @@ from .acceptance import Acceptance
 from .experience import Experience
 from .prices import Prices, step_seconds
 
-__all__ = ["PredictedSpeed", "predicted_speed"]
-
 
 class PredictedSpeed(NamedTuple):
     """Tokens per second after the prefill, on texts like those decoded here before.

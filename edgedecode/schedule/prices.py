@@ -10,8 +10,6 @@ from edgedecode.decoding.tree import RoundPrice
 from .cost import GUESS, WIDEST, CostModel, CostTable
 from .fixed_widths import fixed_width
 
-__all__ = ["Prices", "step_seconds"]
-
 
 def step_seconds(costs: CostModel, context_tokens: int) -> float | None:
     """Return the seconds per token of plain decoding, with host overhead; None while unknown."""

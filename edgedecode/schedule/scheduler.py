@@ -32,8 +32,6 @@ from .ledger import GRANT, INCOME
 from .prices import Prices
 from .trees import Trees
 
-__all__ = ["Scheduler", "SchedulerOptions"]
-
 SWITCH = 1.05
 """Factor by which an arm's expected speed-up must exceed that of plain decoding, and that of the arm in use, to be
 chosen: predictions are noisy."""

@@ -21,8 +21,6 @@ from edgedecode.user_notices import notice
 from .experience import Experience
 from .scheduler import Scheduler, SchedulerOptions
 
-__all__ = ["Recorder", "Replayed", "replay"]
-
 FORMAT = 4
 
 

@@ -13,8 +13,6 @@ from edgedecode.decoding.tree import RankRates, RoundPrice, ShapedTree, fastest_
 
 from .cost import REFIT
 
-__all__ = ["Trees"]
-
 
 @dataclass(slots=True)
 class _Known:

@@ -11,8 +11,6 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sessions.chunks import Chunk
 from edgedecode.turns import FairLock, when_free
 
-__all__ = ["Answer"]
-
 
 class Answer(Iterator[Chunk]):
     """Yields the chunks of one answer, one round of the decode loop at a time.

@@ -32,9 +32,6 @@ from edgedecode.text.template_switches import template_arguments
 from edgedecode.text.transcript import Transcript
 from edgedecode.turns import FairLock, when_free
 
-__all__ = ["BareSession"]
-
-
 _Chunks = Callable[[Callable[[], None]], Generator[Chunk]]
 """Yields chunks, and calls its argument where other threads may use the models (see `Answer`)."""
 

@@ -17,15 +17,6 @@ from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = [
-    "TARGET_SOURCE",
-    "Chunk",
-    "Completion",
-    "Reply",
-    "TurnsDropped",
-    "completion_of",
-]
-
 TARGET_SOURCE = TARGET
 
 

@@ -9,8 +9,6 @@ from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["DraftModels", "default_heads"]
-
 
 class DraftModels:
     """Loads draft models on demand through `load`, which takes the needs of `Runtime.open`.

@@ -13,17 +13,6 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 from edgedecode.switching.draft_writer import STRETCH
 
-__all__ = [
-    "WITHOUT_MODEL",
-    "DrafterChoice",
-    "DraftingFacts",
-    "check_options",
-    "choose_drafters",
-    "fixed_policy",
-    "most_rows",
-    "stretch",
-]
-
 FIXED_DRAFT = 2
 """Default draft length where it must be fixed: `--reproducible` may not choose by measured times."""
 LONGEST_DRAFT = 16

@@ -17,8 +17,6 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.experience import Experience
 from edgedecode.user_notices import notice
 
-__all__ = ["FOLDER", "experience_path", "load_experience", "measured_file", "store_experience"]
-
 FOLDER = "costs"
 FORMAT = 4
 

@@ -38,8 +38,6 @@ from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, cho
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = ["PackFootprint", "sampling_holder"]
-
 SCRATCH_NBYTES = 3 * 8 + 4
 """Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
 with a smaller head one float32 row scattered to the full vocabulary."""

@@ -21,16 +21,6 @@ from edgedecode.sessions.experience_file import measured_file
 from edgedecode.sessions.resources import Resources
 from edgedecode.user_notices import notice
 
-__all__ = [
-    "FOLDER",
-    "fitting_widths",
-    "limited_drafts",
-    "load_widths",
-    "session_widths",
-    "store_widths",
-    "widths_path",
-]
-
 FOLDER = "widths"
 
 

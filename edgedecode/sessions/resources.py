@@ -33,8 +33,6 @@ from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock
 from edgedecode.user_notices import notice
 
-__all__ = ["Resources", "Returnable"]
-
 
 class Returnable(Protocol):
     """A part of a session that can be released while the session is open."""

@@ -15,8 +15,6 @@ from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
 
-__all__ = ["Session"]
-
 LEAST_ROOM = 8
 """Turns are dropped if an answer would have less than 1/LEAST_ROOM of the context."""
 

@@ -34,8 +34,6 @@ from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.switching.rule import LONGEST
 from edgedecode.user_notices import notice
 
-__all__ = ["SessionDrafting", "draft_setting", "open_drafting", "plan_state"]
-
 
 class SessionDrafting:
     """A session's drafters, which are released when memory is short, and opened again later.

@@ -10,8 +10,6 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.user_notices import notice
 
-__all__ = ["CAREFUL", "switch_rule", "with_switch_rule"]
-
 CAREFUL = SwitchRule(up=0.05)
 """The rule of a pack without a curve: entropy in nats, low enough that nearly every other token is the target's."""
 ALWAYS_TARGET = 0.0

@@ -13,8 +13,6 @@ from edgedecode.sampling.sampler import Sampler
 from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 
-__all__ = ["TargetReading", "adapter_span"]
-
 _SCORED = 16
 """Tokens per scoring pass. The logits of a pass are held together: 10 MB at 152,000 ids. 512 tokens of the
 bundled target take 39 ms in passes of 16, 36 in passes of 64, 133 one by one."""

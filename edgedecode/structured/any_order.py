@@ -15,8 +15,6 @@ from edgedecode.typed_json import JsonValue
 
 from .schema_check import named
 
-__all__ = ["Spelling", "any_order"]
-
 _Schema = dict[str, JsonValue]
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}

@@ -14,8 +14,6 @@ from edgedecode.typed_json import JsonValue
 
 from .schema_check import fits, named
 
-__all__ = ["closed"]
-
 _Schema = dict[str, JsonValue]
 
 _LISTS, _SCHEMAS, _BY_NAME = ("allOf", "anyOf", "oneOf"), ("if", "then", "else"), ("dependentSchemas", "dependencies")

@@ -10,8 +10,6 @@ from enum import StrEnum
 from edgedecode.errors import InputError
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["Grammar", "GrammarKind", "is_text"]
-
 _MOST_CHARACTERS = 1 << 18
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 

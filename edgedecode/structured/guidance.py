@@ -22,8 +22,6 @@ from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .schema_check import checked_schema
 
-__all__ = ["GrammarTokens", "GuidanceConstraint", "compiled_nbytes", "grammar_nbytes", "schema_fault"]
-
 Untyped = Any
 """llguidance's objects, which have no types that hold."""
 _BITS = 32

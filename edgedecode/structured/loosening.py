@@ -16,8 +16,6 @@ from .closing import closed
 from .guidance import schema_fault
 from .schema_check import fault_of_keyword, named
 
-__all__ = ["OPEN", "Change", "Nearest", "in_json_schema", "nearest"]
-
 _Schema = dict[str, JsonValue]
 
 OPEN: _Schema = {"type": "object"}

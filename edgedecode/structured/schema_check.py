@@ -17,8 +17,6 @@ from edgedecode.typed_json import JsonValue
 
 from .grammar import is_text
 
-__all__ = ["DRAFTS", "checked_schema", "fault_of_keyword", "fits", "named", "subschemas"]
-
 _Schema = dict[str, JsonValue]
 
 _DEPTH = 120

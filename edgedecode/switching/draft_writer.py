@@ -16,8 +16,6 @@ from edgedecode.sampling.sampler import Sampler
 from .rule import SwitchRule, Uncertainty
 from .signals import SIGNALS
 
-__all__ = ["STRETCH", "DraftWriter"]
-
 USER = "switch"
 """The name under which it uses the draft model's state."""
 STRETCH = 8

@@ -10,8 +10,6 @@ from edgedecode.errors import InputError
 
 from .signals import SIGNALS
 
-__all__ = ["EAD_DWELL", "EAD_WINDOW", "LONGEST", "SwitchRule", "Uncertainty"]
-
 EAD_WINDOW, EAD_DWELL = 5, 10
 """Window and dwell of the paper on entropy-adaptive decoding (2502.06833), in tokens."""
 

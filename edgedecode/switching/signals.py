@@ -15,8 +15,6 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.sampling.row_draw import Leading, RowDraw
 
-__all__ = ["CONTROL", "SIGNALS", "Signal", "entropy"]
-
 _NEGLIGIBLE = np.float32(-80)
 """A logit this far below the largest one has no weight; a logit of minus infinity counts as this."""
 

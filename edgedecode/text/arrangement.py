@@ -19,8 +19,6 @@ from edgedecode.errors import InputError
 from .chat_template import NOTHING, ChatTemplate
 from .messages import as_mapping
 
-__all__ = ["Arranger", "Sent"]
-
 TOOL_FRAME = "Result of the function call:\n"
 """Begins a user's message that holds a function's result, for templates that know no role for it."""
 _TOOL_ROLES = ("ipython", "function", "observation", "tool_response")

@@ -16,8 +16,6 @@ from .messages import Message, as_mapping
 from .template_limits import metered
 from .template_sandbox import template_sandbox
 
-__all__ = ["MOST_CHARACTERS", "NOTHING", "PLAIN_TEMPLATE", "ChatTemplate"]
-
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"

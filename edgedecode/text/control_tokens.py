@@ -14,8 +14,6 @@ from itertools import islice
 
 import tokenizers
 
-__all__ = ["ControlTokens", "Rendered", "Shield", "rest_of"]
-
 _PRIVATE = range(0xE000, 0xF900)
 _MARKER = re.compile(r"<\|.*\|>|</?s>", re.DOTALL)
 """Spelling of a control token even where the tokenizer's file does not flag it special, as Phi-3's </s>."""

@@ -8,8 +8,6 @@ from itertools import takewhile
 
 from .token_text import Layout, Pieces
 
-__all__ = ["Detokenizer"]
-
 
 class Detokenizer:
     """Turn a stream of ids into a stream of text.

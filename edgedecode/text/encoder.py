@@ -15,8 +15,6 @@ from .chat_template import NOTHING
 from .messages import Message
 from .tokenizer import Tokenizer
 
-__all__ = ["Encoder", "TextSource"]
-
 BYTE_NBYTES = 128
 TOKEN_NBYTES = 320
 """Bytes that encoding needs per byte of normalized text and per token, until it returns.

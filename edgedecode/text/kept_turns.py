@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 from .messages import Message
 
-__all__ = ["moved_run", "turn_starts", "without_oldest"]
-
 LEAST_RUN = 32
 """Tokens. A shorter run in both conversations may be chance, and prefilling it again is cheap."""
 

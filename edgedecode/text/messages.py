@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["ROLES", "Message", "as_mapping"]
-
 ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -9,18 +9,6 @@ from pathlib import Path
 
 from edgedecode.errors import InputError
 
-__all__ = [
-    "checked_text",
-    "decoded_text",
-    "file_bytes",
-    "file_text",
-    "is_standard_input",
-    "piped_bytes",
-    "shown",
-    "shown_answer",
-    "shown_lines",
-]
-
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that move a terminal's cursor, start its commands, end a line, or change the text direction."""

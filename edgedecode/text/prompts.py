@@ -14,8 +14,6 @@ from edgedecode.errors import InputError
 from .messages import Message
 from .printable import checked_text, decoded_text, file_bytes
 
-__all__ = ["Prompt", "checked_prompt", "interleaved", "parse_prompts", "read_messages", "read_object", "read_prompts"]
-
 _Row = TypeVar("_Row")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from edgedecode.errors import InputError
 
-__all__ = ["StopStrings"]
-
 
 class StopStrings:
     """Cut a stream at the first stop string, and hold back a tail that may begin one.

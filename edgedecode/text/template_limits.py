@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 
 from jinja2.exceptions import SecurityError
 
-__all__ = ["Meter", "each", "largest", "largest_product", "meter", "metered", "steps", "text_of"]
-
 STEPS = 1_000_000
 """Loop iterations, calls, filters and comparisons: a conversation of hundreds of messages takes some thousands."""
 SECONDS = 5.0

@@ -26,8 +26,6 @@ from jinja2.visitor import NodeTransformer
 
 from .template_limits import ELEMENT_NBYTES, WIDEST, each, largest, largest_product, meter, steps, text_of
 
-__all__ = ["template_sandbox"]
-
 Untyped: TypeAlias = Any
 """A template's value: JSON, or a result of its operators."""
 

@@ -12,8 +12,6 @@ from edgedecode.errors import InputError
 
 from .template_sandbox import template_sandbox
 
-__all__ = ["EFFORTS", "THINKING", "can_think", "template_arguments", "template_variables"]
-
 _RESERVED = frozenset(
     {
         *(

@@ -12,8 +12,6 @@ import tokenizers
 
 from edgedecode.errors import InputError
 
-__all__ = ["Layout", "Pieces", "component_steps"]
-
 _ANCHOR = "a"
 _SPACE_MARK = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 _TOKEN_BY_TOKEN = {"Replace", "Metaspace", "WordPiece", "Strip"}

@@ -22,9 +22,6 @@ from .messages import Message
 from .token_text import Pieces, component_steps
 from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
-__all__ = ["Tokenizer"]
-
-
 _CACHED_WORDS = 64
 """Words in the encoding cache: four times as many are 2 to 4% faster; the library's default, 10,000, can take 80 MB."""
 _WORD_NBYTES = 9000

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import ManifestError
 
-__all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
-
 MOST_GROWTH = 64
 """Output bytes per input byte. NFKC yields up to 11, SentencePiece's maps 33, a space mark 3."""
 LONGEST_TOKEN = 1 << 14

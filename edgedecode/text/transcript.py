@@ -15,8 +15,6 @@ from .kept_turns import turn_starts, without_oldest
 from .messages import Message
 from .tokenizer import Tokenizer
 
-__all__ = ["Transcript", "Turn"]
-
 KEPT_SHARE = 0.6
 """Share of the context kept at most when turns are dropped. Lower: turns are dropped less often, but more at a time."""
 _TOO_LONG = (ContextExceeded, BudgetExceeded)

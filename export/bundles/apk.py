@@ -14,8 +14,6 @@ from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
 
 from .bundle import Bundle
 
-__all__ = ["APK", "UNCOMPRESSED", "Keystore", "build_apk", "find_keystore", "find_tools", "is_carried"]
-
 APK = "models.apk"
 UNCOMPRESSED = ("onnx", "data", "bin", "gguf")
 """Suffixes that stay uncompressed, so that the app maps them."""

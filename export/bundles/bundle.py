@@ -15,19 +15,6 @@ from edgedecode.pack.entries import FileEntry, plain_path
 from edgedecode.pack.manifest import Generation
 from edgedecode.typed_json import Amount, Count, JsonValue, Positive, Share, typed
 
-__all__ = [
-    "BUNDLE_NAME",
-    "MOST_TOLERANCE",
-    "SUMS_NAME",
-    "Bundle",
-    "BundleAdapter",
-    "BundleGraph",
-    "BundleModel",
-    "DevicePlan",
-    "SelftestFiles",
-    "write_bundle",
-]
-
 BUNDLE_NAME = "bundle.json"
 SUMS_NAME = "SHA256SUMS"
 FORMAT, VERSION = "edgedecode-bundle", 1

@@ -21,8 +21,6 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .devices import Device
 
-__all__ = ["MemoryFit", "fit_llama", "fit_npu", "fit_onnx"]
-
 _APP_NBYTES = 80_000_000
 """Assumed: an app's own memory with its runtime library and a tokenizer, without models."""
 _LEAST_CONTEXT = 512

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes
 
-__all__ = ["PHONES", "Device", "find_device", "usual_share"]
-
 GB = 10**9
 
 

@@ -24,8 +24,6 @@ from edgedecode.export.frameworks import reason_of
 from edgedecode.export.graph.passes.surgery import attention_nodes, input_named
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 
-__all__ = ["GenaiFolder", "add_genai", "import_genai", "open_genai"]
-
 CONFIG = "genai_config.json"
 BASE = "base"
 _OWN_INPUTS = ("seqlens_k", "total_length", "attention_bias", "rows")

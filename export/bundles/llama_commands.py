@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from .bundle import Bundle
 
-__all__ = ["llama_commands"]
-
 _ROWS = 64
 """Rows of a pass: the default of 512 reserves buffers for many more logits than a phone has room for."""
 

@@ -19,8 +19,6 @@ from .bundle import BundleAdapter, BundleGraph, BundleModel
 from .devices import Device
 from .request import PackageRequest
 
-__all__ = ["SOC_MAP", "Parts", "check_pack_has", "chosen_manifest", "copy_models", "gguf_nbytes", "soc_map_of"]
-
 MODELS = "models"
 SOC_MAP = "soc_map.json"
 """The file that names the graphs of each chip."""

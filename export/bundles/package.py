@@ -35,8 +35,6 @@ from .request import PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
 from .template_files import copy_templates
 
-__all__ = ["make_bundle"]
-
 _PROMPTS = 4
 """Self-test prompts by default, each of another kind of task."""
 _NOISE_POSITIONS = 50

@@ -21,8 +21,6 @@ from .device.decode import Round
 from .device.run import Opener, Selftest, read_prompts, test_context
 from .speeds import LENGTHS
 
-__all__ = ["record_answers", "try_lengths", "write_prompts"]
-
 _SECONDS = 1800
 _MOST_ROWS = max(LENGTHS) + 1
 

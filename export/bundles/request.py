@@ -12,8 +12,6 @@ from edgedecode.pack.chips import CHIPS, Chip
 from .devices import Device
 from .targets import Target
 
-__all__ = ["PackageRequest", "check_package_name", "read_chip"]
-
 _PACKAGE = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z][a-zA-Z0-9_]*)+")
 _RESERVED = frozenset(
     re.findall(

@@ -13,8 +13,6 @@ from edgedecode.typed_json import JsonValue, Seconds, typed
 from .device.decode import Round
 from .devices import Device
 
-__all__ = ["LENGTHS", "Speed", "Speeds", "assumed_speeds", "best_length", "measured_speeds"]
-
 LENGTHS = (2, 4, 8)
 """Draft lengths that are tried."""
 _ROW_SHARE = 0.15

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["TARGETS", "Target", "find_target"]
-
 _ONNX_RUNTIME = "com.microsoft.onnxruntime:onnxruntime-android:1.31.1"
 _TOKENIZERS = ("ai.djl.huggingface:tokenizers:0.33.0", "ai.djl.android:tokenizer-native:0.33.0")
 

@@ -14,8 +14,6 @@ from .bundle import Bundle
 from .request import PackageRequest
 from .targets import TARGETS, Target
 
-__all__ = ["copy_templates", "required_files"]
-
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEVICE = Path(__file__).parent / "device"
 _USER = "{user}"

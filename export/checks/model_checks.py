@@ -38,18 +38,6 @@ from .parity import (
 )
 from .reference import Reference
 
-__all__ = [
-    "CheckTexts",
-    "check_hidden",
-    "check_int8_cache",
-    "check_lora",
-    "check_noise",
-    "check_parity",
-    "noise_of",
-    "opened",
-    "with_noise",
-]
-
 _LENGTH = 48
 """Tokens of the parity text."""
 _NARROW = 20

@@ -18,20 +18,6 @@ from edgedecode.errors import ExportError
 
 from .reference import Reference
 
-__all__ = [
-    "LOOSE",
-    "NODES",
-    "TOLERANCE",
-    "ParityText",
-    "agreement",
-    "check_exact",
-    "check_kernels",
-    "measure_loss",
-    "own_rows",
-    "reference_rows",
-    "relative_error",
-]
-
 TOLERANCE = 1e-3
 """Maximum error of kernels that do not round activations, relative to the logits' deviation if that exceeds 1."""
 LOOSE = 0.25

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = ["Reference"]
-
 _FARTHEST = 0.5
 """Largest distance of rounded weights from the original ones, as a share of their norm; 4 bits cause 0.1 to 0.2."""
 

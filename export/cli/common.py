@@ -20,17 +20,6 @@ from .signals import ending_on_sigterm
 if TYPE_CHECKING:
     from .display import Report
 
-__all__ = [
-    "add_prepare",
-    "check_adapter_names",
-    "finish",
-    "named_path",
-    "notices_shown",
-    "pack_is_there",
-    "quiet",
-    "refuse_others",
-]
-
 _NAMED = re.compile(r"(?P<name>(draft:)?[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _ENGINE = "onnx"
 """The engine whose kernels use a separate weight layout."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..npu.compile_pack import CompiledGraph
     from .display import Report
 
-__all__ = ["add_device", "check_device", "compile_exported", "compile_verb"]
-
 _LIST = "list"
 """Value of --soc that prints the known chips."""
 

@@ -14,8 +14,6 @@ from ..npu.compile_pack import CompiledGraph
 from ..npu.compile_request import CompileRequest
 from .display import Report
 
-__all__ = ["compile_report", "show_compiled"]
-
 _LEGEND = (
     "same token: positions of chains and trees where the NPU's emulator and the processor choose the same token, the "
     "latter without rounding of activations; error: root mean square difference in logits, relative to their "

@@ -18,8 +18,6 @@ from edgedecode.user_notices import ProgressLines
 from ..stages import StageRecord
 from .signals import end_if_asked
 
-__all__ = ["LiveDisplay", "Report", "stage_table", "timings"]
-
 Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | list[int] | None]"
 
 

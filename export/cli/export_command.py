@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..pair_export import PairRequest
     from .display import Report
 
-__all__ = ["export"]
-
 
 class ExportCommand:
     """Makes a pack from Hugging Face models."""

@@ -15,8 +15,6 @@ from .pack_options import read_span
 if TYPE_CHECKING:
     from .display import Report
 
-__all__ = ["add_comparison", "add_optimum", "run_comparison", "run_optimum"]
-
 _COMPARING = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
 _FOR_OPTIMUM = ("exporter", "make_environment", "target", "draft", "out", "name", "license", "noise_positions")
 """The options that each mode accepts; others are refused."""

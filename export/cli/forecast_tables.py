@@ -15,8 +15,6 @@ from edgedecode.options import planned_context
 from ..forecast import PairForecast, time_class
 from .display import Report
 
-__all__ = ["forecast_report", "show_forecast"]
-
 
 def show_forecast(forecast: PairForecast) -> None:
     """Print stages, sizes, memory and time."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ..stages import Stages
 
-__all__ = ["command"]
-
 
 class ImportCommand:
     """Makes a pack from ONNX folders or GGUF files, using their weights in place by default."""

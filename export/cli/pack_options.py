@@ -15,8 +15,6 @@ from .common import check_adapter_names, named_path
 if TYPE_CHECKING:
     from ..graph.recipe import Recipe
 
-__all__ = ["add_gguf", "add_graphs", "add_recipe", "check_gguf_options", "read_graphs", "read_recipe", "read_span"]
-
 BITS = (4, 8, 16, 32)
 ACTIVATIONS = ("auto", "8", "16")
 

@@ -15,8 +15,6 @@ from edgedecode.pack.manifest import Manifest, ModelEntry
 from ..stages import StageRecord, Stages
 from .display import LiveDisplay, Report, stage_table, timings
 
-__all__ = ["shown"]
-
 _LEGEND = (
     "parity: maximum logit error without rounding of activations; kernels: root mean square error from that rounding, "
     "loss: from quantizing the weights, both relative to the logits' deviation; top-1: how often the most likely token "

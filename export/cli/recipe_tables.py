@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..recipes.comparison import Comparison, Result
 
-__all__ = ["comparison_figure", "comparison_report", "show_comparison"]
-
 _ENOUGH = 1000
 """A warning is printed below this number of scored tokens."""
 

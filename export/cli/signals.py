@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from threading import Event, Timer, main_thread
 from types import FrameType
 
-__all__ = ["end_if_asked", "ending_on_sigterm"]
-
 _RESEND_SECONDS = 0.05
 _asked = Event()
 """Whether SIGTERM has come in `ending_on_sigterm`."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..trim.sweep import TrimRequest
     from .display import Report
 
-__all__ = ["add_trim", "check_trim", "trim", "trim_exported"]
-
 _REMOVING = ("pack", "remove", "runtime", "threads")
 """Options that `trim --remove` accepts."""
 _BEST = 0

@@ -17,8 +17,6 @@ from .display import Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["show_trim", "sweep_figure", "trim_report"]
-
 _WIDTH = 150
 """Output width if not on a terminal: wide enough that table rows are not wrapped."""
 _LEGEND = (

@@ -22,8 +22,6 @@ from .tensors import Tensor, tensor_name
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["TensorImportance", "check_imatrix", "named_importance", "read_imatrix", "write_importance"]
-
 TensorImportance = Mapping[str, FloatArray]
 """llama.cpp's tensor name → float32 [columns]."""
 

@@ -22,8 +22,6 @@ from ..graph.network import FULL, SLIDING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LAYOUTS", "Layout", "Rotation", "read_rotation"]
-
 _TOLERANCE = 1e-5
 """Relative difference below which frequencies are equal."""
 

@@ -12,8 +12,6 @@ from edgedecode.engines.child import ask_child, child_command
 from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "require_engine"]
-
 K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 """The supported mixtures of llama.cpp's quantizer."""
 _WRONG_BUILD = ("SIGILL", "SIGSEGV")

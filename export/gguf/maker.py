@@ -20,8 +20,6 @@ from .plan import GgufPlan
 from .tensors import write_file
 from .vocabulary import Vocabulary, read_vocabulary
 
-__all__ = ["GgufMaker"]
-
 
 class GgufMaker:
     """Implements `Maker`."""

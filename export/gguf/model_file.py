@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = [
-    "GGUF_FILE",
-    "GgufRequest",
-    "check_gguf",
-    "check_gguf_network",
-    "floats_nbytes",
-    "mixture_notes",
-    "write_gguf",
-    "write_plan",
-]
-
 GGUF_FILE = "model.gguf"
 _FLOATS_FILE, _IMPORTANCE_FILE = "model.f32.gguf", "importance.npz"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["Identity", "check_network", "query_factor", "window_notes", "write_metadata"]
-
 _UNCAPPED = 1e6
 """A soft cap without effect, because llama.cpp uses Gemma 2's own if the key is missing."""
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q4_0": "MOSTLY_Q4_0", "Q8_0": "MOSTLY_Q8_0"}

@@ -28,8 +28,6 @@ from .tensors import Tensor
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["PLAN_FILE", "GgufPlan", "Vectors", "make_plan"]
-
 PLAN_FILE = "gguf.json"
 VERSION = 1
 _BLOCK_TYPES = {"Q4_0": Scheme(4, 32), "Q8_0": Scheme(8, 32)}

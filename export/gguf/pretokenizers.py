@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
 
-__all__ = ["KNOWN", "pre_type", "splits_of"]
-
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATH_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"

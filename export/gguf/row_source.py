@@ -23,18 +23,6 @@ from ..graph.weights_file import Weights
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ArrayRows",
-    "BlockPiece",
-    "BlockRows",
-    "FloatRows",
-    "RowArray",
-    "Rows",
-    "StoredRows",
-    "kind_of",
-    "transcode",
-]
-
 RowArray: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]"
 AnyWeight: TypeAlias = BlockWeight | FloatWeight
 BLOCK = 32

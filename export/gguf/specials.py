@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import tokenizers
     from gguf import GGUFWriter
 
-__all__ = ["PHI3", "Specials", "file_name", "read_specials", "write_vocabulary"]
-
 _END_KEYS = 3
 """llama.cpp has keys for the end of a text, a turn and a message, and stops at each of them."""
 PHI3 = re.compile(r"phi-?3", re.IGNORECASE)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["Tensor", "fields_of", "tensor_name", "tensors_of", "write_file"]
-
 _SUFFIXES = (".weight", ".bias")
 _CHUNK_ELEMENTS = 1 << 20
 """Elements written at a time; bounds memory."""

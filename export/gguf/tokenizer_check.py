@@ -16,8 +16,6 @@ from .vocabulary import Kind, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["PLAIN_TEXTS", "check_reading", "compare_reading"]
-
 PLAIN_TEXTS: tuple[str, ...] = (
     "",
     " ",

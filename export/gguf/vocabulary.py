@@ -21,8 +21,6 @@ from .pretokenizers import pre_type
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Kind", "Vocabulary", "read_vocabulary"]
-
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "\u2581"
 _ADDED_SCORE = -1000.0

@@ -18,8 +18,6 @@ from edgedecode.typed_json import JsonValue, typed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "has_weights", "weight_files"]
-
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from transformers import PreTrainedModel
 
-__all__ = ["EXACT_FILE", "GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw", "write_exact"]
-
 GRAPH_FILE = "base.onnx"
 EXACT_FILE = "exact.onnx"
 WEIGHTS_FILE = "weights.bin"

@@ -16,8 +16,6 @@ from edgedecode.arrays import FloatArray
 
 from .scale_search import search_scales
 
-__all__ = ["Moments", "pieces_of", "rounded"]
-
 _MOST = 1024
 """Columns of a piece: memory for moments grows with it, and correlations between pieces are left out."""
 _UNIT = 128

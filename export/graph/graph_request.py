@@ -10,18 +10,6 @@ from edgedecode.errors import ExportError, InputError
 
 from .model_shape import FUSED, Shape
 
-__all__ = [
-    "BASE_ONLY",
-    "GRAPHS",
-    "LEAST_CONTEXT",
-    "LORA_MODULES",
-    "WHOLE",
-    "GraphRequest",
-    "Span",
-    "adaptable_modules",
-    "adapted_products",
-]
-
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Modules an adapter may change, by their names in PEFT's `target_modules`. No model has all of them."""

@@ -11,8 +11,6 @@ from edgedecode.typed_json import JsonValue
 from ..json_fields import Fields
 from .quantize import Scheme
 
-__all__ = ["ARCHITECTURES", "FUSED", "Shape", "check_engine", "read_shape"]
-
 ARCHITECTURES: Mapping[str, str] = {
     "GemmaForCausalLM": "GemmaModel",
     "Gemma2ForCausalLM": "Gemma2Model",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = ["FULL", "SLIDING", "Windows", "find_windows", "open_network", "per_layer_rotary", "rotary_tables"]
-
 _HEAD = "lm_head.weight"
 _IGNORED = ("rotary_emb.inv_freq", _HEAD)
 """Tensors in older checkpoints that are derived or tied, and so not needed."""

@@ -17,8 +17,6 @@ from edgedecode.arrays import FloatArray
 from .error_feedback import rounded
 from .scale_search import as_scales, largest_scales
 
-__all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
-
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
 

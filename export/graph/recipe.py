@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from .model_shape import Shape
 from .quantize import Scheme
 
-__all__ = ["EMBEDDING", "HEAD", "UNROUNDED", "Recipe", "projection_name"]
-
 HEAD = "head"
 """The head's name among the projections."""
 EMBEDDING = "embedding"

@@ -10,8 +10,6 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 
-__all__ = ["as_scales", "largest_scales", "levels_of", "search_scales"]
-
 _LARGEST_SCALE = float(np.finfo(np.float16).max)
 _LARGEST_LEVELS = (-7.0, -7.3, -7.6, -7.9, -8.2, -8.5, -8.8, -9.4, 7.0, 7.4, 7.8, 8.4)
 """Levels tried for a block's largest magnitude. Beyond -8 and 7 it is clipped, which gives the others finer steps."""

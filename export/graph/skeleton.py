@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["Skeleton", "build_skeleton"]
-
 _log = logging.getLogger(__name__)
 
 

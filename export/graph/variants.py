@@ -24,8 +24,6 @@ from .drawing import EXACT_FILE, Drawing, write_exact
 from .graph_request import LORA_MODULES, GraphRequest
 from .passes.variant_passes import CacheScales, hidden_output, int8_cache, low_rank_deltas
 
-__all__ = ["VariantJob"]
-
 LENGTH = 64
 """Tokens generated after each prompt for calibration: in use, the cache mostly holds the model's own text."""
 MARGIN = 1.5

@@ -18,8 +18,6 @@ from .quantize import Scheme, quantize
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BlockWeight", "FloatWeight", "Matrix", "Stacked", "TensorSpec", "matrix_of"]
-
 _CHUNK_ELEMENTS = 1 << 22
 """Elements converted at a time: 16 MiB of float32."""
 Stored: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint8]"

@@ -17,8 +17,6 @@ from .quantize import Scheme
 from .recipe import projection_name
 from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec
 
-__all__ = ["Extent", "Weights"]
-
 _PAGE = 4096
 _LINE = 64
 

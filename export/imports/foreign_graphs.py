@@ -13,16 +13,6 @@ from ..graph.passes.surgery import attention_nodes
 from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
 
-__all__ = [
-    "cached_positions",
-    "has_builder_attention",
-    "read_builder_sizes",
-    "read_optimum_sizes",
-    "rewrite_builder_graph",
-    "rewrite_optimum_graph",
-    "window_of",
-]
-
 _ATTENTION = "GroupQueryAttention"
 _INPUTS = {"input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows"}
 _OTHER_ATTENTION = ("MultiHeadAttention", "SparseAttention", "PagedAttention", "LinearAttention", "EPContext")

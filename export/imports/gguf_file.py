@@ -13,8 +13,6 @@ from ..stages import Stages
 from .gguf_import import import_gguf_pair
 from .imported_pack import ImportRequest
 
-__all__ = ["pack_of_gguf"]
-
 
 def pack_of_gguf(target: Path, draft: Path | None, out: Path, name: str) -> None:
     """Make the pack `out` of a target's file, and of a draft's. Raises ManifestError, after removing what it wrote."""

@@ -37,8 +37,6 @@ from .gguf_tokenizer import ImportedTokenizer, read_tokenizer
 from .gguf_vocabulary import first_difference
 from .imported_pack import Imported, ImportRequest, outside_weights, place_file
 
-__all__ = ["import_gguf_pair"]
-
 _FILE = "model.gguf"
 
 

@@ -26,16 +26,6 @@ from ..gguf.vocabulary import Vocabulary
 from ..pack_texts import compiled_template
 from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
 
-__all__ = [
-    "GgufSource",
-    "ImportedAdapter",
-    "open_adapter",
-    "open_gguf_source",
-    "read_gguf_generation",
-    "read_gguf_template",
-    "read_widths",
-]
-
 _ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures that encode texts or fill gaps, but do not generate continuations."""
 

@@ -24,8 +24,6 @@ from ..pack_texts import TOKENIZER
 from .gguf_source import GgufSource
 from .gguf_vocabulary import used_size
 
-__all__ = ["ImportedTokenizer", "build_tokenizer", "read_tokenizer"]
-
 _SPACE = "\u2581"
 _ADDED = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")

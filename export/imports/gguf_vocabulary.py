@@ -15,8 +15,6 @@ from ..gguf.pretokenizers import splits_of
 from ..gguf.specials import Specials
 from ..gguf.vocabulary import Kind, Vocabulary
 
-__all__ = ["Metadata", "first_difference", "read_specials", "read_vocabulary", "used_size"]
-
 _PREFIX = "tokenizer.ggml."
 _KINDS = {int(kind): kind for kind in Kind}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

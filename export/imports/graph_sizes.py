@@ -13,8 +13,6 @@ from edgedecode.errors import ExportError
 
 from ..graph.passes.picked_rows import head_of
 
-__all__ = ["GraphSizes", "read_sizes"]
-
 _MATRIX_AXES = 2
 """Minimum number of axes of a counted weight; excludes norms and biases."""
 

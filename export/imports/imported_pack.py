@@ -12,8 +12,6 @@ from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["ImportRequest", "Imported", "outside_file", "outside_weights", "place_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:

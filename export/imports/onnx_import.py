@@ -40,8 +40,6 @@ from .imported_pack import Imported, ImportRequest, outside_file, outside_weight
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import ContextLimit, OriginalGraph, check_import, context_limit
 
-__all__ = ["import_pair"]
-
 _BUILDER_CAPABILITIES = ("tree", "rows")
 
 

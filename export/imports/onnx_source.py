@@ -21,8 +21,6 @@ from ..pack_texts import TOKENIZER
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["OnnxSource", "open_onnx_source"]
-
 _GENAI, _CONFIG, _GRAPH = "genai_config.json", "config.json", "model.onnx"
 _OTHER_PARTS = ("vision", "speech", "embedding", "encoder")
 

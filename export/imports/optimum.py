@@ -28,8 +28,6 @@ from ..stages import Stages
 if TYPE_CHECKING:
     from .imported_pack import ImportRequest
 
-__all__ = ["OptimumRequest", "export_with_optimum", "find_environment", "readable_config"]
-
 _PACKAGES = ("torch==2.13.*", "optimum-onnx[onnxruntime]==0.1.*")
 _SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 

@@ -26,8 +26,6 @@ from .onnx_source import OnnxSource
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["ContextLimit", "OriginalGraph", "check_import", "context_limit"]
-
 _FATAL_ONLY = 4
 """ONNX Runtime's log severity."""
 _LONGEST_PROBE = 4096

@@ -37,8 +37,6 @@ from .socs import SocGroup
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["CompiledGraph", "compile_pack"]
-
 _COMPILE_SECONDS, _CHECK_SECONDS = 3600.0, 900.0
 _SOURCES = {"base": STATIC_PREFIX, "lora": f"{STATIC_PREFIX}lora-"}
 """Graphs with a static form, and the prefix of its name."""

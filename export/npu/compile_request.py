@@ -13,8 +13,6 @@ from edgedecode.pack.static_graphs import HEAD_ROWS
 
 from .socs import SocGroup, read_socs
 
-__all__ = ["DEFAULT_WIDTHS", "DEVICES", "CompileRequest", "require_compiler"]
-
 DEVICES = ("qnn", "openvino")
 """Providers that need graphs of fixed shapes. For openvino nothing is compiled ahead of time."""
 DEFAULT_WIDTHS = "128,8,1"

@@ -15,8 +15,6 @@ from edgedecode.engines.child import tell_parent
 
 from .parity_passes import BasePasses, StaticPasses, text_passes
 
-__all__ = ["check_graph", "compile_graph"]
-
 _NAME = "QNNExecutionProvider"
 
 

@@ -20,8 +20,6 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest
 from edgedecode.pack.pack_lock import changing, commit, remove_files, replace_manifest
 from edgedecode.pack.static_graphs import STATIC
 
-__all__ = ["check_changeable", "check_room", "replace_static", "static_graphs", "take_out_static"]
-
 Untyped: TypeAlias = Any
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.pack.static_graphs import HIDDEN_SCORE, MASK, WINDOW_MASK
 
-__all__ = ["BasePasses", "StaticPasses", "TextPass", "text_passes"]
-
 _BIASES = ("attention_bias", "window_bias")
 _BRANCH = 3
 """In a tree, every third row continues the text's path; the others are its siblings."""

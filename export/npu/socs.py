@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from edgedecode.errors import InputError
 from edgedecode.pack.chips import CHIPS, Chip
 
-__all__ = ["SocGroup", "read_socs"]
-
 _FLOAT_GENERATION = 73
 """The first generation that these graphs were compiled for here. v68 has no 16-bit float products."""
 

@@ -31,8 +31,6 @@ from .pass_speeds import Speeds
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["TOKENS", "choose_activations"]
-
 TOKENS = 1024
 """Length of the text that products are measured on, in tokens."""
 _TOLERANCE = 0.02

@@ -25,8 +25,6 @@ from .calibration import Tokens, hidden_states
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LIMIT", "Measured", "measure_products", "some_of", "wide_products"]
-
 _Squares: TypeAlias = npt.NDArray[np.float64]
 """A sum of squares for each position."""
 

@@ -24,8 +24,6 @@ from ..graph.recipe import EMBEDDING, HEAD, projection_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOKENS", "Tokens", "find_moments", "hidden_states", "sample_texts"]
-
 Tokens: TypeAlias = Sequence[Sequence[int]]
 """Texts as token ids."""
 

@@ -35,8 +35,6 @@ from .calibration import TOKENS, sample_texts
 from .pass_speeds import TURNS, Speeds
 from .scored_texts import read_texts, whole_texts
 
-__all__ = ["Comparison", "Result", "compare_model"]
-
 
 def _plain_and_calibrated(recipe: Recipe) -> tuple[Recipe, Recipe]:
     return recipe, replace(recipe, calibrated=True)

@@ -8,8 +8,6 @@ from statistics import median
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.pass_timing import filled_state, timed_pass
 
-__all__ = ["CONTEXT", "ROUNDS", "TURNS", "WIDTHS", "Speeds"]
-
 WIDTHS = (1, 4, 8)
 CONTEXT = 256
 TURNS, ROUNDS = 3, 7

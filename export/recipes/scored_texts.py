@@ -14,8 +14,6 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import refused
 
-__all__ = ["read_texts", "whole_texts"]
-
 _WINDOW = 512
 """Tokens of a window of plain text; the first one is not scored."""
 

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from edgedecode.cache import aside, facts_key
 from edgedecode.errors import EdgeDecodeError, ExportError, ManifestError
+from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.integrity import file_entry, file_sha256
-from edgedecode.pack.manifest import FileEntry, ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.typed_json import JsonValue, typed
 
 from ..stages import Stages
-
-__all__ = ["Unit"]
 
 _RECORD = "finished.json"
 

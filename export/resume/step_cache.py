@@ -34,8 +34,6 @@ from ..base_model import Source
 from ..job import ModelJob
 from .finished_steps import Unit
 
-__all__ = ["Kept", "canonical", "job_key", "kept_units"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_AGE_SECONDS = 14 * 24 * 3600

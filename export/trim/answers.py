@@ -22,8 +22,6 @@ from edgedecode.text.prompts import Prompt
 
 from .trim_texts import ScoredText
 
-__all__ = ["Answering", "KeptAnswers", "answer_prompts"]
-
 TEMPERATURE = 0.8
 """Sampling temperature of every answer to a prompt after the first, which is greedy."""
 _FORMAT = 1

@@ -20,8 +20,6 @@ from edgedecode.decoding.model import LanguageModel
 from .id_ranking import Ranking
 from .trim_texts import ScoredText
 
-__all__ = ["LENGTHS", "Acceptance", "Nested", "accepted_by_round", "forced_hits", "measure_acceptance"]
-
 BoolArray = npt.NDArray[np.bool_]
 
 _MAX_LOGITS = 1 << 22

@@ -11,14 +11,13 @@ from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.interface import ModelRequest, Runtime
+from edgedecode.engines.pass_timing import Forward
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
 from edgedecode.pack.token_map import write_token_ids
 
 from .pack_change import HEADS, Workplace
-from .timing import Forward
-
-__all__ = ["make_heads", "opened_trim", "trimmed_head"]
 
 _BASE = "base"
 

@@ -14,8 +14,6 @@ from edgedecode.errors import ExportError
 
 from ..graph.passes.picked_rows import head_of
 
-__all__ = ["FoundHead", "HeadLayout", "StoredArray", "find_head", "is_wide"]
-
 Numbers: TypeAlias = npt.NDArray[Any]
 
 _KINDS = {ir.DataType.UINT8: "uint8", ir.DataType.FLOAT16: "float16", ir.DataType.FLOAT: "float32"}

@@ -23,8 +23,6 @@ from ..frameworks import reason_of
 from ..graph.passes.surgery import insert_before
 from .head_layout import FoundHead, StoredArray, find_head, is_wide
 
-__all__ = ["write_heads"]
-
 HEADS = "heads"
 """The graph's name in a model's manifest entry, and its file's stem."""
 _TRIM, _CONCAT = "trim", "concat"

@@ -14,8 +14,6 @@ from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = ["Ranking", "always_kept", "rank_ids", "sweep_sizes"]
-
 _FRACTIONS = (2, 4, 8, 16)
 """Sizes to try, as fractions of the vocabulary."""
 _STEP = 64

@@ -26,8 +26,6 @@ from .trim_texts import (
     split_texts,
 )
 
-__all__ = ["Material", "gather"]
-
 _TIMED_PROMPTS = 4
 """Prompts per category on which full answers are timed."""
 

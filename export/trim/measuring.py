@@ -22,8 +22,6 @@ from .sweep import Costs, Sweep, SweepRow, bytes_ratio, predict
 from .timing import REPETITIONS, HeadTimes, PassTimes, time_heads, time_target
 from .trim_texts import CALIBRATION
 
-__all__ = ["Bench"]
-
 _COVERAGE_MARGIN = 0.25
 """Share of the allowed misses kept in reserve: a size that just reaches the bound on one text may miss it on another.
 

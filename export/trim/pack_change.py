@@ -20,23 +20,11 @@ from time import time
 from edgedecode.cache import MAKING
 from edgedecode.errors import ManifestError
 from edgedecode.locks import take_lock
-from edgedecode.pack.entries import TRIM_NAMES
+from edgedecode.pack.entries import TRIM_NAMES, TrimEntry
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.integrity import file_entry
-from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 from edgedecode.pack.pack_lock import changing, commit, remove_files, replace_manifest
-
-__all__ = [
-    "HEADS",
-    "Workplace",
-    "check_room",
-    "check_writable",
-    "remove_trim",
-    "save_entry",
-    "save_trim",
-    "trim_files",
-    "workplace",
-]
 
 HEADS = "heads"
 """The name of the graph with both heads."""

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgedecode.pack.entries import TrimCategory
-from edgedecode.pack.manifest import Manifest, TrimEntry
+from edgedecode.pack.entries import TrimCategory, TrimEntry
+from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt
 
 from .forced_acceptance import LENGTHS, Acceptance
 from .timing import PassTimes, Speeds
-
-__all__ = ["Costs", "Prediction", "Sweep", "SweepRow", "TrimRequest", "TrimResult", "bytes_ratio", "predict"]
 
 MARGIN = 1.005
 """A recommended trim's S is at least this many times the full draft's: smaller gains are below measurement noise."""

@@ -18,21 +18,6 @@ from edgedecode.text.prompts import Prompt
 
 from .forced_acceptance import LENGTHS
 
-__all__ = [
-    "ANSWERS_PER_PROMPT",
-    "ANSWER_REPETITIONS",
-    "DRAFTER",
-    "MAX_TOKENS",
-    "REPETITIONS",
-    "Forward",
-    "HeadTimes",
-    "PassTimes",
-    "Speeds",
-    "measure_speeds",
-    "time_heads",
-    "time_target",
-]
-
 REPETITIONS = 21
 """Minimum number of samples of each measurement."""
 CONTEXT = 256

@@ -9,7 +9,8 @@ from edgedecode import load
 from edgedecode.engines.registry import find_drafter, find_runtime
 from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
 from edgedecode.library.find import find_pack
-from edgedecode.pack.manifest import Manifest, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import Manifest
 from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import read_prompts
 from edgedecode.user_notices import notice
@@ -33,8 +34,6 @@ from .pack_change import (
 from .sweep import Sweep, SweepRow, TrimRequest, TrimResult
 from .timing import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
 from .trim_texts import check_text_file, read_categories
-
-__all__ = ["take_out", "time_answers", "trim_pack"]
 
 
 def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:

@@ -15,19 +15,6 @@ from edgedecode.text.printable import checked_text, decoded_text, file_text
 from edgedecode.text.prompts import Prompt, checked_prompt, parse_prompts, read_messages, read_object
 from edgedecode.text.tokenizer import Tokenizer
 
-__all__ = [
-    "CALIBRATION",
-    "CategoryRow",
-    "ScoredText",
-    "answered",
-    "bundled_categories",
-    "bundled_prompts",
-    "check_text_file",
-    "read_categories",
-    "read_text_file",
-    "split_texts",
-]
-
 _HELD_OUT = 4
 """One group in this many is held out."""
 _WINDOW = 256

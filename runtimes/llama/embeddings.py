@@ -22,8 +22,6 @@ from edgedecode.gguf.header import EMBEDDING
 
 from .llama_log import Untyped
 
-__all__ = ["TABLE_NBYTES", "EmbeddingTable", "RowReader", "fed_row_nbytes"]
-
 FLOAT_NBYTES = 4
 TABLE_NBYTES = 4 * 2**20
 """Memory besides the rows: ggml's library loaded under a second name, header texts, the first pass (measured: 2 to

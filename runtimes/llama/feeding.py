@@ -23,8 +23,6 @@ from .llama_context import Context
 from .llama_engine import Weights
 from .llama_footprint import StatePlan
 
-__all__ = ["find_scale"]
-
 SAMPLE = 16
 """Number of rows searched for one that is not zero."""
 TOLERANCE = 1e-3

@@ -30,8 +30,6 @@ from .llama_context import AppliedAdapter, Context
 from .llama_engine import Weights
 from .llama_footprint import adapter_work_nbytes
 
-__all__ = ["Adapters", "lora_modules"]
-
 TENSOR_NBYTES = 4096
 """Overhead of an adapter tensor in the engine, without its values (measured: 1.8 KB)."""
 

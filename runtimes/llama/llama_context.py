@@ -22,8 +22,6 @@ from .embeddings import EmbeddingTable, RowReader
 from .llama_engine import ContextPlan, Weights
 from .llama_log import Untyped
 
-__all__ = ["AppliedAdapter", "Context"]
-
 
 class Batch:
     """A `llama_batch` of at most `rows` rows with `sequences` ids each, over numpy arrays it keeps alive.

@@ -12,8 +12,6 @@ from edgedecode.errors import CapabilityError
 
 from .llama_log import Untyped
 
-__all__ = ["PROCESSOR", "DeviceKind", "NativeDevice", "Offload", "device_address", "native_devices", "parse_offload"]
-
 PROCESSOR = "cpu"
 ALL_LAYERS = 1 << 16
 """More layers than any model has."""

@@ -17,8 +17,6 @@ from edgedecode.errors import ManifestError, RuntimeUnavailable
 from .llama_devices import NativeDevice, Offload, device_address, native_devices
 from .llama_log import Log, Untyped
 
-__all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Loading", "Weights", "engine_version"]
-
 INSTALL = "pip install 'edgedecode[llama]'"
 REINSTALL = "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python"
 """For an installed package that does not work, which INSTALL would leave as it is."""

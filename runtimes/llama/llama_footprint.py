@@ -16,22 +16,6 @@ from edgedecode.pack.manifest import ModelEntry
 from .llama_engine import EXACT, ContextPlan, Loading
 from .llama_log import ROUNDING_NBYTES
 
-__all__ = [
-    "ENGINE_NBYTES",
-    "NO_EXTRAS",
-    "StateExtras",
-    "StatePlan",
-    "loaded_nbytes",
-    "plan_snapshots",
-    "plan_state",
-    "position_nbytes",
-    "read_buffer_nbytes",
-    "row_nbytes",
-    "session_nbytes",
-    "state_holders",
-    "weights_nbytes",
-]
-
 MIB = 2**20
 FLOAT_NBYTES = 4
 FLOAT_BITS = 16

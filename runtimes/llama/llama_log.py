@@ -12,8 +12,6 @@ import re
 from threading import local
 from typing import Any, TypeAlias
 
-__all__ = ["Log", "Untyped"]
-
 Untyped: TypeAlias = Any
 """A value of the engine's bindings, which are loosely typed."""
 

@@ -33,8 +33,6 @@ from .llama_footprint import NO_EXTRAS, StateExtras, StatePlan, plan_state, row_
 from .states.llama_state import LlamaState
 from .states.recurrent_state import RecurrentState
 
-__all__ = ["LlamaModel"]
-
 AnyState: TypeAlias = LlamaState | RecurrentState
 
 

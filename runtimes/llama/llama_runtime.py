@@ -48,8 +48,6 @@ from .llama_footprint import (
 )
 from .llama_model import LlamaModel
 
-__all__ = ["LlamaRuntime"]
-
 CODE = Holder("llama.cpp code", ENGINE_NBYTES)
 OFFERED = {"tree", ADAPTERS, "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32

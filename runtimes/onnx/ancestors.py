@@ -9,8 +9,6 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError
 
-__all__ = ["BLOCKED", "Ancestors"]
-
 BLOCKED = -1e9
 """Added to the score of a row that is not an ancestor. Finite, so that no row has only infinities (NaN after softmax),
 and so far below any score that its weight is exactly zero."""

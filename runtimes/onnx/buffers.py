@@ -16,8 +16,6 @@ from edgedecode.memory.budget import Budget, Lease
 from .onnx_engine import Untyped
 from .onnx_footprint import FLOAT_NBYTES, Footprint
 
-__all__ = ["Buffers", "bias_copies", "buffers_nbytes", "logits_nbytes"]
-
 INDEX_NBYTES = 8
 
 

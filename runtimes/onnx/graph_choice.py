@@ -10,8 +10,6 @@ from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
-__all__ = ["GGUF", "INT8_KV", "choose_graph", "file_nbytes"]
-
 GGUF = "gguf"
 """The capability of a graph that is built from a GGUF file, which is the graph's file."""
 INT8_KV = "kv:int8"

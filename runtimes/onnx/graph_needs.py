@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 
-from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
-
-__all__ = ["GraphSizes", "graph_sizes", "measured_sizes"]
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
+from edgedecode.onnx_format.tensor import Tensor
 
 _PICKS = ("Gather", "GatherBlockQuantized")
 _OUR_EMBEDDING = "TileRows"

@@ -16,23 +16,6 @@ from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
 from .onnx_engine import SILENT, Untyped, first_line, import_engine
 from .providers.provider import Provider
 
-__all__ = [
-    "ADAPTER_INPUT",
-    "FULL_BIAS",
-    "HEADS_INPUT",
-    "LOCAL_IDS",
-    "LOCAL_ROWS",
-    "TRIM_LOGITS",
-    "WINDOW_BIAS",
-    "OwnKernels",
-    "cache_names",
-    "check_allocated",
-    "check_concat_contract",
-    "check_contract",
-    "check_static_contract",
-    "open_session",
-]
-
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""

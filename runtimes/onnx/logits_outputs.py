@@ -19,8 +19,6 @@ from .graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS
 from .onnx_engine import Untyped
 from .onnx_footprint import FLOAT_NBYTES
 
-__all__ = ["HeadBinding", "Heads"]
-
 FULL, TRIMMED = range(2)
 """Indices in the input with the number of rows per head."""
 

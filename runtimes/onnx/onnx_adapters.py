@@ -23,9 +23,6 @@ from .graph_session import ADAPTER_INPUT
 from .kernels.deltas import TILE
 from .onnx_engine import Untyped
 
-__all__ = ["Adapters", "Form"]
-
-
 Value = Callable[[npt.NDArray[np.generic]], Untyped]
 """Returns the engine's value over an array, whose memory it shares."""
 

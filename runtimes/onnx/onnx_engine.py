@@ -6,8 +6,6 @@ from typing import Any, TypeAlias
 
 from edgedecode.errors import RuntimeUnavailable
 
-__all__ = ["SILENT", "Untyped", "first_line", "import_engine"]
-
 Untyped: TypeAlias = Any
 """A value of the engine, which has no type annotations."""
 SILENT = 4  # fatal only: our own errors report the rest

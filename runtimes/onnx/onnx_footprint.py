@@ -12,16 +12,6 @@ from edgedecode.pack.manifest import ModelEntry
 
 from .graph_needs import GraphSizes
 
-__all__ = [
-    "ENGINE_NBYTES",
-    "Footprint",
-    "plan_footprint",
-    "plan_own_footprint",
-    "plan_static_footprint",
-    "rows_per_pass",
-    "widen_footprint",
-]
-
 MIB = 2**20
 FLOAT_NBYTES = 4
 SESSION_NBYTES = MIB // 8

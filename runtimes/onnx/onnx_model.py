@@ -35,8 +35,6 @@ from .providers.provider import Provider
 from .session_model import SessionModel, split_rows
 from .trimmed_head import TrimmedModelHead
 
-__all__ = ["OnnxModel"]
-
 
 class OnnxModel(SessionModel[OnnxState]):
     """Implements `LanguageModel`, and `HeadedModel` with `trimmed` ids, over one open session.

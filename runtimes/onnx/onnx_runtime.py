@@ -46,8 +46,6 @@ from .providers.provider_choice import choose_provider, every_provider, find_pro
 from .static.static_open import StaticGraph, open_static, plan_static, static_card, static_footprint, whole_footprint
 from .trimmed_head import read_trimmed
 
-__all__ = ["OnnxRuntime"]
-
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""

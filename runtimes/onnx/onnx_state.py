@@ -19,8 +19,6 @@ from .onnx_footprint import Footprint
 from .providers.kv_cache import KvCache, KvShape, slot_count
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "TreeState", "cache_shape", "position_nbytes", "state_holders", "state_nbytes"]
-
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
 

@@ -20,8 +20,6 @@ from ..row_state import LEAST_ROWS, RowState, check_capacity
 from .onnx_engine import Untyped
 from .onnx_footprint import Footprint
 
-__all__ = ["Piece", "SessionModel", "SessionState", "split_rows"]
-
 
 class SessionState(RowState):
     """A state over a binding of the session. busy: the model's lock, held during a pass, when the engine writes."""

@@ -17,8 +17,6 @@ from .graph_session import TRIM_LOGITS
 from .logits_outputs import HeadBinding
 from .onnx_engine import Untyped
 
-__all__ = ["TrimmedModelHead", "read_trimmed"]
-
 
 class Passes(Protocol):
     """A model's `forward` through a given head."""

@@ -24,7 +24,8 @@ from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.bench.scale.widening import Widening
 from edgedecode.cli import main
 from edgedecode.memory.budget import Budget
-from edgedecode.onnx_format.graph_file import GraphFile, Node
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
 from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files

@@ -14,9 +14,9 @@ import pytest
 
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
-from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, OutsideFile, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"

@@ -6,8 +6,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.testing import toy_pair
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape

@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import Matrix
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, matrix_attributes, product_node

@@ -22,7 +22,7 @@ from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.limit import Limit
-from edgedecode.pack.manifest import TrimEntry
+from edgedecode.pack.entries import TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.llama_engine import Loading
 from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes

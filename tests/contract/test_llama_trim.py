@@ -31,7 +31,8 @@ from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
 from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.embeddings import DECODERS, EmbeddingTable, RowReader
 from edgedecode.runtimes.llama.llama_engine import Engine

@@ -14,9 +14,10 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import FileEntry, TrimEntry
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, TrimEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama import LlamaRuntime
 from tests.contract.conftest import GgufOpener

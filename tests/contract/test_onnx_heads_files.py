@@ -13,7 +13,8 @@ import pytest
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.token_map import write_token_ids
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry

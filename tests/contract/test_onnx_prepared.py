@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode.onnx_format.graph_file import GraphFile, Node
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import ExternalData, Tensor
 from edgedecode.runtimes.onnx.kernels import prepared
 from edgedecode.runtimes.onnx.kernels.library import KernelLibrary, Matrix

@@ -11,7 +11,8 @@ import pytest
 from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from tests.contract.conftest import open_entry

@@ -16,7 +16,8 @@ from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim.head_layout import find_head
 from edgedecode.export.trim.heads_graph import write_heads
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.entries import TrimEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.token_map import write_token_ids
 
 from .conftest import export, recipe

@@ -13,8 +13,9 @@ import pytest
 
 from edgedecode.errors import ManifestError
 from edgedecode.pack import integrity
+from edgedecode.pack.entries import FileEntry, OutsideFile
 from edgedecode.pack.integrity import check_files, file_sha256
-from edgedecode.pack.manifest import FileEntry, Manifest, OutsideFile
+from edgedecode.pack.manifest import Manifest
 from edgedecode.testing import toy_pair
 
 CONTENT = {"tokenizer.json": b"{}", "target/weights.bin": b"w" * 5000, "target/deep/base.onnx": b""}

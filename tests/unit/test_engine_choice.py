@@ -29,8 +29,8 @@ from edgedecode.engines.interface import NO_MMAP, Runtime
 from edgedecode.engines.selection import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.open_pack import _open_on_first
-from edgedecode.pack.entries import ActivationsEntry, ProductError
-from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
+from edgedecode.pack.entries import ActivationsEntry, FileEntry, ProductError
+from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pair import Pair
 from edgedecode.runtimes.llama.files.engine_probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables

@@ -19,9 +19,10 @@ from edgedecode.library.find import find_pack
 from edgedecode.locks import take_lock
 from edgedecode.pack import gate as pack_gate
 from edgedecode.pack import hub
+from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.integrity import check_files, file_entry
-from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest
 from edgedecode.pack.pack_lock import opening
 from tests.export.trim.toy_pack import write_toy_pack
 from tests.hub import Hub, content

@@ -15,20 +15,13 @@ from edgedecode.pack.entries import (
     ActivationsEntry,
     ActivationsWay,
     AdapterEntry,
+    FileEntry,
+    OutsideFile,
     ProductError,
     TrimCategory,
     TrimEntry,
 )
-from edgedecode.pack.manifest import (
-    MANIFEST_NAME,
-    VERSION,
-    FileEntry,
-    Generation,
-    Graph,
-    Manifest,
-    ModelEntry,
-    OutsideFile,
-)
+from edgedecode.pack.manifest import MANIFEST_NAME, VERSION, Generation, Graph, Manifest, ModelEntry
 from edgedecode.typed_json import JsonValue
 
 Document = dict[str, "JsonValue"]

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgedecode.onnx_format.graph_file import ExternalData, GraphFile, Node, RawAttribute, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node, RawAttribute
+from edgedecode.onnx_format.tensor import ExternalData, Tensor
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

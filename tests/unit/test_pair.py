@@ -15,8 +15,8 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair,
 from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
-from edgedecode.pack.entries import AdapterEntry
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
+from edgedecode.pack.entries import AdapterEntry, FileEntry, OutsideFile
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
 from edgedecode.testing import TableModel, TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import ascii_pair

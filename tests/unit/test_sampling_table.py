@@ -16,7 +16,8 @@ from edgedecode.apps.verb_options import add_session_options, session_options
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.options import sampling_defaults
-from edgedecode.pack.manifest import FileEntry, Manifest
+from edgedecode.pack.entries import FileEntry
+from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.penalties import Marked
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.sampling.weights import SamplingOption, SamplingOptions, sampling_table

@@ -14,7 +14,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.pack.manifest import TrimEntry
+from edgedecode.pack.entries import TrimEntry
 from edgedecode.pair import Pair
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.testing import TableModel, TableRuntime

@@ -16,8 +16,6 @@ from edgedecode.typed_json import JsonValue
 
 from .fields import one_of
 
-__all__ = ["Form", "FormBody", "FormatBody", "read_form"]
-
 _Schema: TypeAlias = dict[str, Any] | bool | str
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
 _TYPES = ("text", "json_object", "json_schema", "regex", "grammar")

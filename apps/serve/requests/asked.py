@@ -23,22 +23,6 @@ from .sampling import SamplingBody, read_sampling
 from .tool_fields import ChoiceBody, ToolBody, left_out
 from .tools import Tools, read_tools
 
-__all__ = [
-    "MOST_ANSWERS",
-    "PLAIN",
-    "SWITCH",
-    "TRUNCATION",
-    "VERBOSITIES",
-    "Asked",
-    "ChatBody",
-    "CompletionBody",
-    "ModelName",
-    "Seed",
-    "Stop",
-    "read_chat",
-    "read_completion",
-]
-
 PLAIN, SWITCH = "plain", "switch"
 """Modes of a model's name: decoding without drafts, entropy switching."""
 VERBOSITIES = ("low", "medium", "high")

@@ -15,8 +15,6 @@ from edgedecode.text.messages import ROLES
 from .fields import one_of
 from .tools import Call, call_text
 
-__all__ = ["MessageBody", "read_messages"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:

@@ -15,8 +15,6 @@ from edgedecode.duplicate_names import unique_keys
 from edgedecode.structured.grammar import is_text
 from edgedecode.typed_json import JsonValue, typed
 
-__all__ = ["NO_EFFECT", "UNSUPPORTED", "check_fields", "one_of", "read_object", "typed_body"]
-
 _Kind = TypeVar("_Kind")
 _MOST_LEVELS = 200
 """Of a body's JSON: a schema may have 120. What reads it calls itself for each level."""

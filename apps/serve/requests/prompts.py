@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from edgedecode import InputError
 
-__all__ = ["Prompt", "PromptField", "read_prompts"]
-
 _MOST_PROMPTS = 2048
 """As OpenAI's limit."""
 Prompt: TypeAlias = str | tuple[int, ...]

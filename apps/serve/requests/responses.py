@@ -20,8 +20,6 @@ from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
 from .tool_fields import CHOICES, ChoiceBody, ToolBody
 
-__all__ = ["UNSUPPORTED_RESPONSES", "ResponseBody", "read_response"]
-
 _SAME = (
     *(each.name for each in fields(SamplingBody)),
     *("model", "stream", "seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),

@@ -9,8 +9,6 @@ from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
 
-__all__ = ["SamplingBody", "read_sampling"]
-
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(ge=1e-6, le=100, description="Tokens of the prompt count too; 1: off.")]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]

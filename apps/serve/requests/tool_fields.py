@@ -10,8 +10,6 @@ from msgspec import Meta
 
 from edgedecode import InputError
 
-__all__ = ["CHOICES", "ChoiceBody", "Tool", "ToolBody", "left_out", "offered_functions"]
-
 CHOICES = ("none", "auto", "required")
 """What `tool_choice` may be besides a choice of functions."""
 _NAMESPACE = "namespace"

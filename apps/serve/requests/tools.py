@@ -22,8 +22,6 @@ from edgedecode.typed_json import JsonValue, typed
 
 from .tool_fields import CHOICES, ChoiceBody, Tool, ToolBody, offered_functions
 
-__all__ = ["Call", "Function", "Tools", "arguments_fault", "call_text", "read_tools"]
-
 _MOST_FUNCTIONS, _MOST_CALLS = 128, 8
 """Of a request, and of an answer: a small model may not stop by itself."""
 _DECODER = json.JSONDecoder()

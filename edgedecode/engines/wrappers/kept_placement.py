@@ -15,8 +15,6 @@ from ..registry import RUNTIMES, find_factory, find_runtime, installed
 from ..selection import engine_version
 from .placed import Place, place_draft
 
-__all__ = ["Placement", "keep_placement", "kept_placement"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

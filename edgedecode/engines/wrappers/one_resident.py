@@ -21,8 +21,6 @@ from edgedecode.memory.process_memory import release_pages
 
 from ..interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime, draft_engine
 
-__all__ = ["OneResident"]
-
 _UNSUPPORTED = {"trim", "hidden", "lora"}
 """Needs of `Runtime.open` that take more of a model than its own logits."""
 

@@ -12,8 +12,6 @@ from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from ..interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
 from ..registry import RUNTIMES, find_runtime, installed
 
-__all__ = ["PROCESSOR", "Place", "PlacedRuntime", "place_draft"]
-
 PROCESSOR = "cpu"
 
 

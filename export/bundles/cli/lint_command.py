@@ -10,8 +10,6 @@ from pathlib import Path
 from edgedecode.cache import aside
 from edgedecode.commands import Command, add_json, print_json
 
-__all__ = ["lint_verb"]
-
 
 class LintCommand:
     """Checks a bundle; exits with 1 if it has errors."""

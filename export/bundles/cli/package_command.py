@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..bundle import Bundle
     from ..request import PackageRequest
 
-__all__ = ["package_verb"]
-
 _TARGETS = ("android-cpu", "android-qnn", "android-llamacpp", "snapdragon-windows")
 
 

@@ -12,8 +12,6 @@ from edgedecode.commands import Command, add_json, positive_count, print_json
 if TYPE_CHECKING:
     from ..selftest.lane import LaneResult
 
-__all__ = ["selftest_verb"]
-
 
 class SelftestCommand:
     """Runs a bundle as devices would, as far as this machine can."""

@@ -11,8 +11,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Model", "Round", "decode", "likeliest", "propose"]
-
 Logits = npt.NDArray[np.float32]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FixedModel", "GrowingModel"]
-
 Logits = npt.NDArray[np.float32]
 HIDDEN = -1e4
 """Mask value of a position that a row does not see. It fits 16-bit floats."""

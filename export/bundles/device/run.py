@@ -19,8 +19,6 @@ import numpy as np
 from .decode import Model, Round, decode
 from .onnx_models import FixedModel, GrowingModel
 
-__all__ = ["Opener", "Selftest", "main", "read_prompts", "test_context"]
-
 QNN = "QNNExecutionProvider"
 
 

@@ -12,21 +12,6 @@ from ..targets import TARGETS
 from .elf import AARCH64, read_library
 from .finding import Fault, LintedBundle
 
-__all__ = [
-    "abi",
-    "driver",
-    "libraries",
-    "min_sdk",
-    "names",
-    "no_compress",
-    "page_size",
-    "play_size",
-    "processor",
-    "project",
-    "target",
-    "vendor_libraries",
-]
-
 _AGAIN = "package it again"
 _ANDROID = "{http://schemas.android.com/apk/res/android}"
 _PAGE = 16 << 10

@@ -12,8 +12,6 @@ from ..apk import APK, UNCOMPRESSED, is_carried
 from ..bundle import BUNDLE_NAME
 from .finding import Fault, LintedBundle
 
-__all__ = ["apk"]
-
 _ALIGNMENT = 4
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """The end of an entry's header in the file: the lengths of its name and of its extra field."""

@@ -6,8 +6,6 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["AARCH64", "Library", "read_library"]
-
 AARCH64 = 183
 _LOAD = 1
 

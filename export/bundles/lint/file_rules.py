@@ -12,19 +12,6 @@ from ..bundle import BUNDLE_NAME, SUMS_NAME
 from ..template_files import required_files
 from .finding import Fault, LintedBundle
 
-__all__ = [
-    "cases",
-    "digests",
-    "executable",
-    "links",
-    "listed",
-    "missing",
-    "references",
-    "required",
-    "self_test_code",
-    "sums",
-]
-
 _AGAIN = "copy the bundle again, or make it again with `edgedecode package`"
 
 

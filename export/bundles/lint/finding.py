@@ -14,8 +14,6 @@ from edgedecode.typed_json import JsonValue
 
 from ..bundle import BUNDLE_NAME, SUMS_NAME, Bundle
 
-__all__ = ["Fault", "Finding", "Level", "LintedBundle", "Rule"]
-
 _MOST_NBYTES = 64 << 20
 """Largest text that is read."""
 Level: TypeAlias = Literal["error", "warning", "note"]

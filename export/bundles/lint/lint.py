@@ -12,8 +12,6 @@ from ..bundle import BUNDLE_NAME, Bundle
 from . import android_rules, apk_rules, file_rules, model_rules, plan_rules
 from .finding import Finding, LintedBundle, Rule
 
-__all__ = ["RULES", "UNREADABLE", "lint_bundle"]
-
 UNREADABLE = "description"
 _AGAIN = "make the bundle again"
 _LEVELS = ("error", "warning", "note")

@@ -22,23 +22,6 @@ from ..bundle import BundleAdapter, BundleGraph, BundleModel
 from ..pack_files import SOC_MAP, soc_map_of
 from .finding import Fault, LintedBundle
 
-__all__ = [
-    "adapters",
-    "chat_template",
-    "chips",
-    "compiled",
-    "end_tokens",
-    "fallback",
-    "gguf",
-    "graphs",
-    "licenses",
-    "loadable",
-    "soc_map",
-    "token_counts",
-    "tokenizer",
-    "widths",
-]
-
 _EXPORT = "export the pack again and package it again"
 _AGAIN = "package it again"
 _NEEDED = {"input_ids", "seqlens_k", "total_length", "rows"}

@@ -12,20 +12,6 @@ from ..devices import usual_share
 from ..llama_commands import llama_commands
 from .finding import Fault, LintedBundle
 
-__all__ = [
-    "assumed",
-    "budget",
-    "commands",
-    "context",
-    "device_classes",
-    "drafting",
-    "holders",
-    "present",
-    "recorded",
-    "replay",
-    "tolerance",
-]
-
 GB = 10**9
 CLASSES = (4 * GB, 6 * GB, 8 * GB, 12 * GB)
 _AGAIN = "package it again"

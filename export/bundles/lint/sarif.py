@@ -11,8 +11,6 @@ import edgedecode
 from .finding import Finding
 from .lint import RULES, UNREADABLE
 
-__all__ = ["sarif"]
-
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 

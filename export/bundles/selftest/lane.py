@@ -9,8 +9,6 @@ from typing import Protocol
 
 from ..bundle import Bundle
 
-__all__ = ["Answered", "Lane", "LaneResult", "Options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -21,8 +21,6 @@ from edgedecode.errors import EdgeDecodeError
 from ..bundle import Bundle
 from .lane import Answered, LaneResult, Options
 
-__all__ = ["LlamaLane"]
-
 _START_SECONDS, _ANSWER_SECONDS = 300, 600
 _CANDIDATES = 20
 """Likeliest tokens that the server is asked for; an expected one below them counts as far off."""

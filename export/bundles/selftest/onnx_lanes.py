@@ -23,8 +23,6 @@ from edgedecode.typed_json import JsonValue, typed
 from ..bundle import Bundle
 from .lane import Answered, LaneResult, Options
 
-__all__ = ["Arm64Lane", "CpuLane", "NpuLane"]
-
 _DEVICE = Path(__file__).parents[1] / "device"
 _SECONDS = 3600
 

@@ -13,8 +13,6 @@ from .lane import Lane, LaneResult, Options
 from .llama_lane import LlamaLane
 from .onnx_lanes import Arm64Lane, CpuLane, NpuLane
 
-__all__ = ["LANES", "check_bundle", "run_lanes"]
-
 LANES: tuple[Lane, ...] = (CpuLane(), Arm64Lane(), NpuLane(), LlamaLane())
 
 

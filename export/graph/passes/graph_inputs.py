@@ -9,8 +9,6 @@ import onnx_ir.passes.common as common
 
 from .surgery import add_input, attention_nodes, input_named, set_optional_input
 
-__all__ = ["declared_shapes", "direct_lengths", "explicit_positions", "tree_bias"]
-
 _SEQLENS, _TOTAL = 5, 6
 _POSITIONS = 9
 _BIAS = 10

@@ -13,8 +13,6 @@ from edgedecode.errors import ExportError
 
 from .surgery import add_input, attention_nodes, insert_before
 
-__all__ = ["head_of", "picked_head_rows", "picked_rows"]
-
 _ELEMENTWISE = ("Cast", "Mul", "Div", "Add", "Tanh")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["Rewriter"]
-
 
 class Rewriter:
     """Builds the nodes that replace `node`, in order before it."""

@@ -20,8 +20,6 @@ from .picked_rows import head_of
 from .rewriter import Rewriter
 from .surgery import add_input, attention_nodes
 
-__all__ = ["StaticSize", "static_shapes"]
-
 _OPSET = 23  # RMSNormalization and RotaryEmbedding
 _BIASES = {"attention_bias": MASK, "window_bias": WINDOW_MASK}
 _ORDER = ("input_ids", "position_ids", MASK, WINDOW_MASK, "rows")

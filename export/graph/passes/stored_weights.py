@@ -16,17 +16,6 @@ from ..weight_bytes import BlockWeight, Matrix, Recorded, matrix_of
 from ..weights_file import Extent, Weights
 from .surgery import add_weight, drop_weight, insert_before
 
-__all__ = [
-    "exact_products",
-    "placed_weights",
-    "product_names",
-    "set_activations",
-    "stored_constants",
-    "stored_embedding",
-    "stored_projections",
-    "viewed_tables",
-]
-
 _LEVEL = "accuracy_level"
 _FLOAT32_LEVEL, _FLOAT16_LEVEL, _INT8_LEVEL = 1, 2, 4
 """How MatMulNBits may round activations. Level 4 allows 8 bits: the fast kernels, for weights of any width. Level 2

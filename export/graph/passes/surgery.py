@@ -10,16 +10,6 @@ from edgedecode.errors import ExportError
 
 from ..weight_bytes import TensorSpec
 
-__all__ = [
-    "add_input",
-    "add_weight",
-    "attention_nodes",
-    "drop_weight",
-    "input_named",
-    "insert_before",
-    "set_optional_input",
-]
-
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """Return the GroupQueryAttention nodes in order. Raises ExportError if the graph has none."""

@@ -8,8 +8,6 @@ from edgedecode.errors import ExportError
 
 from .rewriter import Rewriter
 
-__all__ = ["plain_lookup"]
-
 _LOOKUP = "GatherBlockQuantized"
 
 

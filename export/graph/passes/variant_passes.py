@@ -16,8 +16,6 @@ from edgedecode.pack.manifest import STACKS
 from .picked_rows import head_of
 from .surgery import add_input, attention_nodes, set_optional_input
 
-__all__ = ["CacheScales", "hidden_output", "int8_cache", "low_rank_deltas"]
-
 _PRODUCT = re.compile(r"/model/layers\.(\d+)/(?:attn|mlp)/(\w+_proj)/MatMul")
 _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
 _KIND = "PER_CHANNEL"

@@ -26,8 +26,6 @@ from edgedecode.user_notices import notice
 
 from ...kept_files import is_whole, owner_of, record_whole
 
-__all__ = ["Recipe", "gguf_key", "gguf_path", "kept_file", "write_made"]
-
 FOLDER = "gguf"
 CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500

@@ -24,8 +24,6 @@ from ..llama_devices import DeviceKind
 from ..llama_engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
 
-__all__ = ["Finding", "decode_tiny", "probe_engine", "tiny_model"]
-
 TIMEOUT_SECONDS = 60.0
 REBUILD = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {REINSTALL}=='
 LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")

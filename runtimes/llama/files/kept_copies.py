@@ -14,8 +14,6 @@ from edgedecode.typed_json import Count
 
 from ..llama_engine import Loading, engine_version
 
-__all__ = ["keep_copied", "kept_copied"]
-
 FOLDER = "copies"
 
 

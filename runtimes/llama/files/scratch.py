@@ -12,8 +12,6 @@ from time import time
 from edgedecode.cache import cache_folder
 from edgedecode.errors import RuntimeUnavailable
 
-__all__ = ["scratch_file"]
-
 FOLDER = "scratch"
 STALE_SECONDS = 3600.0
 """Files older than this belong to a process that is gone."""

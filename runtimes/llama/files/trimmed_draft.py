@@ -25,8 +25,6 @@ from edgedecode.pack.token_map import read_token_ids
 
 from .cached_gguf import Recipe, gguf_key, gguf_path, kept_file
 
-__all__ = ["TrimmedDraft", "check_trim", "find_trimmed"]
-
 MIB = 2**20
 MAKING_NBYTES = 8 * MIB
 TOKEN_NBYTES = 200

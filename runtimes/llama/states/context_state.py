@@ -7,8 +7,6 @@ from edgedecode.errors import CapabilityError
 from ...row_state import RowState, check_crop
 from ..llama_context import Context
 
-__all__ = ["ContextState"]
-
 
 class ContextState(RowState):
     """The rows of one native context."""

@@ -18,8 +18,6 @@ from ...row_state import check_chain, check_kept, check_room
 from ..llama_context import Context
 from .context_state import ContextState
 
-__all__ = ["LlamaState"]
-
 ROOT = -1
 
 

@@ -15,8 +15,6 @@ from ...row_state import check_chain, check_kept, check_room
 from ..llama_context import Context
 from .context_state import ContextState
 
-__all__ = ["RecurrentState"]
-
 MOST_REPLAYED = 6
 """Up to this many rows are replayed with the next pass, and with those after it until there is a later snapshot: a
 separate pass costs more than these additional rows in another pass."""

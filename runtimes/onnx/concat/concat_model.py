@@ -33,8 +33,6 @@ from ..onnx_engine import Untyped, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
 from ..session_model import SessionModel, SessionState, split_rows
 
-__all__ = ["CONCAT", "ConcatModel", "concat_buffers", "concat_holders"]
-
 INDEX_NBYTES = 8
 
 

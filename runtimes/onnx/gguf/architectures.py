@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.gguf_names import INTERLEAVED
 
-__all__ = ["ARCHITECTURES", "Architecture", "Metadata"]
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
-from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
+from edgedecode.onnx_format.tensor import Tensor
 
 from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
 from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
 from .architectures import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
-
-__all__ = ["build_graph"]
 
 _FLOAT16, _INT32, _INT64 = 10, 6, 7
 _MICROSOFT = "com.microsoft"

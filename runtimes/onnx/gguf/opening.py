@@ -22,8 +22,6 @@ from .architectures import ARCHITECTURES, Metadata
 from .network import build_graph
 from .weights import FLOATS, GgufWeights
 
-__all__ = ["gguf_fault", "gguf_graph", "gguf_graph_nbytes", "served_types", "with_gguf_graph"]
-
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
 _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from .architectures import Metadata
 
-__all__ = ["FACTORS", "factors_name", "rotary_tables"]
-
 Floats = npt.NDArray[np.float64]
 Tables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 _LONG, _SHORT, _LLAMA3 = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor
-from edgedecode.onnx_format.graph_file import GraphFile, Node
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
 
 from ..kernels.block_types import matrix_of
 from ..kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 from ..kernels.products import NotServed, Stored
-
-__all__ = ["FLOATS", "GgufWeights", "Piece", "piece_range"]
 
 Piece = tuple[str, tuple[int, int] | None]
 """A tensor, and its columns if not all are meant: the first one and their number."""

@@ -18,8 +18,6 @@ from ..kernels.rewriting import PARENTS
 from ..onnx_engine import Untyped
 from ..onnx_state import OnnxState
 
-__all__ = ["Biases", "TreePaths", "block_far"]
-
 
 class Biases:
     """The bias inputs of one graph. inputs: the graph's inputs. window: positions visible to a sliding-window layer."""

@@ -15,8 +15,6 @@ from ..logits_outputs import HeadBinding, Heads
 from ..onnx_engine import Untyped
 from ..onnx_state import OnnxState
 
-__all__ = ["POSITIONS", "PassInputs"]
-
 POSITIONS = "position_ids"
 """int64 [1, rows]: each row's position. [slots]: each used slot's position, for attention that rotates by slot."""
 

@@ -20,8 +20,6 @@ from edgedecode.gguf.contents import TYPE_NAMES
 from .library import Matrix
 from .products import NotServed
 
-__all__ = ["matrix_of"]
-
 _N = TypeVar("_N", bound=np.generic)
 _Bytes = npt.NDArray[np.uint8]
 _MIDDLE = np.uint8(128)

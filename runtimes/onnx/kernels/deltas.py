@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode.adapters.adapter_parts import part_starts
-from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
+from edgedecode.onnx_format.tensor import Tensor
 
 from .products import UINT8
-
-__all__ = ["MATRICES", "TILE", "consumers", "join_deltas", "narrow_ranks", "producer"]
 
 MATRICES = 4
 """Number of a product's inputs before an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""

@@ -16,8 +16,6 @@ from edgedecode.sampling.weights import near_best, nucleus
 if TYPE_CHECKING:
     from edgedecode.sampling.weights import SamplingOptions
 
-__all__ = ["NativeRowDraw"]
-
 _KNOWN = frozenset({None, repeated, nucleus, near_best})
 """What options do that the library does too. Other truncations take numpy's draw, other penalties its penalties."""
 _LONGEST_ROW = 2**22

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError, RuntimeUnavailable
 
-__all__ = ["ANY_FINDING", "BAD_SCALE", "INSTRUCTION_SETS", "LIBRARY", "WIDE_SCALES", "KernelLibrary", "Matrix"]
-
 INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "generic")
 LIBRARY = Path(__file__).with_name("_rows.dll" if sys.platform == "win32" else "_rows.so")
 WIDE_SCALES, BAD_SCALE = 1, 2

@@ -26,16 +26,6 @@ from ...kept_files import is_whole, record_whole
 from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets
 
-__all__ = [
-    "FOLDER",
-    "keep_findings",
-    "load_findings",
-    "made_in_memory",
-    "prepare_tiles",
-    "tiles_nbytes",
-    "weights_digest",
-]
-
 FOLDER = "tiles"
 LAYOUT = 4
 INSPECTION = 3

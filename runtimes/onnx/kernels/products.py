@@ -13,26 +13,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
+from edgedecode.onnx_format.tensor import Tensor
 
 from .library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
-
-__all__ = [
-    "DOMAIN",
-    "FLOAT",
-    "FLOAT_ACTIVATIONS",
-    "FLOAT_MATRIX",
-    "UINT8",
-    "NotServed",
-    "Stored",
-    "Weights",
-    "WeightsFile",
-    "matrix_attributes",
-    "planes_of",
-    "product_node",
-    "read_matrix",
-    "tile_offsets",
-]
 
 DOMAIN = "edgedecode"
 FLOAT, UINT8 = 1, 2

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import AttributeValue, Node, RawAttribute
+from edgedecode.onnx_format.tensor import Tensor
 
 from .deltas import MATRICES, consumers, join_deltas, narrow_ranks, producer
 from .library import KernelLibrary
@@ -28,8 +30,6 @@ from .products import (
     product_node,
     tile_offsets,
 )
-
-__all__ = ["GRAPH_TILES", "PARENTS", "TILES", "Rewritten", "rewrite"]
 
 Attributes = Mapping[str, AttributeValue]
 PARENTS = "tree_parents"

@@ -29,8 +29,6 @@ from .products import FLOAT_ACTIVATIONS, NotServed, Weights, WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 from .trial import kernels_line, load_kernels
 
-__all__ = ["Served", "explain", "serve"]
-
 PRODUCT = "MatMulNBits"
 
 

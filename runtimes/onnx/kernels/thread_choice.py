@@ -18,8 +18,6 @@ from edgedecode.engines.hardware import cores, processor_facts
 from edgedecode.typed_json import Positive
 from edgedecode.user_notices import notice
 
-__all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice", "kept_threads"]
-
 FOLDER = "threads"
 FORMAT = 1
 WARM_UP, SAMPLES, LEAST_SAMPLES = 2, 9, 3

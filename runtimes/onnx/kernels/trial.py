@@ -24,8 +24,6 @@ from edgedecode.user_notices import notice
 from .library import INSTRUCTION_SETS, LIBRARY, KernelLibrary, Matrix
 from .products import DOMAIN, product_node
 
-__all__ = ["CHOICES", "VARIABLE", "kernels_line", "load_kernels", "tried"]
-
 ROWS, INNER, COLUMNS = 5, 64, 48
 _FLOAT, _UINT8 = 1, 2
 TOLERANCE = 0.05

@@ -8,12 +8,11 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
-from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 
 from ..onnx_engine import Untyped
 from .kv_cache import KvCache
-
-__all__ = ["SIZE", "attention_graph", "right_widths"]
 
 SIZE = 16
 """Head size, for one head."""

@@ -9,8 +9,6 @@ from edgedecode.engines.interface import Device
 from ..kernels.trial import kernels_line
 from .provider import Provider
 
-__all__ = ["CpuProvider"]
-
 
 class CpuProvider(Provider):
     """Part of every onnxruntime."""

@@ -8,11 +8,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 
 from ..onnx_engine import Untyped
-
-__all__ = ["KEY_TILE", "DeviceCache", "HostCache", "KvCache", "KvShape", "NewCache", "move_graph", "slot_count"]
 
 KEY_TILE = 16
 """Slots per tile of keys, which our attention stores transposed."""

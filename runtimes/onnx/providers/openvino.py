@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.errors import CapabilityError
-from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 from edgedecode.pack.static_graphs import STATIC
 
 from ..onnx_engine import SILENT, Untyped
 from .plugin import PluginProvider
-
-__all__ = ["OpenVinoProvider"]
 
 _CONTRIBUTED = "com.microsoft"
 _SIZE = 64

@@ -26,8 +26,6 @@ from edgedecode.memory.process_memory import held_nbytes
 from ..onnx_engine import Untyped, first_line, import_engine
 from .provider import RECORD, Provider, check_assignment
 
-__all__ = ["PluginProvider", "load_plugin"]
-
 TIMEOUT_SECONDS = 120.0
 """The first use of a graphics driver may compile for many seconds."""
 

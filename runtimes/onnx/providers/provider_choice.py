@@ -9,8 +9,6 @@ from edgedecode.errors import CapabilityError, RuntimeUnavailable
 
 from .provider import Provider
 
-__all__ = ["choose_provider", "every_provider", "find_provider"]
-
 
 def find_provider(name: str) -> Provider:
     """Return the provider called `NAME` or `NAME:DEVICE`. Raises CapabilityError if it is unknown."""

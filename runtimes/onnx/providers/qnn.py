@@ -21,8 +21,6 @@ from ..onnx_engine import Untyped
 from .plugin import PluginProvider
 from .provider import GraphFiles
 
-__all__ = ["QnnProvider"]
-
 _EMULATING = ("x86_64", "AMD64")
 """Machines without such an NPU, where the library has its emulator."""
 _NEWEST = max(CHIPS.values(), key=lambda chip: chip.generation)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.errors import CapabilityError
-from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.node import Node
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
@@ -21,8 +22,6 @@ from ..onnx_engine import SILENT, Untyped
 from .attention_check import SIZE, attention_graph, right_widths
 from .kv_cache import DeviceCache, KvCache, KvShape, NewCache, move_graph
 from .plugin import PluginProvider
-
-__all__ = ["WebGpuProvider"]
 
 _SOFTWARE = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 _ATTENTION = "GroupQueryAttention"

@@ -25,8 +25,6 @@ from ..session_model import SessionModel
 from .static_passes import StaticPiece, split_static
 from .static_state import Bound, StaticState, static_state_nbytes
 
-__all__ = ["StaticModel", "static_buffers", "static_holders"]
-
 INDEX_NBYTES = 8
 
 

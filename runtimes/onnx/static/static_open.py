@@ -25,8 +25,6 @@ from ..onnx_footprint import FLOAT_NBYTES, Footprint, plan_static_footprint
 from ..providers.provider import Provider
 from .static_model import StaticModel, static_buffers, static_holders
 
-__all__ = ["StaticGraph", "open_static", "plan_static", "static_card", "static_footprint", "whole_footprint"]
-
 
 class StaticGraph(NamedTuple):
     """One width of a model: its graph, the files that the provider opens, and its session's memory."""

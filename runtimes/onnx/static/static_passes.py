@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from edgedecode.pack.static_graphs import HEAD_ROWS, head_rows
 
-__all__ = ["StaticPiece", "split_static"]
-
 _FEW_PASSES = 2
 """Passes of the next narrower width that are preferred to one prefill pass, most of whose rows would be padding."""
 

@@ -17,8 +17,6 @@ from ..onnx_adapters import Form
 from ..onnx_engine import Untyped
 from ..onnx_state import TreeState, position_nbytes
 
-__all__ = ["Bound", "StaticState", "static_state_nbytes"]
-
 
 def static_state_nbytes(entry: ModelEntry, slots: int) -> int:
     """Return the bytes of a state: all of its slots, whatever its capacity, since the graph reads all of them."""

@@ -16,8 +16,9 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 from edgedecode.pair import Pair
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel, TableRuntime, TableState, toy_tables
