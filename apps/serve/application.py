@@ -30,7 +30,7 @@ from .metrics import Counting, Metrics
 from .offered import described_model, memory, model_names, named_model, props
 from .openapi import description
 from .page import page_routes
-from .replies import CompletionsReply, Event, Reply, calls_of
+from .replies import CompletionsReply, Event, Reply, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
@@ -237,7 +237,7 @@ class _Endpoints:
                 ended = reason is not None
                 held = reply.asked.tools is not None and reply.asked.tools.may_call(text)
                 calls = calls_of(reply.asked, text, reason) if held and ended else ()
-                shown = "" if calls or (held and not ended) else text[sent:]
+                shown = "" if calls or (held and not ended) else text_of(reply.asked, text)[sent:]
                 sent += len(shown)
                 unsent += entries.of(piece.chunk.logprobs, text)
                 logprobs = unsent if shown else []

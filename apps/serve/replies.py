@@ -92,13 +92,22 @@ class Reply(Protocol):
 
 
 def calls_of(asked: Asked, text: str, reason: FinishReason | None) -> tuple[Call, ...]:
-    """Return the calls that an answer makes, the last of them maybe cut off by the limit."""
-    return () if asked.tools is None else asked.tools.calls(text, cut=reason is FinishReason.LENGTH)
+    """Return the calls that an answer makes, the last of them maybe cut off."""
+    return () if asked.tools is None else asked.tools.calls(text, ended=reason is not None)
+
+
+def text_of(asked: Asked, text: str) -> str:
+    """Return the text of an answer without calls: none of one that was cut off before it told which function it calls.
+
+    What it has then is this server's way to write a call.
+    """
+    return "" if asked.tools is not None and asked.tools.is_call(text) else text
 
 
 def _end(reason: FinishReason | None, calls: Sequence[Call]) -> str | None:
     """Return OpenAI's name of why an answer ended."""
-    return "tool_calls" if calls and reason is FinishReason.STOP else finish_name(reason)
+    whole = calls and not calls[-1].cut and reason is FinishReason.STOP
+    return "tool_calls" if whole else finish_name(reason)
 
 
 @dataclass(slots=True)
@@ -128,7 +137,7 @@ class CompletionsReply:
             if calls:
                 said: dict[str, object] = {"content": None, "tool_calls": [call.as_dict() for call in calls]}
             else:
-                said = {"content": text}
+                said = {"content": text_of(self.asked, text)}
             if thought:
                 said["reasoning_content"] = thought
             body |= {"message": {"role": "assistant", **said}} if self.asked.chat else {"text": text}

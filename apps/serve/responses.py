@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
 from .logprobs import Entry, response_form
-from .replies import Event, calls_of, timings
+from .replies import Event, calls_of, text_of, timings
 from .requests.asked import Asked
 from .requests.tools import Call
 
@@ -62,7 +62,7 @@ class ResponsesReply:
         text, reason = texts[0], reasons[0]
         self._entries += logprobs[0]
         calls = calls_of(self.asked, text, reason)
-        said = [self._call_item(call, end) for call, end in _ends(calls, reason)] or [self._message(text, reason)]
+        said = [*map(self._call_item, calls)] or [self._message(text_of(self.asked, text), reason)]
         self._output = [*([_thought_item(thoughts[0])] if thoughts[0] else []), *said]
         return self._response(reason, stats)
 
@@ -114,7 +114,8 @@ class ResponsesReply:
         self._ended = reason
         found = self._thought_done()
         if calls:
-            return [*found, *(event for call, end in _ends(calls, reason) for event in self._called(call, end))]
+            return [*found, *(event for call in calls for event in self._called(call))]
+        text = text_of(self.asked, text)
         found += [] if self._item else self._opened()
         if logprobs:  # of tokens that added no text
             found = [*found, *self.writes(number, "", None, logprobs)]
@@ -154,9 +155,9 @@ class ResponsesReply:
         added = self._event("output_item.added", output_index=len(self._output), item=item)
         return [added, self._event("content_part.added", **self._place, part=_part("", ()))]
 
-    def _called(self, call: Call, reason: FinishReason | None) -> list[Event]:
+    def _called(self, call: Call) -> list[Event]:
         """Return the events of a call, the next item of the output."""
-        item, index = self._call_item(call, reason), len(self._output)
+        item, index = self._call_item(call), len(self._output)
         self._output.append(item)
         place = {"item_id": item["id"], "output_index": index}
         return [
@@ -166,13 +167,13 @@ class ResponsesReply:
             self._event("output_item.done", output_index=index, item=item),
         ]
 
-    def _call_item(self, call: Call, reason: FinishReason | None) -> dict[str, Any]:
+    def _call_item(self, call: Call) -> dict[str, Any]:
         """Return a call as an item of the output, its name apart from its namespace."""
         functions = () if self.asked.tools is None else self.asked.tools.functions
         namespace = next((each.namespace for each in functions if each.name == call.name), "")
         ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": call.as_dict()["id"], "type": "function_call"}
         name = {"name": call.name.removeprefix(f"{namespace}.")} | ({"namespace": namespace} if namespace else {})
-        return {**ids, **name, "arguments": call.arguments, "status": _status(reason)}
+        return {**ids, **name, "arguments": call.arguments, "status": "incomplete" if call.cut else "completed"}
 
     def _message(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Return a text as an item of the output."""
@@ -214,11 +215,6 @@ class ResponsesReply:
 
 def _status(reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
-
-
-def _ends(calls: Sequence[Call], reason: FinishReason | None) -> Iterator[tuple[Call, FinishReason | None]]:
-    """Yield the calls of an answer, each with why it ended: the limit cuts off the last only."""
-    return ((call, reason if call is calls[-1] else None) for call in calls)
 
 
 def _thought_item(thought: str) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_a_call_that_is_cut_off_may_have_any_name(name: str) -> None:
     tools = read(USER, tools=[{"type": "function", "name": name}]).tools
     assert tools is not None
     for begun in (f'{{"name": "{name[:-1]}', f'{{"name": "{name}", "arguments": {{"a', f'{{"name": "{name}"'):
-        assert [each.name for each in tools.calls(begun, cut=True)] == [name]
+        assert [each.name for each in tools.calls(begun, ended=True)] == [name]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -227,7 +227,7 @@ def test_the_limit_cuts_off_the_last_call_only(*, stream: bool) -> None:
     assert asked.tools is not None
     text, reply, reason = f'{call}\n{call}\n{{"name": "now", "arg', ResponsesReply(asked, "demo"), FinishReason.LENGTH
     if stream:
-        events = reply.ends(0, text, reason, asked.tools.calls(text, cut=True))
+        events = reply.ends(0, text, reason, asked.tools.calls(text, ended=True))
         items: Any = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     else:
         items = reply.whole([text], [reason], [Stats()], [[]], [""])["output"]

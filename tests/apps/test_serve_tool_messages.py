@@ -149,13 +149,13 @@ def test_every_beginning_of_a_call_is_text_or_that_call(text: str) -> None:
     for end in range(1, len(text)):
         assert tools.may_call(text[:end])
         assert tools.calls(text[:end]) == ()
-        cut = tools.calls(text[:end], cut=True)
+        cut = tools.calls(text[:end], ended=True)
         seen.add(cut)
         for each in cut:
             assert each.name == "weather"
             assert text[:end].rstrip().endswith(each.arguments)
     assert len(seen) > 20
-    (whole,) = tools.calls(text, cut=True)
+    (whole,) = tools.calls(text, ended=True)
     assert json.loads(whole.arguments) == {"city": "Athens", "days": 3}
 
 

@@ -120,15 +120,64 @@ def test_no_function_is_called_if_none_may_be(server: Running) -> None:
     assert reply.usage.prompt_tokens < create(server, QUESTION).usage.prompt_tokens, "nor is it described"
 
 
-def test_a_call_that_is_cut_off_is_text(server: Running) -> None:
-    for stream in (False, True):
-        reply = create(server, QUESTION, tool_choice="required", max_tokens=3, stream=stream)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_call_that_is_cut_off_before_its_arguments_is_no_text(server: Running, *, stream: bool, named: bool) -> None:
+    choice: Any = {"type": "function", "function": {"name": "weather"}} if named else "required"
+    for limit in (1, 2, 3):
+        reply = create(server, QUESTION, tool_choice=choice, max_tokens=limit, stream=stream)
+        parts = [part.choices[0] for part in reply] if stream else reply.choices
+        assert parts[-1].finish_reason == "length"
+        said = [part.delta if stream else part.message for part in parts]
+        assert not any(each.content for each in said)
+        calls = [(call.function.name, call.function.arguments) for each in said for call in each.tool_calls or []]
+        assert calls == ([("weather", "")] if named else [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_cut_off_within_a_call_has_what_there_is_of_it(server: Running, *, stream: bool) -> None:
+    tools: Any = [{"type": "function", **each["function"]} for each in TOOLS]
+    for choice, limit in (("required", 2), ({"type": "function", "name": "weather"}, 2), ("required", 14)):
+        given: dict[str, Any] = {"tools": tools, "tool_choice": choice, "max_output_tokens": limit, "temperature": 0}
+        reply = server.client.responses.create(model="demo", input=QUESTION, stream=stream, **given)
         if stream:
-            parts = [part.choices[0] for part in reply]
-            assert [part.finish_reason for part in parts][-1] == "length"
-            assert "".join(part.delta.content or "" for part in parts).startswith("{")
-        else:
-            assert (reply.choices[0].finish_reason, reply.choices[0].message.tool_calls) == ("length", None)
+            events = [*reply]
+            deltas = "".join(each.delta for each in events if each.type.endswith(".delta"))
+            reply = events[-1].response
+            assert deltas == getattr(reply.output[0], "arguments", "")
+        (item,) = reply.output
+        assert (reply.status, item.status, reply.output_text) == ("incomplete", "incomplete", "")
+        begun = '{"city": "' if limit == 14 else ""
+        assert item.type == "message" or item.arguments.startswith(begun)
+        assert (item.type == "message") == (choice == "required" and limit == 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_leaves_its_beginning(server: Running, *, stream: bool) -> None:
+    reply = create(server, QUESTION, tool_choice="required", stop=["Athens"], stream=stream)
+    parts = [part.choices[0] for part in reply] if stream else reply.choices
+    said = [part.delta if stream else part.message for part in parts]
+    (call,) = (call for each in said for call in each.tool_calls or [])
+    assert (parts[-1].finish_reason, call.function.arguments) == ("stop", '{"city": "')
+    assert not any(each.content for each in said)
+
+
+def test_a_form_that_begins_as_a_call_does_is_no_call() -> None:
+    form: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    tools = read_tools([{"type": "function", "function": {"name": "weather"}}], None, form=form)
+    assert tools is not None
+    for text in ("{", '{"name": "', '{"name": "w', '{"name": "weather"'):
+        assert not tools.is_call(text)
+        assert tools.calls(text, ended=True) == ()
+    (call,) = tools.calls('{"name": "weather", "arguments": {', ended=True)
+    assert (call.name, call.arguments) == ("weather", "{")
+
+
+def test_an_undecided_call_after_others_is_left_out() -> None:
+    tools = read_tools(TOOLS, "required", several=True)
+    assert tools is not None
+    whole = '{"name": "now", "arguments": {}}'
+    assert tools.calls(f'{whole}\n{{"na', ended=True) == tools.calls(whole)
 
 
 def test_a_conversation_goes_on_with_the_functions_result(server: Running) -> None:

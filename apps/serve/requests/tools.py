@@ -57,11 +57,15 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that an answer makes. arguments: JSON, as the model wrote it. fault: why they do not follow the schema."""
+    """A call that an answer makes. arguments: JSON, as the model wrote it. fault: why they do not follow the schema.
+
+    cut: the limit or a stop string ended the answer within it.
+    """
 
     name: str
     arguments: str
     fault: str | None = None
+    cut: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """Return it as OpenAI's replies have it."""
@@ -145,8 +149,15 @@ class Tools:
         begun = "".join(answer[:_OPENING_MOST].split())
         return bool(begun) and (begun.startswith(_OPENING) or _OPENING.startswith(begun))
 
-    def calls(self, answer: str, *, cut: bool = False) -> tuple[Call, ...]:
-        """Return the calls that an answer makes; none if it is text. cut: the limit ended it, maybe within a call."""
+    def is_call(self, answer: str) -> bool:
+        """Return whether the grammar makes an answer that begins so a call, of whichever function."""
+        return answer.startswith("{") and (self.required or self.form is None)
+
+    def calls(self, answer: str, *, ended: bool = False) -> tuple[Call, ...]:
+        """Return the calls that an answer makes; none if it is text.
+
+        ended: nothing follows, so that the last call may be cut off.
+        """
         found: list[Call] = []
         rest = answer.strip()
         while rest.startswith("{") and (self.several or not found):
@@ -154,21 +165,21 @@ class Tools:
                 value, end = _DECODER.raw_decode(rest)
                 found.append(self._checked(_call(value, rest[:end])))
             except (ValueError, KeyError, TypeError, RecursionError):
-                begun = self._begun(rest) if cut else None
-                return () if begun is None else (*found, begun)
+                return (*found, *self._begun(rest)) if ended else ()
             rest = rest[end:].lstrip()
         known = {each.name for each in self.functions}
         return () if rest or any(each.name not in known for each in found) else tuple(found)
 
-    def _begun(self, text: str) -> Call | None:
-        """Return the call whose beginning a text is, as far as it tells the function."""
+    def _begun(self, text: str) -> tuple[Call, ...]:
+        """Return the call whose beginning a text is; none if it does not tell the function."""
         begin = _BEGUN.match(text)
-        names = [each.name for each in self.functions if begin and each.name == begin[1]]
-        if begin is None or (not names and begin[2]):
-            return None
-        if not names:  # the name itself is cut off
-            names = [each.name for each in self.functions if each.name.startswith(begin[1])]
-        return Call(names[0], begin[3] or "") if len(names) == 1 else None
+        name, complete, arguments = begin.groups() if begin is not None else ("", "", None)
+        if arguments is None and not self.is_call(text):  # the form may begin so too
+            return ()
+        names = [each.name for each in self.functions if each.name == name]
+        if not names and not complete:  # the name itself is cut off
+            names = [each.name for each in self.functions if each.name.startswith(name)]
+        return (Call(names[0], arguments or "", cut=True),) if len(names) == 1 else ()
 
     def _checked(self, call: Call) -> Call:
         """Return a call with what is wrong about its arguments, where the grammar did not follow the whole schema."""
