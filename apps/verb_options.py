@@ -43,7 +43,7 @@ from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.text.printable import checked_text, file_text
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.template_switches import EFFORTS, idle_switch
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
@@ -327,6 +327,10 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
             f"--draft-max {arguments.draft_max} contradicts --drafter {NO_DRAFTER}: leave one of the two out"
         )
     adapter, scale = arguments.adapter or (None, 1.0)
+    if not getattr(arguments, "json", False) and (
+        idle := idle_switch(pair.tokenizer.chat_template.source, arguments.think)
+    ):
+        notice(idle)
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
         adapter=adapter,

@@ -16,7 +16,7 @@ from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nby
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.text.kept_turns import turn_starts
 from edgedecode.text.printable import shown
-from edgedecode.text.template_switches import EFFORTS
+from edgedecode.text.template_switches import EFFORTS, idle_switch
 
 from ..colour import Paint
 from ..memory_table import memory_table
@@ -170,7 +170,8 @@ def _think(conversation: Conversation, rest: str) -> bool:
     if rest:
         conversation.use_options(replace(conversation.options, think=rest))
     think = conversation.options.think
-    conversation.say(f"thinking is {think}" if think else "thinking is as the chat template has it")
+    said = f"thinking is {think}" if think else "thinking is as the chat template has it"
+    conversation.say(idle_switch(conversation.pair.tokenizer.chat_template.source, think) or said)
     return True
 
 

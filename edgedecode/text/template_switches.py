@@ -52,6 +52,13 @@ def can_think(source: str) -> bool:
     return bool(template_variables(source) & {*_SWITCHES, _EFFORT})
 
 
+def idle_switch(source: str, think: str | None) -> str:
+    """Return why turning thoughts off changes nothing with a template; empty: it does, or they are not turned off."""
+    if not think or think in THINKING or can_think(source):
+        return ""
+    return f"thinking is not turned off by {think!r}: this pack's chat template has no switch for thinking"
+
+
 def template_arguments(source: str, given: Mapping[str, object], *, think: str = "") -> dict[str, object]:
     """Return the variables for a template: those given, and its switch for thinking.
 

@@ -72,6 +72,7 @@ def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) 
         ("/retry", "the conversation is empty"),
         ("/mode nosuch", "there is no mode 'nosuch'; there are: scheduled, fixed, plain, switch, "),
         ("/think on", "this pack's chat template has no switch for thinking"),
+        ("/think off", "thinking is not turned off by 'off': this pack's chat template has no switch for thinking"),
         ("/think hard", "thinking is 'hard': use one of off, on, "),
         ("/adapter formal", "the pack has no adapters"),
         ("/adapter formal:much", "'much' is not a number"),

@@ -12,6 +12,7 @@ import pytest
 
 from edgedecode import Pair
 from edgedecode.apps.memory_table import KINDS
+from edgedecode.apps.terminal import show_notices
 from edgedecode.cli import main
 from edgedecode.memory.process_memory import memory_now
 
@@ -50,6 +51,25 @@ def test_generate_json_is_one_line_with_every_field(capsys: pytest.CaptureFixtur
     assert value["finish_reason"] == "length"
     assert len(value["tokens"]) == 24 == value["stats"]["verified_tokens"]
     assert value["stats"]["accepted"] > 0
+
+
+@pytest.mark.parametrize("command", [["generate", "-p", "hello", "-n", "4"], ["chat", "-n", "4"]])
+@pytest.mark.parametrize("think", ["off", "none"])
+def test_a_switch_that_the_template_lacks_is_told_in_one_line(
+    command: list[str], think: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    show_notices()
+    assert main([*command, "--think", think]) == 0
+    said = f"thinking is not turned off by '{think}': this pack's chat template has no switch for thinking"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_a_switch_that_the_template_lacks_adds_nothing_to_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show_notices()
+    assert main([*PLAIN, "--json", "--think", "off"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (1, "")
 
 
 def test_generate_json_with_stats_has_planned_and_peak_memory(capsys: pytest.CaptureFixture[str]) -> None:
