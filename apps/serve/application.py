@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -25,12 +26,13 @@ from edgedecode.options import sampling_defaults
 from edgedecode.text.template_switches import EFFORTS, THINKING, can_think
 
 from .guards import CORS, Guards, error_response
+from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
 from .offered import described_model, memory, model_names, named_model, props
 from .openapi import description
 from .page import page_routes
-from .replies import CompletionsReply, Event, Reply, calls_of, text_of
+from .replies import CompletionsReply, Reply, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
@@ -108,7 +110,8 @@ def create_app(service: Service, limits: Limits) -> Starlette:
 class _Endpoints:
     def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
         self._service, self._metrics, self._seconds = service, metrics, limits.seconds
-        self._strict = limits.strict_model
+        self._strict, items = limits.strict_model, KeptItems(service.pair.budget)
+        self._responses = partial(read_response, find=items.find), partial(ResponsesReply, keep=items.keep)
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
@@ -146,7 +149,7 @@ class _Endpoints:
         return await self._answered(request, read_completion)
 
     async def response(self, request: Request) -> Response:
-        return await self._answered(request, read_response, ResponsesReply)
+        return await self._answered(request, *self._responses)
 
     async def _answered(self, request: Request, read: _Read, form: _Form = CompletionsReply) -> Response:
         data = await request.body()
@@ -212,7 +215,8 @@ class _Endpoints:
                         async for part in self._parts(reply, number, other, every):
                             yield part
                 except EdgeDecodeError as error:
-                    yield reply.encoded(_failure(error))
+                    for event in reply.fails(" ".join(str(error).split())):
+                        yield reply.encoded(event)
             for event in reply.closes(every):
                 yield reply.encoded(event)
             yield reply.done
@@ -349,12 +353,6 @@ def _header(notes: Sequence[str]) -> str:
     """Return notes as a header, of a length that clients and proxies take."""
     found = "; ".join(" ".join(note.split()) for note in notes).encode("ascii", "replace").decode()
     return found if len(found) <= _LONGEST_NOTE else f"{found[:_LONGEST_NOTE]} and more: {len(notes)} in all"
-
-
-def _failure(error: EdgeDecodeError) -> Event:
-    """Return the event of an error in the middle of a stream, whose status has been sent."""
-    message = " ".join(str(error).split())
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
 
 
 def _unknown_model(name: str, pair: Pair) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, Literal, TypeAlias
@@ -30,10 +30,14 @@ class ResponseError:
 
 @dataclass(slots=True)
 class ResponsesReply:
-    """The reply of /v1/responses: one answer, which is a message or calls."""
+    """The reply of /v1/responses: one answer, which is a message or calls.
+
+    keep: takes the items of a whole answer, to which a later request may refer.
+    """
 
     asked: Asked
     model: str
+    keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda _: None
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time()))
     _number: int = 0
@@ -64,6 +68,7 @@ class ResponsesReply:
         calls = calls_of(self.asked, text, reason)
         said = [*map(self._call_item, calls)] or [self._message(text_of(self.asked, text), reason)]
         self._output = [*([_thought_item(thoughts[0])] if thoughts[0] else []), *said]
+        self._keep()
         return self._response(reason, stats)
 
     def begins(self, number: int) -> Sequence[Event]:
@@ -134,14 +139,15 @@ class ResponsesReply:
         return []
 
     def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
+        self._keep()
         found = self._response(self._ended, stats)
         return [self._event(str(found["status"]), response=found)]
 
+    def _keep(self) -> None:
+        if self.asked.stored:
+            self.keep(self._output)
+
     def encoded(self, event: Event) -> bytes:
-        """Return the event as it is sent; an error has the form of these events."""
-        if isinstance(error := event.get("error"), Mapping) and "type" not in event:
-            event = {**error, "type": "error", "sequence_number": self._number}
-            self._number += 1
         return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
     @property

@@ -12,6 +12,7 @@ import pytest
 import edgedecode
 from edgedecode import FinishReason, InputError, Message, SamplingOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -23,6 +24,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from openai.types.responses import ResponseUsage
 
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.kept_items import KeptItems
 from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.responses import read_response
 from edgedecode.apps.serve.responses import ResponsesReply
@@ -293,7 +295,7 @@ def test_outputs_of_several_calls_follow_them_in_the_order_of_the_calls() -> Non
 
 def test_what_should_be_stored_is_answered_with_a_note() -> None:
     """Semantic Kernel's agents ask for it by default."""
-    note = "store was not followed: nothing is stored"
+    note = "store was not followed: no answer can be retrieved later"
     assert read(USER, store=True).notes == read_items(USER, store=True).notes == (note,)
     assert read(USER, store=False).notes == read_items(USER).notes == ()
 
@@ -330,9 +332,45 @@ def test_padding_of_a_stream_is_not_missed(server: Running, *, obfuscation: bool
     ],
 )
 def test_what_would_have_to_be_stored_is_refused_by_name(body: dict[str, Any], param: str, server: Running) -> None:
-    """AI SDK refers to earlier answers unless it is told not to store them."""
     status, reply = server.post(body, RESPONSES)
     assert (status, reply["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_items_of_past_answers_may_be_referred_to(server: Running, *, stream: bool) -> None:
+    """AI SDK sends only their ids, unless it is told not to store them."""
+    ask, more = said("user", "Will it rain in Athens on Monday?"), said("user", "And in Oslo?")
+    given: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40, "tools": FLAT[:1]}
+    for choice in ("none", "required"):
+        reply = server.client.responses.create(input=[ask], tool_choice=choice, stream=stream, **given)
+        (item,) = ([*reply][-1].response if stream else reply).output
+        results = [output(item.call_id, "rain")] if choice == "required" else []
+        texts = []
+        for earlier in ({"type": "item_reference", "id": item.id}, {"id": item.id}, item.model_dump()):
+            whole = server.client.responses.create(input=[ask, earlier, *results, more], tool_choice="none", **given)
+            texts.append((whole.output_text, whole.usage.input_tokens))
+        assert len({*texts}) == 1
+    fresh = server.client.responses.create(input=[ask, more], tool_choice="none", **given)
+    assert fresh.usage.input_tokens < texts[0][1]
+
+
+def test_items_that_should_not_be_stored_are_not(server: Running) -> None:
+    given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "store": False}
+    _, reply = server.post(given, RESPONSES)
+    (item,) = reply["output"]
+    status, refused = server.post({"input": [{"type": "item_reference", "id": item["id"]}]}, RESPONSES)
+    assert (status, refused["error"]["param"]) == (400, "input[0]")
+
+
+def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
+    budget, tight = Budget(4 << 20), Budget(1 << 19)
+    kept, none = KeptItems(budget), KeptItems(tight)
+    for number in range(3000):
+        kept.keep([{"id": f"msg_{number}", "text": "x" * 700}])
+    none.keep([{"id": "msg_0"}])
+    assert (kept.find("msg_0"), none.find("msg_0"), tight.used_nbytes, budget.used_nbytes) == (None, None, 0, 1 << 20)
+    assert kept.find("msg_2999") == {"id": "msg_2999", "text": "x" * 700}
+    assert 900 < sum(kept.find(f"msg_{number}") is not None for number in range(3000)) < 1100
 
 
 def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:

@@ -94,6 +94,8 @@ class Asked:
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
     notes: tuple[str, ...] = ()
     """What is not followed, since a client can do without it; for the reply's header."""
+    stored: bool = False
+    """Whether a later request may refer to the items of the answer."""
     echoed: Mapping[str, JsonValue] = field(default_factory=dict)
     """Fields that the reply repeats."""
 
@@ -269,7 +271,7 @@ def _asked(
         rounds=bool(body.return_rounds),
         grammar=None if form is None else form.grammar,
         notes=(
-            *(("store was not followed: nothing is stored",) if value.get("store") else ()),
+            *(("store was not followed: no answer can be retrieved later",) if value.get("store") else ()),
             *(form.notes if form else ()),
         ),
         ignore_eos=bool(body.ignore_eos),

@@ -1,12 +1,12 @@
-"""Reads the body of /v1/responses, as the chat that means the same. Nothing is stored between requests."""
+"""Reads the body of /v1/responses, as the chat that means the same."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -43,6 +43,7 @@ _LEFT_OUT = (
 )
 """Items of the input that other servers and clients made for themselves: no chat template has a place for them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_Find: TypeAlias = Callable[[str], dict[str, Any] | None]
 _PLACES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (),
@@ -100,20 +101,24 @@ class ResponseBody(SamplingBody):
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
-def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
-    """Read a body of /v1/responses, as the chat that means the same. Raises InputError."""
+def read_response(data: bytes, defaults: SamplingOptions, *, find: _Find = lambda _: None) -> Asked:
+    """Read a body of /v1/responses, as the chat that means the same. find: returns a past answer's item by its id.
+
+    Raises InputError.
+    """
     value = read_object(data)
     body = typed_body(value, ResponseBody)
     if value.get("previous_response_id") is not None:
         raise InputError(
-            "previous_response_id is not supported, since this server stores nothing: send the earlier items again"
+            "previous_response_id is not supported, since this server stores no responses: send the earlier items again"
         )
+    given = body.input if isinstance(body.input, str) else _resolved(body.input, find)
     check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
     chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
     chat["logprobs"] = _includes_logprobs(body.include or [])
     if body.top_logprobs and not chat["logprobs"]:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
-    chat["messages"], places = _messages(body.instructions, body.input)
+    chat["messages"], places = _messages(body.instructions, given)
     chat["max_tokens"] = body.max_output_tokens
     chat["verbosity"] = None if body.text is None else body.text.verbosity
     chat["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
@@ -124,7 +129,23 @@ def read_response(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError(_renamed(str(error), places)) from None
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
     echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
-    return replace(asked, echoed=echoed, notes=(*asked.notes, *_left_out(body.input)))
+    asked = replace(asked, echoed=echoed, stored=value.get("store") is not False)
+    return replace(asked, notes=(*asked.notes, *_left_out(given)))
+
+
+def _resolved(items: Sequence[dict[str, Any]], find: _Find) -> list[dict[str, Any]]:
+    """Return items with those to which some only refer in their place. Raises InputError."""
+    found = list[dict[str, Any]]()
+    for number, item in enumerate(items):
+        refers = item.get("type") == "item_reference" or item.keys() == {"id"}
+        known = find(str(item.get("id"))) if refers else item
+        if known is None:
+            raise InputError(
+                f"input[{number}] refers to the item {str(item.get('id'))[:80]!r}, which this server does not have, or "
+                "no longer: send it again, as clients do with store set to false"
+            )
+        found.append(known)
+    return found
 
 
 def _own_form(given: JsonValue) -> JsonValue:
@@ -188,11 +209,6 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
                 place = _after_call(found, id)
                 found.insert(place, {"role": "tool", "tool_call_id": id, "content": output})
                 numbers.insert(place, number)
-            case "item_reference":
-                raise InputError(
-                    f"input[{number}] refers to a stored item, and this server stores none: send it again, "
-                    "as clients do with store set to false"
-                )
             case other:
                 raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
         numbers += [number] * (len(found) - len(numbers))
