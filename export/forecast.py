@@ -26,8 +26,9 @@ _FEEDBACK_SECONDS = 0.0, 75.0
 _MIXTURE_SECONDS = 1.0, 60.0
 _TEXT_SECONDS = 1.0, 180.0
 _CALIBRATION_SECONDS = 1.0, 250.0
-_ACTIVATIONS_SECONDS = 1.0, 100.0
+_ACTIVATIONS_SECONDS = 1.0, 55.0
 _PARITY_SECONDS = 0.2, 50.0
+_LOSS_SECONDS = 1.0, 70.0
 _VARIANT_SECONDS = 0.3, 20.0
 """A constant, and seconds per billion parameters. Structure to parity are fitted to a 0.5B model in 4 bits and to the
 bundled pair; calibration is estimated from its forward passes over 4,096 and 6,700 tokens."""
@@ -173,15 +174,19 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
 
 def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iterator[StageForecast]:
     calibrated = request.recipe.calibrated
-    choice = []
-    if request.activations != "8" and request.recipe.quantized:
-        choice.append(("activations", _ACTIVATIONS_SECONDS))
     steps = [("structure", _STRUCTURE_SECONDS)]
     if calibrated and request.calibration_text is None:
         steps.append(("calibration text", _TEXT_SECONDS))
     if calibrated:
         steps.append(("calibration", _CALIBRATION_SECONDS))
-    steps += [("weights", _FEEDBACK_SECONDS if calibrated else _WEIGHTS_SECONDS), *choice, ("parity", _PARITY_SECONDS)]
+    steps.append(("weights", _FEEDBACK_SECONDS if calibrated else _WEIGHTS_SECONDS))
+    if request.recipe.quantized:
+        steps.append(("text", (_TEXT_SECONDS[0] / 4, _TEXT_SECONDS[1] / 4)))  # a quarter of the calibration's length
+        if request.activations != "8":
+            steps.append(("activations", _ACTIVATIONS_SECONDS))
+    steps.append(("parity", _PARITY_SECONDS))
+    if request.recipe.quantized:
+        steps.append(("loss", _LOSS_SECONDS))
     steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
     if request.gguf and request.imatrix_text is not None:
         steps.append(("importance for gguf", _CALIBRATION_SECONDS))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import ModelEntry
 
@@ -26,8 +28,9 @@ from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob
 from .job import ModelJob
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
-from .recipes.activation_choice import choose_activations
+from .recipes.activation_choice import choose_activations, write_text
 from .recipes.calibration import TOKENS, Tokens, find_moments, sample_texts
+from .recipes.loss import measure_loss
 from .resume.finished_steps import Unit
 from .stages import Stages
 
@@ -69,9 +72,10 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
         steps.write(entry, reference)
         if job.recipe.calibrated:
             reference = reference.reading(StoredRows(drawing.weights, steps.folder / WEIGHTS_FILE))
+        text = steps.own_text(entry) if job.recipe.quantized and unit.finished(_PARITY) is None else ()
         if job.measures_activations:
-            entry = steps.with_activations(entry, reference)
-        entry = unit.finished(_PARITY) or unit.finish(_PARITY, steps.checked(entry, reference))
+            entry = steps.with_activations(entry, reference, text)
+        entry = unit.finished(_PARITY) or unit.finish(_PARITY, steps.checked(entry, reference, text))
         if not job.adds_files:
             return entry
         entry = steps.with_variants(entry, reference)
@@ -98,7 +102,7 @@ class _ModelSteps:
         """Write the weights unless done, and the base graph unless activation bits are still to be chosen."""
         if self.unit.finished(_WEIGHTS) is None:
             if self.job.recipe.calibrated:
-                texts = self.job.calibration or self._own_text(entry)
+                texts = self.job.calibration or self._calibration_text(entry)
                 wanted = self.drawing.weights.calibrated
                 self.drawing.weights.calibrate(self._moments("calibration", texts, reference, wanted=wanted))
             with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
@@ -108,14 +112,25 @@ class _ModelSteps:
             self.drawing.weights.calibrate({})  # moments take more memory than the weights
             self.unit.finish(_WEIGHTS, entry)
 
-    def with_activations(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+    def own_text(self, entry: ModelEntry) -> Tokens:
+        """Return text that the model writes, to be measured on."""
+        with self.stages.stage(f"{self.job.role}: text", CHOICE_TOKENS) as advance:
+            return write_text(self.job, entry, self.drawing.model, pack=self.unit.folder, progress=advance)
+
+    def with_activations(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
         """Choose activation bits for all graphs, write the base graph and return the entry with the choice."""
         done = self.unit.finished(_ACTIVATIONS)
         chosen = None if done is None else done.activations
         if chosen is None:
-            with self.stages.stage(f"{self.job.role}: activations", 2 * CHOICE_TOKENS) as advance:
+            with self.stages.stage(f"{self.job.role}: activations", CHOICE_TOKENS) as advance:
                 chosen = choose_activations(
-                    self.job, entry, self.drawing.model, reference, pack=self.unit.folder, progress=advance
+                    self.job,
+                    entry,
+                    self.drawing.model,
+                    reference,
+                    pack=self.unit.folder,
+                    own_text=text,
+                    progress=advance,
                 )
         set_activations(self.drawing.model, chosen.wide)
         entry = replace(entry, activations=chosen)
@@ -124,14 +139,25 @@ class _ModelSteps:
             self.unit.finish(_ACTIVATIONS, entry)
         return entry
 
-    def checked(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
-        """Check the base graph and return the entry with its parity. Raises ExportError."""
+    def checked(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
+        """Check the base graph and return the entry with its parity, and its loss on a text. Raises ExportError."""
         with self.stages.stage(f"{self.job.role}: parity"):
             write_exact(self.drawing.model, self.folder / EXACT_FILE)
             exact = f"{self.job.role}/{EXACT_FILE}"
             parity = check_parity(entry, self.unit.folder, exact=exact, reference=reference, texts=self.job.texts)
             (self.folder / EXACT_FILE).unlink()
-        return replace(entry, parity=parity)
+        entry = replace(entry, parity=parity)
+        return self._with_loss(entry, reference, text) if text else entry
+
+    def _with_loss(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
+        """Return the entry with the loss on the answers in a text of `own_text`."""
+        prompts = cycle(self.job.texts.prompts)
+        texts = [ScoredText(tuple(tokens), len(prompt)) for tokens, prompt in zip(text, prompts, strict=False)]
+        with (
+            self.stages.stage(f"{self.job.role}: loss", sum(each.scored for each in texts)) as advance,
+            opened(entry, self.unit.folder, self.job.texts) as model,
+        ):
+            return replace(entry, parity={**entry.parity, **measure_loss(model, reference, texts, progress=advance)})
 
     def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
         """Build and check the other requested graphs and return the entry with them. Raises ExportError."""
@@ -193,8 +219,8 @@ class _ModelSteps:
             return entry
         return replace(entry, gguf_plan=f"{self.job.role}/{PLAN_FILE}")
 
-    def _own_text(self, entry: ModelEntry) -> Tokens:
-        """Generate calibration text with uncalibrated weights, written to a temporary folder."""
+    def _calibration_text(self, entry: ModelEntry) -> Tokens:
+        """Generate text with uncalibrated weights, written to a temporary folder."""
         texts = self.job.texts
         with (
             self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,

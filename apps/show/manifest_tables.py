@@ -29,7 +29,7 @@ _WIRING = {
     "branches_error": "16 branches",
 }
 _KERNELS = ("kernel_rms_error", "kernel_top1", "kernel_max_error")
-_LOSS = ("loss_rms", "loss_top1")
+_LOSS = ("loss_kl", "loss_top1", "loss_positions")
 _VARIANTS = {"hidden_max_error": "hidden", "lora_max_error": "lora with an adapter"}
 _CACHE = ("kv8_rms_error", "kv8_top1")
 _CONDITIONS = ("tokens", "deviation", "noise_largest", "noise_positions")
@@ -138,8 +138,11 @@ def _parity(numbers: Mapping[str, float]) -> Iterator[tuple[str, str]]:
             f"from rounding activations {rms:.1%}, same top token {same:.1%}, largest {largest:.2g} logits",
         )
     if all(name in numbers for name in _LOSS):
-        rms, same = (numbers[name] for name in _LOSS)
-        yield "weight error", f"from rounding weights {rms:.1%}, same top token {same:.1%}"
+        kl, same, positions = (numbers[name] for name in _LOSS)
+        yield (
+            "loss",
+            f"KL {kl:.2g} from the original weights, same top token {same:.1%}, over {positions:.0f} positions",
+        )
     if variants := {title: numbers[name] for name, title in _VARIANTS.items() if name in numbers}:
         errors = ", ".join(f"{title} {error:.1e}" for title, error in variants.items())
         yield "variant parity", f"{errors} (largest error)"

@@ -116,9 +116,18 @@ def _divergence(reference: FloatArray, found: FloatArray) -> FloatNumbers:
 
 
 def score_rows(model: LanguageModel, text: ScoredText) -> Iterator[RowScores]:
-    """Score the tokens from the text's `start` on, pass by pass; padding rows of the vocabulary are excluded.
+    """Score the tokens from the text's `start` on, pass by pass."""
+    at = text.start
+    for rows in logit_rows(model, text):
+        yield RowScores.of(rows, text.tokens[at : at + len(rows)])
+        at += len(rows)
 
-    A pass has at most `PIECE` rows. Rows of one pass also read each other's keys and values from the KV cache.
+
+def logit_rows(model: LanguageModel, text: ScoredText) -> Iterator[FloatArray]:
+    """Yield the logits for the tokens from the text's `start` on, [rows of a pass, vocabulary size].
+
+    A pass has at most `PIECE` rows, valid until the next one. Rows of one pass also read each other's keys and values
+    from the KV cache.
     """
     tokens, last = text.tokens, len(text.tokens) - 1
     state = model.new_state(len(tokens), rows=min(PIECE, text.scored))
@@ -126,8 +135,7 @@ def score_rows(model: LanguageModel, text: ScoredText) -> Iterator[RowScores]:
         prefill(model, state, tokens[: text.start - 1])
         for at in range(text.start - 1, last, PIECE):
             end = min(at + PIECE, last)
-            rows = model.forward(tokens[at:end], state, rows="all").logits[:, : model.card.vocabulary_size]
-            yield RowScores.of(rows, tokens[at + 1 : end + 1])
+            yield model.forward(tokens[at:end], state, rows="all").logits[:, : model.card.vocabulary_size]
             state.keep(range(end - at))
     finally:
         state.close()

@@ -32,7 +32,6 @@ from .parity import (
     agreement,
     check_exact,
     check_kernels,
-    measure_loss,
     reference_rows,
     relative_error,
 )
@@ -91,7 +90,7 @@ def check_parity(
     """Compare a model with its reference; `exact` is the file of its graph whose products do not round activations.
 
     Raises ExportError if that graph differs by more than summation order, or the shipped one by more than rounding of
-    activations could explain. The loss from quantizing the weights is measured but not limited.
+    activations could explain.
     """
     if entry.window > _NARROW:  # this checks the wiring, and the short text must be longer than the window
         entry, reference = replace(entry, window=_NARROW), reference.narrowed(_NARROW)
@@ -108,9 +107,6 @@ def check_parity(
     if min(entry.bits, entry.head_bits) < 16:
         with opened(entry, pack, texts) as model:
             numbers |= check_kernels(model, texts.text, expected)
-        length = len(texts.text.text)
-        original = reference_rows(reference.of_originals(), texts.text)
-        numbers |= measure_loss(expected[:length], original[:length])
     return numbers
 
 

@@ -1,7 +1,7 @@
 """Checks a graph's logits against transformers with the same rounded weights.
 
 The text is run in one pass, in pieces, after a crop, as a tree and as 16 branches, and compared with one reference pass
-over text and tree. The loss from rounding the weights is measured between that reference and the original weights.
+over text and tree.
 """
 
 from __future__ import annotations
@@ -107,15 +107,6 @@ def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) 
         "kernel_rms_error": errors["max"],
         "kernel_top1": agreement(full.rows, full.expected),
     }
-
-
-def measure_loss(rounded: FloatArray, original: FloatArray) -> Mapping[str, float]:
-    """Measure the loss from quantizing the weights, from both references' logits for one text.
-
-    Returns the root mean square error relative to the original logits' deviation, and the share of rows with the same
-    arg-max.
-    """
-    return {"loss_rms": relative_error(rounded, original), "loss_top1": agreement(rounded, original)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from .display import LiveDisplay, Report, stage_table, timings
 
 _LEGEND = (
     "parity: maximum logit error without rounding of activations; kernels: root mean square error from that rounding, "
-    "loss: from quantizing the weights, both relative to the logits' deviation; top-1: how often the most likely token "
-    "stays the same; noise: in logits, 99.9th percentile"
+    "relative to the logits' deviation; KL: divergence from the original weights' distributions, in nats; "
+    "same token: how often the most likely token is the same; noise: in logits, 99.9th percentile"
 )
 
 
@@ -44,6 +44,10 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
             console.print(_activations_line(role, entry.activations))
     console.print(_LEGEND, style="dim")
     for role, entry in manifest.models.items():
+        if positions := entry.parity.get("loss_positions"):
+            console.print(
+                f"{role}: KL and same token over {positions:.0f} positions of answers that it wrote", style="dim"
+            )
         if len(entry.graphs) > 1:
             console.print(_graph_line(role, entry))
         for note in entry.notes:
@@ -81,7 +85,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
 
 def _model_table(manifest: Manifest) -> Table:
     table = Table("model", box=None, pad_edge=False, collapse_padding=True)
-    for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "loss", "top-1", "noise"):
+    for title in ("weights", "MB", "bits", "head", "parity", "kernels", "KL", "same token", "noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
         wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and not _rounds(name)]
@@ -93,9 +97,8 @@ def _model_table(manifest: Manifest) -> Table:
             f"{entry.head_bits}",
             _optional(max(wiring, default=None), ".0e"),
             _optional(entry.parity.get("kernel_rms_error"), ".1%"),
-            _optional(entry.parity.get("kernel_top1"), ".0%"),
-            _optional(entry.parity.get("loss_rms"), ".1%"),
-            _optional(entry.parity.get("loss_top1"), ".0%"),
+            _optional(entry.parity.get("loss_kl"), ".2g"),
+            _optional(entry.parity.get("loss_top1"), ".1%"),
             _optional(entry.kernel_noise, ".2g"),
         )
     return table

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 TOKENS = 1024
-"""Length of the text that products are measured on, in tokens."""
+"""Length of the text that products and the loss are measured on, in tokens."""
 _TOLERANCE = 0.02
 """Allowed loss of top-1 agreement with float activations, compared to 16 bits everywhere. A larger value keeps more
 products at 8 bits."""
@@ -49,22 +49,20 @@ def choose_activations(
     reference: Reference,
     *,
     pack: Path,
+    own_text: Tokens,
     progress: Callable[[int], None] = lambda amount: None,
 ) -> ActivationsEntry:
     """Measure and choose activation bits for the graph `model`, whose weights are in `pack`. Leaves it unchanged.
 
+    own_text: as from `write_text`, for want of a text to calibrate on.
     A product gets 16 bits if its error with 8 bits exceeds `LIMIT`. If the model's top-1 agreement is then still much
     lower than with 16 bits everywhere, the limit is lowered.
     """
     trials = _Trials(job, entry, model, pack)
     everything = product_names(model)
+    texts, origin = own_text, "of built-in prompts and the model's answers"
     if job.calibration:
         texts, origin = some_of(job.calibration, TOKENS), "of the calibration text"
-    else:
-        with trials.open(everything) as wide:
-            prompts, ends = job.texts.prompts, job.texts.ends
-            texts = sample_texts(wide, prompts, ends=ends, tokens=TOKENS, progress=progress)
-        origin = "of built-in prompts and the model's answers"
     measured = measure_products(reference, texts, progress=progress)
     at8, at16 = (trials.agreement(wide, texts, measured) for wide in ((), everything))
     ways = {"8": ActivationsWay(at8), "16": ActivationsWay(at16)}
@@ -83,6 +81,20 @@ def choose_activations(
         text=f"{sum(map(len, texts))} tokens {origin}",
         kernels=trials.kernels,
     )
+
+
+def write_text(
+    job: ModelJob,
+    entry: ModelEntry,
+    model: ir.Model,
+    *,
+    pack: Path,
+    progress: Callable[[int], None] = lambda amount: None,
+) -> Tokens:
+    """Let the model, with 16-bit activations, answer the built-in prompts: not what it was calibrated on."""
+    with _Trials(job, entry, model, pack).open(product_names(model)) as wide:
+        prompts, ends = job.texts.prompts, job.texts.ends
+        return sample_texts(wide, prompts, ends=ends, tokens=TOKENS, seed=1, progress=progress)
 
 
 def _least(

@@ -42,13 +42,14 @@ def sample_texts(
     *,
     ends: Collection[int],
     tokens: int = TOKENS,
+    seed: int = 0,
     progress: Callable[[int], None] = lambda amount: None,
 ) -> list[tuple[int, ...]]:
     """Return prompts with the model's replies, until the replies have `tokens` tokens in total.
 
-    Sampled at temperature 1 with a fixed seed. A reply ends after an end-of-sequence token or 250 tokens.
+    Sampled at temperature 1. A reply ends after an end-of-sequence token or 250 tokens.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     found: list[tuple[int, ...]] = []
     done = 0
     for prompt in cycle(prompts):

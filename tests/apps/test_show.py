@@ -45,6 +45,7 @@ def test_show_prints_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["weights"].endswith("int8, blocks of 32; head and embedding int8")
     assert "tree" in found["graph parity"]
     assert "same top token" in found["kernel error"]
+    assert found["loss"] == "KL 0.00018 from the original weights, same top token 99.4%, over 1024 positions"
     assert "99.9th percentile" in found["kernel noise"]
     assert "tree, rows" in found["base"]
     assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
@@ -67,7 +68,13 @@ def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[s
     changed = replace(
         entry,
         graphs={"base": base, "lora": lora},
-        parity={**entry.parity, "kv8_rms": 0.0123},
+        parity={
+            **{name: value for name, value in entry.parity.items() if not name.startswith("loss")},
+            "loss_kl": 0.0312,
+            "loss_top1": 0.931,
+            "loss_positions": 1024.0,
+            "kv8_rms": 0.0123,
+        },
         kernel_noise=None,
         window=512,
         quantization="mixed-4",
@@ -91,6 +98,7 @@ def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[s
     found = rows(capsys.readouterr().out)
     assert found["context"] == "2048 positions, window of 512"
     assert found["weights"].endswith("recipe mixed-4")
+    assert found["loss"] == "KL 0.031 from the original weights, same top token 93.1%, over 1024 positions"
     assert found["parity"] == "kv8_rms 0.0123"
     assert found["kernel noise"] == "not measured"
     assert found["activations"] == "16 bits in 1 of 2 matmul inputs (chosen by error; avx2 kernels, 1024 tokens)"

@@ -250,9 +250,9 @@ def test_activations_auto_keeps_8_bits_for_the_demo_pair(bits: int, demo_pair: P
     for role, entry in manifest.models.items():
         assert entry.activations is not None
         assert entry.activations.wide == ()
-        if bits == 4:  # at 8 bits nothing is lost: the pair's weights are exact in 8 bits
-            assert 0 < entry.parity["loss_rms"] < 1
-            assert 1 > entry.parity["loss_top1"] > 0.8
+        low, high = (1e-3, 0.3) if bits == 4 else (0, 5e-3)  # the pair's weights are exact in 8 bits
+        assert low < entry.parity["loss_kl"] < high
+        assert entry.parity["loss_top1"] > 0.8
         assert entry.activations.ways["8"].agreement > entry.activations.ways["16"].agreement - 0.02
         assert set(levels(tmp_path / "pack", f"{role}/base.onnx").values()) == {4}
 

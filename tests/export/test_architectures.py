@@ -121,7 +121,7 @@ def test_export_of_rounded_weights_is_exact(name: str, bits: int, tmp_path: Path
     for way in WAYS:
         assert parity[way] < 5e-5 * max(1.0, parity["deviation"]), way
     assert parity["kernel_rms_error"] < 0.1
-    assert 0 < parity["loss_rms"] < (0.6 if bits == 4 else 0.06)
+    assert 0 < parity["loss_kl"] < (2 if bits == 4 else 0.05)  # random weights, hence large logits
 
 
 @pytest.mark.parametrize("name", WINDOWED)

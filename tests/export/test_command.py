@@ -40,7 +40,8 @@ def test_export_prints_stages_and_a_json_report(
     assert manifest.models["target"].graphs["base"].capabilities == ("tree", "rows")
     assert "stage" in printed
     assert "kernel noise" in printed
-    assert "loss" in printed
+    assert "same token over" in printed
+    assert report["models"]["target"]["parity"]["loss_positions"] > 100
 
 
 def test_prepare_writes_the_tiles_before_the_first_load(
@@ -137,8 +138,8 @@ def test_export_of_the_demo_pair(demo_pair: Path, tmp_path: Path, capsys: pytest
     for entry in manifest.models.values():
         assert entry.parity["max_error"] < 1e-4
         assert entry.parity["kernel_top1"] > 0.9
-        assert entry.parity["loss_rms"] == 0  # its weights are exact in 8 bits
-        assert entry.parity["loss_top1"] == 1
+        assert entry.parity["loss_kl"] < 5e-3  # its weights are exact in 8 bits, activations are not
+        assert entry.parity["loss_top1"] > 0.95
         assert 0 < (entry.kernel_noise or 0) < 0.5
     with edgedecode.load(out) as pair:
         capital = pair.session(messages=()).generate("What is the capital of France?", max_tokens=24)

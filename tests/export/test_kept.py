@@ -41,6 +41,10 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "exports"
 
 
+STEPS = ["target: structure", "target: text", "target: activations", "target: parity", "target: loss"]
+"""The titles of an export whose weights are written."""
+
+
 @pytest.fixture
 def source(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "source"))
@@ -78,9 +82,10 @@ def uninterrupted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     ("step", "resumed"),
     [
         ("check_noise", ["target: weights, activations, parity, further files from the cache", "target: kernel noise"]),
-        ("check_parity", ["target: weights, activations from the cache", "target: structure", "target: parity"]),
-        ("choose_activations", ["target: weights from the cache", "target: structure", "target: activations"]),
-        ("open_network", ["target: structure", "target: weights", "target: activations", "target: parity"]),
+        ("measure_loss", ["target: weights, activations from the cache", *STEPS[:2], *STEPS[3:]]),
+        ("check_parity", ["target: weights, activations from the cache", *STEPS[:2], *STEPS[3:]]),
+        ("choose_activations", ["target: weights from the cache", *STEPS]),
+        ("open_network", ["target: structure", "target: weights", *STEPS[1:]]),
     ],
 )
 def test_export_resumes_at_the_interrupted_step(
