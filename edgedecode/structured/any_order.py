@@ -1,4 +1,4 @@
-"""Rules for objects with optional properties: a model may write those in any place.
+"""Rules for objects and lists: optional properties in any place, and no gap in front of separators.
 
 llguidance takes properties in the schema's order. A required property that a model writes too early is asked for again
 later; an optional one that another has preceded could never follow. So the rules here remember, in the bits of
@@ -8,23 +8,22 @@ llguidance's parametric rules, which properties an object has. Required ones kee
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgedecode.typed_json import JsonValue
 
-from .schema_check import named
+from .one_schema import ANNOTATIONS, ARRAY, OBJECT, has_type, is_whole, options, said
 
 _Schema = dict[str, JsonValue]
 
-_ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
-_DEFINITIONS = {"$defs", "definitions"}
-_ANY: list[JsonValue] = [{"type": "object"}, {"type": "array"}, {"type": ["string", "number", "boolean", "null"]}]
-_SCALARS = {"string", "number", "integer", "boolean", "null"}
-_PROPERTIES = 60
-"""Most properties of such an object: a parameter has 64 bits."""
+_PROPERTIES, _PLACES = 60, 50
+"""Most properties of such an object, since a parameter has 64 bits, and most places of a list."""
 _REFERRING = 20
 """Most parts that llguidance compiles with the whole schema, for what they refer to."""
+_KEY = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'
+"""Any property's name, as a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,16 @@ def any_order(schema: _Schema, spelling: Spelling) -> list[str]:
 
     Those that are empty have no gap between their brackets: a model that wants to write something there would fill it.
 
-    Objects that join several schemas, or have properties besides those that they list, keep the schema's order.
+    llguidance compiles what is not described here, with the schema's order of properties, and with a gap wherever JSON
+    may have one: objects with several patterns or a least number of properties, and options beside other keywords.
     """
     if any("$id" in each for each in (schema, *_values(schema.get("$defs")))):
         return []
     rules = _Rules(schema, spelling)
-    start = rules.rule(schema)
+    try:
+        start = rules.rule(schema)
+    except RecursionError:  # values may be nested more deeply than schemas
+        return []
     needed = rules.used and rules.referring <= _REFERRING
     return [f"json: {start}", *rules.lines, *spelling.rules] if needed else []
 
@@ -62,7 +65,7 @@ class _Rules:
         self._names: dict[str, str] = {}
         self.lines: list[str] = []
         self.used = False
-        """Whether they describe an object or a list: llguidance would allow a gap in front of separators too."""
+        """Whether they say anything that llguidance would not."""
         self.referring = 0
 
     def rule(self, schema: JsonValue) -> str:
@@ -76,90 +79,105 @@ class _Rules:
     def _value(self, schema: JsonValue) -> str:
         if not isinstance(schema, dict):
             return self.rule({}) if schema is True else self._json({"not": {}})
-        said = {name: value for name, value in schema.items() if name not in _ANNOTATIONS | _DEFINITIONS}
-        options, types = self._options(said), said.get("type")
-        if options:
-            return " | ".join(map(self.rule, options))
-        if types == "object" and said.keys() <= {"type", "properties", "required", "additionalProperties"}:
-            return self._object(said) or self._json(schema)
-        if types == "array" and said.keys() <= {"type", "prefixItems", "items", "minItems", "maxItems"}:
-            return (self._tuple(said) if "prefixItems" in said else self._array(said)) or self._json(schema)
-        if said.keys() - {"type"} == {"const"} and isinstance(said["const"], str):
-            return _literal(said["const"])
-        return self._json(schema)
+        own = said(schema)
+        if literals := _literals(own):
+            self.used |= len(literals) > 1
+            return " | ".join(literals)
+        if parts := options(own, self._root):
+            return " | ".join(map(self.rule, parts))
+        found, kind = None, own.get("type")
+        if kind == "object" and own.keys() <= {"type", *OBJECT}:
+            found = self._object(own)
+        if kind == "array" and own.keys() <= {"type", *ARRAY}:
+            found = self._array(own)
+        return found or self._json(schema)
 
-    def _options(self, said: _Schema) -> Sequence[JsonValue]:
-        """Return the schemas of which one alone describes the value."""
-        reference, types = said.get("$ref"), said.get("type")
-        if not said:
-            return _ANY
-        if said.keys() == {"$ref"} and isinstance(reference, str) and (found := named(reference, self._root)):
-            return [found]
-        if len(said) == 1:
-            for keyword in ("anyOf", "oneOf", "allOf"):
-                options = said.get(keyword)
-                if isinstance(options, list) and (keyword != "allOf" or len(options) == 1):
-                    return options
-        if isinstance(types, list) and {"object", "array"} & {each for each in types if isinstance(each, str)}:
-            return [{**said, "type": each} for each in types]
-        return ()
-
-    def _object(self, said: _Schema) -> str | None:
+    def _object(self, own: _Schema) -> str | None:
         """Return the rule of an object, None if llguidance has to compile it."""
-        listed, needed = said.get("properties"), said.get("required", [])
-        values = said.get("additionalProperties", True)
-        if said.keys() <= {"type", "additionalProperties"} and values is not False:
-            pair = f"{self.rule({'type': 'string'})} {self._spelling.colon} {self.rule(values)}"
-            return self._listed("{", f"{pair} ({self._spelling.comma} {pair})*", "}", empty=True)
-        if said.get("additionalProperties") is not False or not isinstance(listed, dict):
+        listed, needed = own.get("properties", {}), own.get("required", [])
+        if not isinstance(listed, dict) or not isinstance(needed, list) or len(listed) > _PROPERTIES:
             return None
-        if not isinstance(needed, list) or len(listed) > _PROPERTIES or any(name not in listed for name in needed):
+        if any(name not in listed for name in needed) or (further := self._further(own, [*listed])) is None:
             return None
         required = [name for name in listed if name in needed]
         optional = [name for name in listed if name not in needed]
-        pairs = [f"{_literal(name)} {self._spelling.colon} {self.rule(listed[name])}" for name in required + optional]
-        if optional and len(pairs) > 1:
-            return self._sets(pairs, required=len(required))
+        pairs = [self._pair(_literal(name), listed[name]) for name in required + optional]
+        if further and not pairs:
+            return self._listed("{", f"{further} ({self._spelling.comma} {further})*", "}", empty=True)
+        if further or (optional and len(pairs) > 1):
+            return self._sets(pairs, further, required=len(required))
         return self._listed("{", f" {self._spelling.comma} ".join(pairs), "}", empty=not required)
 
-    def _sets(self, pairs: list[str], *, required: int) -> str:
-        """Return a rule of objects with all required pairs, in order, and each of the others at most once."""
+    def _pair(self, key: str, value: JsonValue) -> str:
+        return f"{key} {self._spelling.colon} {self.rule(value)}"
+
+    def _further(self, own: _Schema, names: Sequence[str]) -> str | None:
+        """Return a pair whose name is none of these, empty if there is none; None if llguidance has to compile it."""
+        patterns, rest = own.get("patternProperties") or {}, own.get("additionalProperties", True)
+        if not isinstance(patterns, dict):
+            return None
+        if not patterns:
+            return "" if rest is False else self._pair(self._key(names), rest)
+        pattern, value = next(iter(patterns.items()))
+        if rest is not False or value is False or len(patterns) > 1 or not _is_apart(pattern, names):
+            return None
+        return self._pair(self.rule({"type": "string", "pattern": pattern}), value)
+
+    def _key(self, names: Sequence[str]) -> str:
+        """Return a name that is none of these."""
+        if not names:
+            return self.rule({"type": "string"})
+        self.lines.append(f"K{len(self.lines)}: {_KEY} & ~({' | '.join(map(_literal, names))})")
+        return f"K{len(self.lines) - 1}"
+
+    def _sets(self, pairs: list[str], further: str, *, required: int) -> str:
+        """Return a rule of objects with all required pairs, in order, and each of the others at most once.
+
+        further: a pair that may come several times; empty: none.
+        """
         name = f"o{len(self.lines)}"
         self.lines += [f"{name}p{index}: {pair}" for index, pair in enumerate(pairs)]
         firsts = [index for index in range(len(pairs)) if index == 0 or index >= required]
+        starts = [f"{name}p{index} {name}s::{1 << index}" for index in firsts]
         ends = f"{self._spelling.gap} {_literal_of('}')}"
         rest = [f"{ends} %if is_ones([0:{required}])" if required else ends]
         for index in range(len(pairs)):
             free = f"bit_clear({index})"
             when = free if index == 0 or index >= required else f"and({free}, bit_set({index - 1}))"
             rest.append(f"{self._spelling.comma} {name}p{index} {name}s::set_bit({index}) %if {when}")
+        if further:
+            self.lines.append(f"{name}m: {further}")
+            starts.append(f"{name}m {name}s::0")
+            rest.append(f"{self._spelling.comma} {name}m {name}s::_")
         self.lines.append(f"{name}s::_ : " + "\n | ".join(rest))
-        self.lines.append(f"{name}f: " + " | ".join(f"{name}p{index} {name}s::{1 << index}" for index in firsts))
+        self.lines.append(f"{name}f: " + " | ".join(starts))
         return self._either(f"{_literal_of('{')} {self._spelling.gap} {name}f", "{}", empty=not required)
 
-    def _array(self, said: _Schema) -> str | None:
+    def _array(self, own: _Schema) -> str | None:
         """Return the rule of a list, None if llguidance has to compile it."""
-        items, least, most = said.get("items", True), said.get("minItems", 0), said.get("maxItems")
-        if (
-            not (isinstance(items, dict) or items is True)
-            or not isinstance(least, int)
-            or not (most is None or isinstance(most, int))
-        ):
+        items, places = own.get("items", True), own.get("prefixItems", [])
+        least, most = own.get("minItems", 0), own.get("maxItems")
+        if not isinstance(items, dict | bool) or not isinstance(places, list) or len(places) > _PLACES:
             return None
+        if not isinstance(least, int) or not isinstance(most, int | None):
+            return None
+        if items is False:
+            most = len(places) if most is None else min(most, len(places))
         if most is not None and most < max(1, least):
             return self._listed("[", "", "]", empty=True) if most == least == 0 else None
-        item, upper = self.rule(items), "" if most is None else most - 1
-        more = f"{item} ({self._spelling.comma} {item}){{{max(0, least - 1)},{upper}}}"
-        return self._listed("[", more, "]", empty=not least)
+        inner = self._places((places or [items])[:most], items, least=least, most=most)
+        return self._listed("[", inner, "]", empty=not least)
 
-    def _tuple(self, said: _Schema) -> str | None:
-        """Return the rule of a list with a schema for each place, None if llguidance has to compile it."""
-        places = said["prefixItems"]
-        if not isinstance(places, list) or not places or said.get("minItems") != len(places):
-            return None
-        if said.get("maxItems", len(places) if said.get("items") is False else None) != len(places):
-            return None
-        return self._listed("[", f" {self._spelling.comma} ".join(map(self.rule, places)), "]", empty=False)
+    def _places(self, places: Sequence[JsonValue], items: JsonValue, *, least: int, most: int | None) -> str:
+        """Return what is in a list with a schema for each of the first places, `items` for the others."""
+        inner = ""
+        if most is None or most > len(places):
+            counts = f"{max(0, least - len(places))},{'' if most is None else most - len(places)}"
+            inner = f"({self._spelling.comma} {self.rule(items)}){{{counts}}}"
+        for number in range(len(places) - 1, 0, -1):
+            inner = f"{self._spelling.comma} {self.rule(places[number])} {inner}"
+            inner = inner if number < least else f"({inner})?"
+        return f"{self.rule(places[0])} {inner}"
 
     def _listed(self, opener: str, inner: str, closer: str, *, empty: bool) -> str:
         """Return the rule of brackets with something between them. empty: or nothing."""
@@ -174,7 +192,7 @@ class _Rules:
 
     def _json(self, schema: _Schema) -> str:
         """Return the rule of a value that llguidance compiles."""
-        part = {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
+        part = {name: value for name, value in schema.items() if name not in ANNOTATIONS}
         if '"$ref"' in json.dumps(part):
             self.referring += 1
             part = {name: _moved(value) for name, value in {"all": part, "root": self._root}.items()}
@@ -187,8 +205,28 @@ class _Rules:
 
 def _is_scalar(schema: _Schema) -> bool:
     """Return whether a value has no gap inside of it, so that there would be two in front of it."""
-    types = schema.get("type")
-    return {*types} <= _SCALARS if isinstance(types, list) else isinstance(types, str) and types in _SCALARS
+    if isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+        return not any(isinstance(each, dict | list) for each in values)
+    kind = schema.get("type")
+    return kind is not None and not has_type({}, kind) and not has_type([], kind)
+
+
+def _literals(own: _Schema) -> list[str]:
+    """Return the spellings of a value that is no object or list, the schema's first; none: llguidance knows them."""
+    value = own.get("const")
+    if own.keys() - {"type"} != {"const"} or not has_type(value, own.get("type")):
+        return []
+    if is_whole(value):
+        return [_literal(value), _literal_of(f"{value:.0f}")]
+    return [] if isinstance(value, float | dict | list) else [_literal(value)]
+
+
+def _is_apart(pattern: str, names: Sequence[str]) -> bool:
+    """Return whether a pattern certainly matches none of these names."""
+    try:
+        return not any(re.search(pattern, name) for name in names)
+    except re.error:  # it may follow another standard
+        return not names
 
 
 def _moved(value: JsonValue) -> JsonValue:
@@ -202,9 +240,9 @@ def _moved(value: JsonValue) -> JsonValue:
     return {**moved, "$ref": f"#/$defs/root{target[1:]}"} if isinstance(target, str) and target[:1] == "#" else moved
 
 
-def _literal(text: str) -> str:
-    """Return a text as JSON has it, in Lark's syntax."""
-    return _literal_of(json.dumps(text, ensure_ascii=False))
+def _literal(value: JsonValue) -> str:
+    """Return a text, or another value that is no object or list, as JSON has it, in Lark's syntax."""
+    return _literal_of(json.dumps(value, ensure_ascii=False))
 
 
 def _literal_of(text: str) -> str:

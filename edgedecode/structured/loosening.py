@@ -14,7 +14,7 @@ from edgedecode.typed_json import JsonValue
 
 from .closing import closed
 from .guidance import schema_fault
-from .schema_check import fault_of_keyword, named
+from .schema_check import fault_of_keyword, named, with_places
 
 _Schema = dict[str, JsonValue]
 
@@ -129,7 +129,7 @@ class _Loosening:
 
     def schema(self, given: _Schema, path: str) -> _Schema:
         """Return the nearest schema as far as its keywords tell one by one."""
-        result = dict(given)
+        result = dict(with_places(given))
         for keyword in list(result):
             place = f"{path}.{keyword}"
             if keyword in _SILENT:
@@ -163,10 +163,9 @@ class _Loosening:
 
     def _widen(self, result: _Schema, path: str) -> None:
         """Take values that older drafts and OpenAPI write in another way, and leave out those that are in no draft."""
-        if isinstance(result.get("items"), list) and "prefixItems" not in result:
-            result["prefixItems"] = result.pop("items")
-            if "additionalItems" in result:
-                result["items"] = result.pop("additionalItems")
+        if isinstance(result.get("items"), list):  # which differs from the prefixItems that were left out
+            del result["items"]
+            result.pop("additionalItems", None)
         if (kinds := result.get("type")) is not None:
             self._widen_type(result, kinds, f"{path}.type")
         if isinstance(patterns := result.get("patternProperties"), dict):

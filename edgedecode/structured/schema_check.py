@@ -63,6 +63,9 @@ def checked_schema(text: str) -> _Schema:
     for each, _ in subschemas(schema):
         if each.get("uniqueItems") is False:  # which is the default, and says nothing
             del each["uniqueItems"]
+        placed = dict(with_places(each))
+        each.clear()
+        each.update(placed)
     _check(schema)
     if any("$id" in each for each, _ in subschemas(schema)):  # references are relative to it
         return schema
@@ -112,7 +115,7 @@ def fault_of_keyword(keyword: str, schema: _Schema) -> str | None:
     if keyword == "$schema":
         return "it has a $schema inside of it, or one of no known draft"
     if keyword == "prefixItems" and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
-        return "prefixItems with the older additionalItems, or with a list of items, is read without the first"
+        return "prefixItems has the older additionalItems, or another list of items, beside it: give one list"
     if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
         return f"{keyword} is a boolean, as in draft 4: give the number"
     if keyword == "required" and not isinstance(value, list):
@@ -183,6 +186,19 @@ class _Options:
         if self._count > _OPTIONS:
             raise _refusal(f"its oneOf have more than {_OPTIONS} references")
         return self._option(found, (*inside, reference))
+
+
+def with_places(schema: _Schema) -> _Schema:
+    """Return a schema with the places of a list in `prefixItems`, where older drafts have them in `items`.
+
+    Some schemas have both, for all readers. If they differ, they stay, and are refused.
+    """
+    places = schema.get("items")
+    if not isinstance(places, list) or schema.get("prefixItems", places) != places:
+        return schema
+    left = {name: value for name, value in schema.items() if name not in ("items", "additionalItems")}
+    rest = {"items": schema["additionalItems"]} if "additionalItems" in schema else {}
+    return {**left, **({"prefixItems": places} if places else {}), **rest}
 
 
 def named(reference: str, root: _Schema) -> _Schema | None:

@@ -128,3 +128,76 @@ def test_a_schema_that_requires_itself_is_refused_in_words(grammars: GrammarToke
     schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
     with pytest.raises(edgedecode.InputError, match="contains itself, so that no answer ends"):
         grammars.constraint(Grammar.of_schema(schema))
+
+
+NAMED, AGED = of(("name",), "name"), of(("age", "city"), "age")
+OPEN = {**of(("name", "age"), "name"), "additionalProperties": True}
+PATTERN = {**of(("name",), "name"), "patternProperties": {"^x_": {"type": "integer"}}}
+ONE, TEXT = {"type": "integer"}, {"type": "string"}
+PLACES = {"type": "array", "prefixItems": [ONE, TEXT]}
+WHOLE: list[tuple[dict[str, Any], Any]] = [
+    ({"allOf": [NAMED, AGED]}, {"name": "A", "age": 1, "city": "B"}),
+    ({"allOf": [{"$ref": "#/properties/it/$defs/a"}, AGED], "$defs": {"a": NAMED}}, {"name": "A", "age": 1}),
+    ({**NAMED, "allOf": [{"properties": {"age": {"minimum": 3}}}, AGED]}, {"name": "A", "age": 3}),
+    ({"const": {"a": 1, "b": [True, {}, []]}}, {"a": 1, "b": [True, {}, []]}),
+    ({"enum": [{"a": 1}, {"a": None}, "x", 10, 1]}, {"a": None}),
+    ({"type": "array", "items": {"const": [1, "b"]}}, [[1, "b"], [1, "b"]]),
+    (OPEN, {"x": [1], "name": "A", "age": 1, "y": {"z": 2}}),
+    (PATTERN, {"x_a": 1, "name": "A", "x_b": 2}),
+    ({"type": "object", "patternProperties": {"^x_": ONE}, "additionalProperties": False}, {"x_a": 1, "x_b": 2}),
+    ({"properties": {"a": ONE}, "required": ["a"]}, {"a": 1}),
+    (PLACES, [1, "a", {"b": 2}, None]),
+    ({"type": "array", "items": [ONE, TEXT], "additionalItems": TEXT, "minItems": 1}, [1, "a", "b"]),
+    ({"type": "array", "items": ONE, "maxItems": 1}, [1]),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), WHOLE, ids=[str(number) for number in range(len(WHOLE))])
+def test_there_is_no_gap_in_front_of_separators(
+    schema: dict[str, Any], value: Any, pair: Pair, grammars: GrammarTokens
+) -> None:
+    """In each, llguidance alone would allow one."""
+    schema = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
+    value = {"it": value}
+    for text in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, separators=(",", ":"))):
+        assert takes(grammars, schema, text, pair), text
+        for place in (place for place, letter in enumerate(text) if letter in ",:"):
+            for gap in (" ", "\n  "):
+                assert not takes(grammars, schema, text[:place] + gap + text[place:], pair), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "wrong"),
+    [
+        ({"allOf": [{**NAMED, "required": []}, AGED]}, {"city": "B", "age": 1, "name": "A"}, {"age": 1, "job": "C"}),
+        ({"allOf": [AGED, {**of(("city",), "city"), "additionalProperties": False}]}, None, {"age": 1, "city": "B"}),
+        ({"allOf": [of(("age",)), {"properties": {"age": {"minimum": 5}}}]}, {"age": 5}, {"age": 4}),
+        (OPEN, {"x": 1, "age": 1, "name": "A"}, {"x": 1, "name": 2}),
+        (PATTERN, {"x_a": 1, "x_b": 2, "name": "A"}, {"name": "A", "x_a": "b"}),
+        ({**PLACES, "items": False}, [1], [1, "a", 2]),
+        ({**PLACES, "minItems": 2, "maxItems": 3}, [1, "a"], [1]),
+        ({"type": "array", "items": [ONE], "prefixItems": [ONE], "additionalItems": TEXT}, [1, "a"], [1, 2]),
+        ({"enum": [{"a": 1}, [2]], "type": "object"}, None, [2]),
+        ({"properties": {"a": ONE}}, ["a"], {"a": "b"}),
+    ],
+)
+def test_what_is_described_together_is_followed_in_any_order(
+    schema: dict[str, Any], value: Any, wrong: Any, pair: Pair, grammars: GrammarTokens
+) -> None:
+    try:
+        assert value is None or takes(grammars, schema, json.dumps(value), pair)
+        assert not takes(grammars, schema, json.dumps(wrong), pair)
+    except edgedecode.InputError:
+        assert value is None
+
+
+def test_a_whole_number_is_offered_as_the_schema_writes_it_and_without_its_fraction(
+    pair: Pair, grammars: GrammarTokens
+) -> None:
+    for schema in ({"const": 1.0}, {"enum": [1.0, 2.5, "x"]}, {"const": 1.0, "type": "integer"}):
+        assert all(takes(grammars, schema, text, pair) for text in ("1.0", "1"))
+        assert not any(takes(grammars, schema, text, pair) for text in ("1.00", "10", "1."))
+    assert takes(grammars, {"enum": [1.0, 2.5, "x"]}, "2.5", pair)
+    within = {"type": "object", "properties": {"a": {"const": -3.0}, "b": {"const": 10}}, "required": ["a", "b"]}
+    for text in ('{"a": -3.0, "b": 10}', '{"a": -3, "b": 10}', '{"a":-3,"b":10}'):
+        assert takes(grammars, within, text, pair)
