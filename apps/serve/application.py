@@ -23,7 +23,6 @@ import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
-from edgedecode.text.template_switches import EFFORTS, THINKING, can_think
 
 from .guards import CORS, Guards, error_response
 from .kept_items import KeptItems
@@ -32,6 +31,7 @@ from .metrics import Counting, Metrics
 from .offered import described_model, memory, model_names, named_model, props
 from .openapi import description
 from .page import page_routes
+from .reasoning import as_able
 from .replies import CompletionsReply, Reply, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
@@ -158,7 +158,7 @@ class _Endpoints:
             model = named_model(asked.name, self._service.pair, strict=self._strict)
             if model is None:
                 return _unknown_model(asked.name, self._service.pair)
-            asked = _thinking_as_able(replace(asked, model=model), self._service.pair)
+            asked = as_able(replace(asked, model=model), self._service.pair.tokenizer.chat_template.source)
             reply = form(asked, asked.name or model.pack)
             response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
             if asked.notes:
@@ -338,15 +338,6 @@ async def _disconnected(request: Request) -> None:
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return
-
-
-def _thinking_as_able(asked: Asked, pair: Pair) -> Asked:
-    """Return a request without the thinking that this pack's template cannot switch on, as clients ask by default."""
-    source = pair.tokenizer.chat_template.source
-    if can_think(source) or asked.think not in (EFFORTS if "<think>" in source else THINKING):
-        return asked
-    note = "the reasoning effort was not followed: this pack's chat template has no switch for thinking"
-    return replace(asked, think="", notes=(*asked.notes, note))
 
 
 def _header(notes: Sequence[str]) -> str:

@@ -1,12 +1,15 @@
-"""Splits an answer, as it is written, into what the model thinks and what it says."""
+"""Whether a model thinks; splits an answer, as it is written, into what it thinks and what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from edgedecode import Message
-from edgedecode.text.template_switches import template_arguments
+from edgedecode import InputError, Message
+from edgedecode.text.template_switches import EFFORTS, SWITCHES, THINKING, can_think, template_arguments
 from edgedecode.text.tokenizer import Tokenizer
+
+from .requests.asked import Asked
 
 _BEGIN, _END = "<think>", "</think>"
 """What most families write (Qwen 3, SmolLM 3, DeepSeek, Granite)."""
@@ -67,3 +70,22 @@ def thoughts_of(tokenizer: Tokenizer, arguments: Mapping[str, object], think: st
     given = template_arguments(source, arguments, think=think)
     prompt = tokenizer.render([Message("user", "x")], arguments=given)
     return Thoughts(opened=prompt.rstrip().endswith(_BEGIN))
+
+
+def as_able(asked: Asked, source: str) -> Asked:
+    """Return a request without the thinking that this pack's template cannot switch, as clients ask by default.
+
+    Raises InputError for other variables that the template does not read.
+    """
+    given, notes = dict(asked.template_arguments), asked.notes
+    why = "was not followed: this pack's chat template has no switch for thinking"
+    if not can_think(source):
+        notes = (*notes, *(f"chat_template_kwargs.{name} {why}" for name in given if name in SWITCHES))
+        given = {name: value for name, value in given.items() if name not in SWITCHES}
+        if asked.think in (EFFORTS if "<think>" in source else THINKING):
+            asked, notes = replace(asked, think=""), (*notes, f"the reasoning effort {why}")
+    try:
+        template_arguments(source, given)
+    except InputError as error:
+        raise InputError(f"chat_template_kwargs: {error}") from None
+    return replace(asked, template_arguments=given, notes=notes)

@@ -1,6 +1,6 @@
-"""Objects that list their properties have no others, unless the schema says so.
+"""Objects that list their properties have no others, nor have lists that list their places, unless the schema says so.
 
-JSON Schema leaves such objects open, and a model then invents properties until its answer is cut off. What follows the
+JSON Schema leaves them open, and a model then invents properties or items until its answer is cut off. What follows the
 closed schema follows the given one too. Where several schemas describe one object (`allOf`, `then`, a `$ref` with
 keywords beside it), they are closed together, over the names of all.
 """
@@ -22,6 +22,8 @@ _BESIDE = {*_LISTS, *_SCHEMAS, *_BY_NAME, "$ref"}
 _OBJECT = {"properties", "patternProperties", "required", "minProperties"}
 _OPEN = {"additionalProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef", "$recursiveRef"}
 """Keywords that say which other properties there may be."""
+_OPEN_LIST = {"items", "unevaluatedItems", "contains", "$dynamicRef", "$recursiveRef"}
+"""Keywords that say which other items there may be."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LEFT = {*_BESIDE, *_NAMED, "not", "contains", "const", "enum", "default", "examples", "required"}
 """Keywords whose value has no schemas of other values, or some in which closing would let more through."""
@@ -76,6 +78,7 @@ class _Closing:
         self._copy_references(schema)
         together = list(_together(schema))
         _close_object(schema, together)
+        _close_list(schema)
         for each in together:
             yield from _inside(each)
 
@@ -115,6 +118,14 @@ def _close_object(schema: _Schema, together: Sequence[_Schema]) -> None:
     _add(schema, "properties", names)
     _add(schema, "patternProperties", patterns)
     schema["additionalProperties"] = False
+
+
+def _close_list(schema: _Schema) -> None:
+    """Close a list with a schema for each of its places, unless it needs more of them."""
+    places, least = schema.get("prefixItems"), schema.get("minItems", 0)
+    enough = isinstance(places, list) and isinstance(least, int) and least <= len(places)
+    if enough and not schema.keys() & (_BESIDE | _OPEN_LIST):
+        schema["items"] = False
 
 
 def _names(together: Sequence[_Schema], keyword: str) -> list[str]:

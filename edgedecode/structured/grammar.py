@@ -64,6 +64,11 @@ class Grammar:
             raise InputError("the JSON Schema is nested too deeply") from None
 
     @classmethod
+    def of_regex(cls, pattern: str) -> Grammar:
+        """Return the grammar of an answer that matches a regular expression."""
+        return cls(GrammarKind.REGEX, pattern)
+
+    @classmethod
     def of_rules(cls, text: str) -> Grammar:
         """Return a grammar of rules: llama.cpp's syntax (GBNF) if one is defined by `::=`, else Lark's."""
         return cls(GrammarKind.GBNF if _GBNF_RULE.search(text) else GrammarKind.LARK, text)

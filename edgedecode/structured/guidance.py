@@ -36,6 +36,7 @@ _JSON: dict[str, JsonValue] = {
 }
 _SEPARATED = re.compile(rb'(?:[^",:]|[,:](?! )|"[^"\\]*(?:\\.[^"\\]*)*")*[,:] ', re.DOTALL)
 """JSON up to a separator of the usual spelling, which no text in it is."""
+_EXCERPT = re.compile(r"\n +\d+ \| ")
 _USUAL = Spelling(
     comma='", "',
     colon='": "',
@@ -105,7 +106,7 @@ class GrammarTokens:
     def _compiled(self, grammar: Grammar) -> tuple[Untyped, ...]:
         """Return a matcher of each spelling, the usual one first."""
         if grammar.kind is not GrammarKind.SCHEMA:
-            return self._tried(grammar, [self._source(grammar)])
+            return self._tried(grammar, [_source(self._engine, grammar)])
         given = checked_schema(grammar.text)
         schema = closed(given)
         if '"oneOf"' in grammar.text:  # closed options exclude each other, and an answer may still fit two
@@ -138,19 +139,6 @@ class GrammarTokens:
             raise _refused(grammar, matcher.get_error())
         return matcher
 
-    def _source(self, grammar: Grammar) -> str:
-        """Return a grammar that is no schema as llguidance writes it."""
-        matcher = self._engine.LLMatcher
-        try:
-            if grammar.kind is GrammarKind.REGEX:
-                return str(matcher.grammar_from_regex(grammar.text))
-            text = grammar.text
-            if grammar.kind is GrammarKind.GBNF:
-                text = self._engine.gbnf_to_lark.gbnf_to_lark(text)
-            return str(matcher.grammar_from_lark(text))
-        except Exception as error:  # as above
-            raise _refused(grammar, str(error)) from None
-
     def _whole(self, grammar: Grammar, schema: dict[str, JsonValue], spelling: Spelling) -> str:
         """Return a grammar that leaves the whole schema to llguidance."""
         matcher, options = self._engine.LLMatcher, dict(spelling.options)
@@ -158,6 +146,19 @@ class GrammarTokens:
             part = json.dumps({**schema, "x-guidance": options})
             return str(matcher.grammar_from_lark(_rules(grammar, [f"json: %json {part}"])))
         return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+def _source(engine: Untyped, grammar: Grammar) -> str:
+    """Return a grammar that is no schema as llguidance writes it. Raises InputError."""
+    try:
+        if grammar.kind is GrammarKind.REGEX:
+            return str(engine.LLMatcher.grammar_from_regex(grammar.text))
+        text = grammar.text
+        if grammar.kind is GrammarKind.GBNF:
+            text = engine.gbnf_to_lark.gbnf_to_lark(text)
+        return str(engine.LLMatcher.grammar_from_lark(text))
+    except Exception as error:  # as above
+        raise _refused(grammar, str(error)) from None
 
 
 def _rules(grammar: Grammar, json_rules: Sequence[str]) -> str:
@@ -311,6 +312,14 @@ def schema_fault(schema: dict[str, JsonValue]) -> str | None:
     return None
 
 
+def check_rules(grammar: Grammar) -> None:
+    """Compile a grammar that is no schema without a tokenizer. Raises InputError with the reason if that fails."""
+    engine = _engine()
+    limits = engine.LLParserLimits(**_LIMITS)
+    if fault := engine.LLMatcher.validate_grammar(_source(engine, grammar), None, limits=limits):
+        raise _refused(grammar, fault)
+
+
 def _compile_alone(schema: dict[str, JsonValue]) -> None:
     """Compile a schema without a tokenizer. Raises ValueError."""
     engine = _engine()
@@ -329,6 +338,7 @@ def _refused(grammar: Grammar, reason: str) -> InputError:
 
 def _reason(text: str) -> str:
     """Return llguidance's reason without its advice, which loosens the schema, and without the grammar's own text."""
+    text = _EXCERPT.split(text, 1)[0]
     if text.startswith("oneOf constraints are not supported"):
         return "the options of a oneOf do not provably exclude each other: use anyOf"
     if "NoExtension" in text:

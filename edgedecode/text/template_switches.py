@@ -27,7 +27,7 @@ _RESERVED = frozenset(
     }
 )
 """Variables that are the runtime's to set, and functions."""
-_SWITCHES = ("enable_thinking", "thinking", "think")
+SWITCHES = ("enable_thinking", "thinking", "think")
 """Names of the switch in published templates: Qwen 3 and SmolLM 3, Granite and DeepSeek."""
 _EFFORT = "reasoning_effort"
 """Where gpt-oss's template reads how long to think."""
@@ -49,7 +49,7 @@ def template_variables(source: str) -> frozenset[str]:
 
 def can_think(source: str) -> bool:
     """Return whether a template has a switch for thinking."""
-    return bool(template_variables(source) & {*_SWITCHES, _EFFORT})
+    return bool(template_variables(source) & {*SWITCHES, _EFFORT})
 
 
 def idle_switch(source: str, think: str | None) -> str:
@@ -80,7 +80,7 @@ def _thinking(known: frozenset[str], think: str) -> dict[str, object]:
         return {}
     if think not in EFFORTS:
         raise InputError(f"thinking is {think[:40]!r}: use one of {', '.join(EFFORTS)}")
-    switch = next((name for name in _SWITCHES if name in known), None)
+    switch = next((name for name in SWITCHES if name in known), None)
     found: dict[str, object] = {} if switch is None else {switch: think not in _OFF}
     if _EFFORT in known and think not in ("off", "on", "none"):
         found[_EFFORT] = think

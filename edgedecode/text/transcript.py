@@ -173,9 +173,9 @@ class Transcript:
         tokens = self._source.encode(prompt, add_special=True) if isinstance(prompt, str) else [*map(index, prompt)]
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._tokenizer.size:
             wrong = next(token for token in tokens if not 0 <= token < self._tokenizer.size)
-            raise InputError(f"token id {wrong} is not in the vocabulary: 0 to {self._tokenizer.size - 1}")
+            raise InputError(f"prompt: token id {wrong} is not in the vocabulary: 0 to {self._tokenizer.size - 1}")
         if not tokens:
-            raise InputError("the prompt is empty: a bare prompt needs at least one token")
+            raise InputError("prompt is empty: without a chat template it needs at least one token")
         return tokens
 
     def forget_rendering(self) -> None:

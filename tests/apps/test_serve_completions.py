@@ -166,7 +166,7 @@ def test_echo_with_a_prompt_as_long_as_the_context(server: Running) -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt[0] is empty"),
         ({"prompt": ["a", ""]}, "prompt[1] is empty"),
-        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": ""}, "prompt is empty"),
         ({"prompt": ["a", 1]}, "a list of texts, or a list of lists"),
         ({"prompt": [[1], 2]}, "a list of texts, or a list of lists"),
         ({"prompt": [["a"]]}, "prompt[0][0]"),
@@ -184,6 +184,7 @@ def test_echo_with_a_prompt_as_long_as_the_context(server: Running) -> None:
 def test_bad_prompts_are_refused(fields: dict[str, Any], said: str, server: Running) -> None:
     status, reply = server.post(GREEDY | fields, PATH)
     assert (status, said in reply["error"]["message"]) == (400, True), reply
+    assert reply["error"]["param"], reply
 
 
 def test_a_client_that_leaves_stops_the_scoring(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

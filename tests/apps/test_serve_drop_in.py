@@ -152,7 +152,11 @@ def test_responses_know_the_same_formats(form: dict[str, Any], server: Running) 
         ({"response_format": {"type": "regex"}}, "response_format.pattern is missing"),
         ({"guided_json": "{"}, "guided_json is not JSON"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"grammar": "root ::= ("}, "the gbnf is not supported"),
+        ({"grammar": "root ::= ("}, "grammar: the gbnf is not supported"),
+        ({"guided_regex": "(["}, "guided_regex: the regex is not supported"),
+        ({"guided_choice": [""]}, "guided_choice: the regex is empty"),
+        ({"structured_outputs": {"grammar": "start: nope"}}, "structured_outputs.grammar: the lark is not supported"),
+        ({"response_format": {"type": "regex", "pattern": "*"}}, "response_format.pattern: the regex is not supported"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"max_tokens": 3, "n_predict": 4}, "max_tokens and n_predict differ"),
         ({"ignore_eos": True, "grammar": LARK, "max_tokens": 3}, "ignore"),
@@ -164,6 +168,7 @@ def test_forms_that_contradict_or_lack_something_are_refused(
     pytest.importorskip("llguidance", reason="the structured extra is not installed")
     status, reply = server.post(asked(**fields))
     assert (status, said in reply["error"]["message"]) == (400, True), reply
+    assert "start: " not in reply["error"]["message"], "an excerpt of what this server made of it"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])

@@ -102,12 +102,14 @@ def test_a_grammar_leaves_no_place_to_think_in(server: Running) -> None:
         ({"chat_template_kwargs": {"colour": 1}}, "does not read 'colour'"),
         ({"chat_template_kwargs": {"messages": []}}, "set by the conversation"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
-        ({"reasoning_effort": "huge"}, "'huge'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort must be one of off, on, "),
     ],
 )
 def test_what_the_template_does_not_read_is_refused(server: Running, fields: dict[str, Any], said: str) -> None:
     status, reply = server.post({"messages": [{"role": "user", "content": "Hi"}], **fields})
-    assert (status, said in reply["error"]["message"]) == (400, True), reply
+    assert (status, said in reply["error"]["message"], reply["error"]["param"]) == (400, True, next(iter(fields))), (
+        reply
+    )
 
 
 def test_a_template_without_a_switch() -> None:
@@ -119,6 +121,9 @@ def test_a_template_without_a_switch() -> None:
             assert not running.note
             assert prompt_tokens(running, reasoning_effort="high") == usual
             assert "no switch for thinking" in running.note
+            for name in ("enable_thinking", "thinking"):
+                assert prompt_tokens(running, chat_template_kwargs={name: False}) == usual
+                assert f"chat_template_kwargs.{name} was not followed" in running.note
             prompt_tokens(running, "/v1/responses", reasoning={"effort": "high", "summary": "auto"})
             assert "no switch for thinking" in running.note
         finally:

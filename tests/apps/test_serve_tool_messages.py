@@ -105,7 +105,7 @@ def test_results_are_in_the_order_of_their_calls() -> None:
     [
         ([USER, caller(call("a")), result("b")], r"^messages\[2\]\.tool_call_id: messages\[1\] has no call 'b'"),
         ([USER, result("b")], r"^messages\[1\]\.tool_call_id"),
-        ([result("b"), USER], r"^messages\[0\]\.tool_call_id: the messages before it have no call 'b'"),
+        ([result("b"), USER], r"^messages\[0\]\.tool_call_id: nothing before it has a call 'b'"),
         ([USER, caller(call("a")), USER, result("a")], r"^messages\[3\]\.tool_call_id"),
         (
             [USER, caller(call("a"), call("b")), result("a"), result("a"), USER],

@@ -146,7 +146,7 @@ WHOLE: list[tuple[dict[str, Any], Any]] = [
     (PATTERN, {"x_a": 1, "name": "A", "x_b": 2}),
     ({"type": "object", "patternProperties": {"^x_": ONE}, "additionalProperties": False}, {"x_a": 1, "x_b": 2}),
     ({"properties": {"a": ONE}, "required": ["a"]}, {"a": 1}),
-    (PLACES, [1, "a", {"b": 2}, None]),
+    ({**PLACES, "items": True}, [1, "a", {"b": 2}, None]),
     ({"type": "array", "items": [ONE, TEXT], "additionalItems": TEXT, "minItems": 1}, [1, "a", "b"]),
     ({"type": "array", "items": ONE, "maxItems": 1}, [1]),
 ]
@@ -174,7 +174,7 @@ def test_there_is_no_gap_in_front_of_separators(
         ({"allOf": [of(("age",)), {"properties": {"age": {"minimum": 5}}}]}, {"age": 5}, {"age": 4}),
         (OPEN, {"x": 1, "age": 1, "name": "A"}, {"x": 1, "name": 2}),
         (PATTERN, {"x_a": 1, "x_b": 2, "name": "A"}, {"name": "A", "x_a": "b"}),
-        ({**PLACES, "items": False}, [1], [1, "a", 2]),
+        (PLACES, [1], [1, "a", 2]),
         ({**PLACES, "minItems": 2, "maxItems": 3}, [1, "a"], [1]),
         ({"type": "array", "items": [ONE], "prefixItems": [ONE], "additionalItems": TEXT}, [1, "a"], [1, 2]),
         ({"enum": [{"a": 1}, [2]], "type": "object"}, None, [2]),

@@ -83,7 +83,7 @@ def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
         for call in (session.score, session.complete):
             with pytest.raises(InputError, match=f"token id {wrong} is not in the vocabulary: 0 to"):
                 call([1, wrong])
-            with pytest.raises(InputError, match="the prompt is empty"):
+            with pytest.raises(InputError, match="prompt is empty"):
                 call([])
         with pytest.raises(InputError, match="0 to 20"):
             session.score("hello", top_logprobs=21)

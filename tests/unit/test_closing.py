@@ -23,6 +23,7 @@ CLOSED: dict[str, tuple[Schema, object, object]] = {
     "without names": ({"properties": {}}, {}, ONLY_A),
     "a required name that is not listed": ({**A, "required": ["b"]}, BOTH, STRANGE),
     "in a list": ({"items": A}, [ONLY_A], [BOTH]),
+    "a list of places": ({"prefixItems": [A, True]}, [ONLY_A, 1], [ONLY_A, 1, 2]),
     "in a property": ({"properties": {"x": A}}, {"x": ONLY_A}, {"x": BOTH}),
     "by a reference": ({**DEFINED, "properties": {"x": REF_A}}, {"x": ONLY_A}, {"x": BOTH}),
     "a described reference": (

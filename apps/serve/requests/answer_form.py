@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import Meta
 
 from edgedecode import InputError
 from edgedecode.duplicate_names import unique_keys
-from edgedecode.structured.grammar import Grammar, GrammarKind
+from edgedecode.structured.grammar import Grammar
+from edgedecode.structured.guidance import check_rules
 from edgedecode.structured.loosening import OPEN, nearest
 from edgedecode.typed_json import JsonValue
 
 from .fields import one_of
 
 _Schema: TypeAlias = dict[str, Any] | bool | str
+_Given = TypeVar("_Given")
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
 _TYPES = ("text", "json_object", "json_schema", "regex", "grammar")
 _BESIDE_SCHEMA = {"name", "description", "strict"}
@@ -97,15 +100,15 @@ def read_form(body: FormBody) -> Form | None:
     asked = {
         "response_format": None if body.response_format is None else read_format(body.response_format),
         "json_schema": _of_schema(body.json_schema, "json_schema"),
-        "grammar": _of_rules(body.grammar),
+        "grammar": _of("grammar", Grammar.of_rules, body.grammar),
         "guided_json": _of_schema(body.guided_json, "guided_json"),
-        "guided_regex": _of_regex(body.guided_regex),
-        "guided_choice": _of_choices(body.guided_choice),
-        "guided_grammar": _of_rules(body.guided_grammar),
+        "guided_regex": _of("guided_regex", Grammar.of_regex, body.guided_regex),
+        "guided_choice": _of("guided_choice", Grammar.of_choices, body.guided_choice),
+        "guided_grammar": _of("guided_grammar", Grammar.of_rules, body.guided_grammar),
         "structured_outputs.json": _of_schema(structured.json, "structured_outputs.json"),
-        "structured_outputs.regex": _of_regex(structured.regex),
-        "structured_outputs.choice": _of_choices(structured.choice),
-        "structured_outputs.grammar": _of_rules(structured.grammar),
+        "structured_outputs.regex": _of("structured_outputs.regex", Grammar.of_regex, structured.regex),
+        "structured_outputs.choice": _of("structured_outputs.choice", Grammar.of_choices, structured.choice),
+        "structured_outputs.grammar": _of("structured_outputs.grammar", Grammar.of_rules, structured.grammar),
         "structured_outputs.json_object": _JSON_OBJECT if structured.json_object else None,
     }
     found = {name: form for name, form in asked.items() if form is not None}
@@ -133,9 +136,9 @@ def read_format(form: FormatBody) -> Form | None:
                 return _JSON_OBJECT
             raise InputError("response_format.schema is missing: give it there, or as json_schema.schema")
         case "regex" if form.pattern:
-            return _of_regex(form.pattern)
+            return _of("response_format.pattern", Grammar.of_regex, form.pattern)
         case "grammar" if form.grammar:
-            return _of_rules(form.grammar)
+            return _of("response_format.grammar", Grammar.of_rules, form.grammar)
         case "regex" | "grammar":
             field = "pattern" if form.type == "regex" else "grammar"
             raise InputError(f"response_format.{field} is missing")
@@ -159,13 +162,13 @@ def _of_schema(given: _Schema | None, name: str, *, strict: bool = False) -> For
     return None if schema is None else Form.of_schema(schema, name, strict=strict)
 
 
-def _of_regex(pattern: str | None) -> Form | None:
-    return Form(Grammar(GrammarKind.REGEX, pattern)) if pattern else None
-
-
-def _of_choices(choices: list[str] | None) -> Form | None:
-    return None if choices is None else Form(Grammar.of_choices(choices))
-
-
-def _of_rules(text: str | None) -> Form | None:
-    return Form(Grammar.of_rules(text)) if text else None
+def _of(name: str, grammar: Callable[[_Given], Grammar], given: _Given | None) -> Form | None:
+    """Return the form of a grammar that is no schema. Raises InputError with the field's name if it is wrong."""
+    if not given:
+        return None
+    try:
+        found = grammar(given)
+        check_rules(found)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return Form(found)

@@ -204,6 +204,8 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
         asked = replace(
             asked, notes=(*asked.notes, "the answer is a message after the assistant's, which it does not continue")
         )
+    if body.reasoning_effort not in (None, "", *EFFORTS):
+        raise InputError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {body.reasoning_effort[:40]!r}")
     if body.verbosity in ("low", "high"):
         asked = replace(asked, notes=(*asked.notes, "verbosity was not followed: say in a message how long to answer"))
     asked = replace(asked, notes=(*left_out(body.tools or []), *asked.notes))

@@ -88,8 +88,8 @@ def _answered(result: MessageBody, number: int, calls: Sequence[_Call], caller: 
     if id:
         known = {call.id: place for place, call in enumerate(calls)}
         if id not in known:
-            where = f"messages[{caller}] has" if caller < number else "the messages before it have"
-            raise InputError(f"messages[{number}].tool_call_id: {where} no call {id[:80]!r}")
+            why = f"messages[{caller}] has no" if caller < number else "nothing before it has a"
+            raise InputError(f"messages[{number}].tool_call_id: {why} call {id[:80]!r}")
         place = known[id]
     elif len(calls) > 1:
         raise InputError(f"messages[{number}].tool_call_id is missing: messages[{caller}] makes {len(calls)} calls")

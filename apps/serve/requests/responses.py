@@ -167,6 +167,7 @@ def _renamed(message: str, numbers: Sequence[int]) -> str:
         ("response_format", "text.format"),
         ("max_tokens", "max_output_tokens"),
         ("tool_call_id", "call_id"),
+        ("reasoning_effort", "reasoning.effort"),
     ):
         message = message.replace(name, own)
     message = re.sub(r"^verbosity", "text.verbosity", message)
