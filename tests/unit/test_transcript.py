@@ -170,5 +170,5 @@ def test_forget_rendering_encodes_again_but_keeps_the_tokens() -> None:
 def test_bare_refuses_an_empty_prompt() -> None:
     transcript = Transcript(byte_tokenizer())
     assert len(transcript.bare("abc")) == 3
-    with pytest.raises(InputError, match="the prompt is empty"):
+    with pytest.raises(InputError, match="prompt is empty"):
         transcript.bare("")
