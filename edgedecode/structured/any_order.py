@@ -22,6 +22,9 @@ _PROPERTIES, _PLACES = 60, 50
 """Most properties of such an object, since a parameter has 64 bits, and most places of a list."""
 _REFERRING = 20
 """Most parts that llguidance compiles with the whole schema, for what they refer to."""
+_WHOLE = "-?(0|[1-9][0-9]{0,19})"
+_NUMBERS = {"integer": f"/{_WHOLE}/", "number": rf"/{_WHOLE}(\.[0-9]{{1,20}})?([eE][+-]?[0-9]{{1,3}})?/"}
+"""Those without limits, as terminals: of as many digits as 64 bits have, since small models go on with zeros."""
 _KEY = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'
 """Any property's name, as a terminal."""
 
@@ -86,6 +89,10 @@ class _Rules:
         if parts := options(own, self._root):
             return " | ".join(map(self.rule, parts))
         found, kind = None, own.get("type")
+        if own.keys() == {"type"} and isinstance(kind, str) and kind in _NUMBERS:
+            self.used = True
+            self.lines.append(f"N{len(self.lines)}: {_NUMBERS[kind]}")
+            return f"N{len(self.lines) - 1}"
         if kind == "object" and own.keys() <= {"type", *OBJECT}:
             found = self._object(own)
         if kind == "array" and own.keys() <= {"type", *ARRAY}:

@@ -99,7 +99,7 @@ class _Closing:
 def _is_choice(schema: _Schema) -> bool:
     """Return whether one option, or a reference, alone describes the value."""
     beside, every = schema.keys() & _BESIDE, schema.get("allOf")
-    if len(beside) != 1 or schema.keys() & (_OBJECT | _OPEN):
+    if len(beside) != 1 or schema.keys() & (_OBJECT | _OPEN | _OPEN_LIST):
         return False
     return beside <= {"anyOf", "oneOf", "$ref"} or (isinstance(every, list) and len(every) == 1)
 

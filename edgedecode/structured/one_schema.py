@@ -50,7 +50,7 @@ def options(schema: _Schema, root: _Schema) -> Sequence[JsonValue]:
             return [found]
         if isinstance(value, list) and (keyword in ("anyOf", "oneOf") or (keyword == "allOf" and len(value) == 1)):
             return value
-    if isinstance(kind, list) and {"object", "array"} & {each for each in kind if isinstance(each, str)}:
+    if isinstance(kind, list) and any(each in ("object", "array", "number", "integer") for each in kind):
         return [{**schema, "type": each} for each in kind]
     if keywords and kind is None and keywords <= OBJECT:
         return [{**schema, "type": "object"}, *_any_but("object")]

@@ -159,7 +159,8 @@ def test_responses_know_the_same_formats(form: dict[str, Any], server: Running) 
         ({"response_format": {"type": "regex", "pattern": "*"}}, "response_format.pattern: the regex is not supported"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"max_tokens": 3, "n_predict": 4}, "max_tokens and n_predict differ"),
-        ({"ignore_eos": True, "grammar": LARK, "max_tokens": 3}, "ignore"),
+        ({"ignore_eos": True, "grammar": LARK, "max_tokens": 3}, "ignore_eos contradicts a form"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, ".schema is no JSON Schema"),
     ],
 )
 def test_forms_that_contradict_or_lack_something_are_refused(
@@ -168,6 +169,7 @@ def test_forms_that_contradict_or_lack_something_are_refused(
     pytest.importorskip("llguidance", reason="the structured extra is not installed")
     status, reply = server.post(asked(**fields))
     assert (status, said in reply["error"]["message"]) == (400, True), reply
+    assert reply["error"]["param"] is None or reply["error"]["param"].split(".")[0] in fields
     assert "start: " not in reply["error"]["message"], "an excerpt of what this server made of it"
 
 

@@ -259,6 +259,14 @@ def test_a_refusal_names_the_function_the_place_and_the_keyword(server: Running)
     assert server.note.startswith("response_format.json_schema.schema.properties.when.format")
 
 
+@pytest.mark.parametrize("kind", ["array", "string", ["integer", "null"]])
+def test_a_function_is_given_an_object(server: Running, kind: Any) -> None:
+    status, reply = ask(server, [tool({"type": kind})])
+    assert (status, reply["error"]["param"]) == (400, "tools[0].function.parameters.type")
+    for schema in ({"type": ["object", "null"]}, {"type": "OBJECT"}, {"type": "odd"}):
+        assert ask(server, [tool(schema)])[0] == 200
+
+
 def test_a_body_of_responses_is_refused_by_its_own_names(server: Running) -> None:
     odd = {"type": "function", "name": "f", "strict": True, "parameters": of({"a": {"not": {}}})}
     status, reply = server.post({"input": "hi", "tools": [{"type": "web_search"}, odd]}, "/v1/responses")

@@ -201,3 +201,15 @@ def test_a_whole_number_is_offered_as_the_schema_writes_it_and_without_its_fract
     within = {"type": "object", "properties": {"a": {"const": -3.0}, "b": {"const": 10}}, "required": ["a", "b"]}
     for text in ('{"a": -3.0, "b": 10}', '{"a": -3, "b": 10}', '{"a":-3,"b":10}'):
         assert takes(grammars, within, text, pair)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"], None])
+def test_a_number_has_as_many_digits_as_64_bits_at_most(kind: Any, pair: Pair, grammars: GrammarTokens) -> None:
+    """Small models go on with zeros."""
+    schema = {"type": "array", "items": {} if kind is None else {"type": kind}}
+    for text in ("[-9223372036854775808, 18446744073709551615]", "[0]", "[7,-12]"):
+        assert takes(grammars, schema, text, pair)
+    for text in ("[612000000000000000000]", "[01]", "[1.]", "[-]"):
+        assert not takes(grammars, schema, text, pair)
+    for text in ("[0.5, -2.25e-7]", "[1E9]"):
+        assert takes(grammars, schema, text, pair) == (kind in ("number", None))

@@ -86,6 +86,19 @@ def test_an_object_has_the_properties_that_are_listed(name: str) -> None:
     assert not jsonschema.Draft202012Validator(schema).is_valid(other)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"prefixItems": [A], "items": True},
+        {"prefixItems": [A], "minItems": 2},
+        {"allOf": [{"prefixItems": [A]}], "items": {"minimum": 0}},
+        {"allOf": [{"prefixItems": [A]}, {"prefixItems": [A, True]}]},
+    ],
+)
+def test_a_list_stays_open(schema: Schema) -> None:
+    assert jsonschema.Draft202012Validator(closed(schema)).is_valid([ONLY_A, 1])
+
+
 @pytest.mark.parametrize("name", OPEN)
 def test_an_object_stays_open(name: str) -> None:
     assert jsonschema.Draft202012Validator(closed(OPEN[name])).is_valid(STRANGE)

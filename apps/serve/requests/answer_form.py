@@ -40,8 +40,10 @@ class Form:
 
         strict: refuse a schema that cannot be followed as it is.
         """
+        if schema is True:
+            schema = {}
         if not isinstance(schema, dict):
-            return cls(Grammar.of_schema(schema), {})
+            raise InputError(f"{place} is no JSON Schema, which is an object")
         near = nearest(schema, path=place)
         if strict and near.changes:
             raise InputError(f"{near.changes[0]} (strict is set)")

@@ -256,6 +256,8 @@ def _asked(
     check_fields(value, {each.name for each in fields(body)} | {"tools"})
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: set it to true")
+    if body.ignore_eos and (form is not None or value.get("tools")):
+        raise InputError("ignore_eos contradicts a form or tools, with which an answer ends where it is whole")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")

@@ -138,11 +138,12 @@ def _resolved(items: Sequence[dict[str, Any]], find: _Find) -> list[dict[str, An
     found = list[dict[str, Any]]()
     for number, item in enumerate(items):
         refers = item.get("type") == "item_reference" or item.keys() == {"id"}
-        known = find(str(item.get("id"))) if refers else item
+        known = find(str(item.get("id", ""))) if refers else item
         if known is None:
+            id = str(item.get("id", ""))[:80]
             raise InputError(
-                f"input[{number}] refers to the item {str(item.get('id'))[:80]!r}, which this server does not have, or "
-                "no longer: send it again, as clients do with store set to false"
+                f"input[{number}] refers to the item {id!r}, which this server does not have, or no longer: send it "
+                "again, as clients do with store set to false"
             )
         found.append(known)
     return found

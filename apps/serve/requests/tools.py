@@ -18,6 +18,7 @@ from edgedecode import InputError, Message
 from edgedecode.structured.grammar import Grammar, is_text
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, Change, in_json_schema, nearest
+from edgedecode.structured.one_schema import SCALARS
 from edgedecode.typed_json import JsonValue, typed
 
 from .tool_fields import CHOICES, ChoiceBody, Tool, ToolBody, offered_functions
@@ -310,7 +311,12 @@ def _function(tool: Tool, place: str, namespace: str) -> Function:
         raise InputError(f"{place} has the name {name[:80]!r}: use up to 128 letters, digits and _ . : / -")
     parameters = found.parameters or {}
     given = {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
-    near = nearest(given, path=f"{place}{'.function' if tool.function else ''}.parameters")
+    path = f"{place}{'.function' if tool.function else ''}.parameters"
+    kind = in_json_schema(given)["type"]
+    kinds = kind if isinstance(kind, list) else [kind]
+    if kinds and all(each in ("array", *SCALARS) for each in kinds):
+        raise InputError(f"{path}.type is {str(given['type'])[:40]!r}: what a function is given is an object")
+    near = nearest(given, path=path)
     if near.changes and found.strict:
         raise InputError(f"{near.changes[0]} (of the function {found.name!r}, which has strict set)")
     return Function(name, found.description or "", given, near.schema, near.changes, namespace)
