@@ -11,7 +11,7 @@ from edgedecode import CapabilityError
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
-from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import keep_placement
 from edgedecode.library.find import find_pack
 from edgedecode.pack.integrity import pack_digest

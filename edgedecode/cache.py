@@ -31,7 +31,7 @@ AREAS: Mapping[str, str] = {
     "trim": "answers that vocabularies were trimmed on",
     "store": "past answers that --remember keeps to draft from",
     "history": "messages typed in chats, to recall them",
-    "engines": "engines that run on this machine, and which is faster",
+    "engines": "engines that run on this machine, and where a pack's models run fastest",
     "verified": "packs whose files were checked",
     "exports": "finished steps of interrupted exports",
     "compare": "packs built by export --compare",

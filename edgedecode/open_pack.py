@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgedecode.decoding.model import ModelCard
-from edgedecode.engines.engine_choice import SLACK_NBYTES
-from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime, draft_engine
 from edgedecode.engines.registry import find_runtime
-from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
+from edgedecode.engines.selection import AUTO, EngineRequest, chosen_engines, default_runtime, engine_version
 from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
@@ -44,6 +42,8 @@ T = TypeVar("T")
 
 SMALLER_KV = "int8"
 KV_TYPES = ("float32", "float16", SMALLER_KV)
+VARIATION_NBYTES = 2 * 2**20
+"""Growth of a process before a model is open, in addition to its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def load(  # noqa: PLR0913  (the options of a pack)
     draft: the draft model, likewise; both are then GGUF files with the same tokenizer.
     memory: the budget in bytes, or text such as "800MB". The limit in force is the smallest of this, the variable
     EDGEDECODE_MEMORY, the container's limit and the machine's memory.
-    runtime: an installed engine's name, a `Runtime` object, or "auto": the fastest engine here that can run the pack,
-    which is measured once; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None: chosen for this machine.
+    runtime: an installed engine's name, a `Runtime` object, or "auto": ONNX Runtime where it can run the pack, else
+    llama.cpp; None: the variable EDGEDECODE_RUNTIME, else auto. threads: None: chosen for this machine.
     verify: hash every file now (default: hash at the first opening, compare size and time afterwards).
     kv_type: the KV cache's type, also the draft's if it has that type; None: the engine's default. "int8" takes a
     quarter of float32's memory, and answers may differ slightly.
@@ -116,7 +116,6 @@ def load(  # noqa: PLR0913  (the options of a pack)
         mmap=mmap,
         repack=repack,
         adapters=adapters,
-        limit=limit,
     )
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack, draft)
@@ -148,8 +147,8 @@ def plan(  # noqa: PLR0913  (as `load`)
 ) -> PackPlan:
     """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
 
-    The plan lists the bytes of each part, and what is cut to fit the limit in force. "auto" plans for the fastest
-    engine here that can run the pack. Raises the errors of `load` except BudgetExceeded (the plan states whether it
+    The plan lists the bytes of each part, and what is cut to fit the limit in force. "auto" plans for the engine
+    that `load` tries first. Raises the errors of `load` except BudgetExceeded (the plan states whether it
     fits), and CapabilityError for an engine that does not report the models' memory.
     """
     limit = _limit(memory)
@@ -160,7 +159,6 @@ def plan(  # noqa: PLR0913  (as `load`)
         mmap=mmap,
         repack=repack,
         adapters=options is not None and options.adapter is not None,
-        limit=limit,
         context=None if options is None else options.context,
     )
     wanted = runtime if runtime is not None else default_runtime()
@@ -236,7 +234,6 @@ def _request(
     repack: bool,
     adapters: bool,
     context: int | None,
-    limit: Limit | None,
 ) -> EngineRequest:
     """Check the options and return how to open an engine. Raises InputError."""
     if threads is not None and not 1 <= threads <= 1024:
@@ -245,10 +242,7 @@ def _request(
         raise InputError(f"unknown KV type {kv_type!r}: use one of {', '.join(KV_TYPES)}")
     asked = {NO_MMAP: not mmap, NO_REPACK: not repack, ADAPTERS: adapters}
     loading = tuple(need for need, wanted in asked.items() if wanted)
-    memory = None if limit is None else limit.nbytes
-    return EngineRequest(
-        provider=provider, threads=threads, kv_type=kv_type, memory=memory, context=context, loading=loading
-    )
+    return EngineRequest(provider=provider, threads=threads, kv_type=kv_type, context=context, loading=loading)
 
 
 def _limit(memory: int | str | None) -> Limit | None:
@@ -271,7 +265,7 @@ def _open_pack(
     asked: bool,
     may_place: bool,
 ) -> Pair:
-    """Open the pack at `root`; "auto": on the fastest of its engines. asked: whether the caller asked for auto.
+    """Open the pack at `root`; "auto": on the first of its engines. asked: whether the caller asked for auto.
 
     may_place: whether the models may run where `bench --place auto` found them fastest.
     """
@@ -330,7 +324,7 @@ def _footprint(
         root,
         tokenizer=tokenizer,
         engine=engine,
-        process=[process_holder(tokenizer), Holder("variation between processes", SLACK_NBYTES)],
+        process=[process_holder(tokenizer), Holder("variation between processes", VARIATION_NBYTES)],
         budget=Budget(),
         provider=request.provider,
         threads=request.threads,

@@ -68,7 +68,6 @@ class DevicesCommand:
     def configure(self, parser: ArgumentParser) -> None:
         add_pack(parser, parser)
         parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
-        parser.add_argument("--measure", action="store_true", help="measure the engines on that pack now")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
@@ -83,7 +82,7 @@ class DevicesCommand:
         machine = Machine.here()
         devices = [device for name in names for device in probe(name)]
         found = {package: number for name in names for package, number in versions(name).items()}
-        auto = explain(arguments.model, measure=arguments.measure)
+        auto = explain(arguments.model)
         kernels = [] if arguments.model is None else pack_kernels(arguments.model, names)
         _show(machine, devices, found)
         if auto is not None:

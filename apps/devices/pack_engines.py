@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode.engines.engine_factory import GraphKernels, KernelsFactory
-from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.registry import find_factory
-from edgedecode.engines.selection import known_choice
+from edgedecode.engines.selection import EngineRequest, engine_choice
 from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.library.find import find_pack
@@ -35,7 +34,7 @@ class AutoChoice:
         return asdict(self)
 
 
-def explain(pack: str | None, *, measure: bool) -> AutoChoice | None:
+def explain(pack: str | None) -> AutoChoice | None:
     """Return auto's choice for a pack (None: the bundled one); None if there is no bundled one.
 
     Raises ManifestError for a folder that is not a pack.
@@ -45,9 +44,9 @@ def explain(pack: str | None, *, measure: bool) -> AutoChoice | None:
     root = find_pack(pack)
     manifest = Manifest.load(root)
     kept = kept_placement(manifest, EngineRequest())
-    if kept is not None and not measure and not kept.refusal(manifest, root):
+    if kept is not None and not kept.refusal(manifest, root):
         return AutoChoice(manifest.name, kept.target.runtime, f"the fastest placement that `bench` measured: {kept}")
-    choice = known_choice(manifest, root, EngineRequest(), measure=measure)
+    choice = engine_choice(manifest, root, EngineRequest())
     return AutoChoice(manifest.name, choice.names[0] if choice.names else "", choice.reason)
 
 

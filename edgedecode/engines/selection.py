@@ -1,33 +1,67 @@
-"""Selects the engine for a pack when the user names none: asks the installed engines, and measures if several can."""
+"""Selects the engine for a pack when the user names none: asks the installed engines which of them can run it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.memory.process_memory import held_nbytes
-from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice
 
-from .child import interpreter
-from .engine_choice import Candidate, Choice, Speeds, choose, room
 from .engine_factory import Refusal, RuntimeFactory
-from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from .interface import role_needs
 from .registry import RUNTIMES, find_factory, installed
 
 AUTO = "auto"
+USUAL, FLOATS = "onnx", "llama"
+"""The first choice among engines that can run a pack, and among those for GGUF files of floats: our kernels multiply
+quantized blocks only."""
 _FLOAT_BITS = 16
-USUAL = "onnx"
-"""The default engine where several can run a pack and nothing can be measured."""
 _8_BIT_ACTIVATIONS = ("llama",)
 """Engines that round the activations of every quantized product to 8 bits."""
 _TOO_COARSE = Refusal("it rounds activations to 8 bits, and this model has some that need 16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """How an engine is opened on a pack. context: a session's positions, None: the default."""
+
+    provider: str = "cpu"
+    threads: int | None = None
+    kv_type: str | None = None
+    context: int | None = None
+    loading: tuple[str, ...] = ()
+    """Any of `NO_MMAP`, `NO_REPACK` and `ADAPTERS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine, by its runtime's name. version None: not installed. refusal None: it can run the pack."""
+
+    name: str
+    version: str | None
+    refusal: Refusal | None = None
+
+    @property
+    def able(self) -> bool:
+        return self.version is not None and self.refusal is None
+
+    @property
+    def why_not(self) -> str:
+        """A short reason why it is not able; empty if it is."""
+        return "it is not installed" if self.version is None else self.refusal.reason if self.refusal else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Engines that can run the pack, in the order to try them: the next one is for when an engine fails to open."""
+
+    names: tuple[str, ...]
+    reason: str
 
 
 def default_runtime() -> str:
@@ -43,87 +77,36 @@ def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) ->
     return _precise_enough([_candidate(name, manifest, root, request) for name in installed(RUNTIMES)], manifest)
 
 
-def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, measure: bool = False) -> Choice:
-    """Return the choice of auto from cached measurements. measure: measure again first."""
-    candidates = engine_candidates(manifest, root, request)
-    able = {each.name: each.version or "" for each in candidates if each.able}
-    path = finding_path(manifest, request, versions=able) if len(able) > 1 else None
-    speeds = load_speeds(path)
-    if path is not None and measure:
-        speeds = measure_speeds(root, list(able), request, known=Speeds({}, needs=speeds.needs))
-        store_speeds(path, speeds)
-    return choose(candidates, speeds=speeds, preferred=USUAL)
+def engine_choice(manifest: Manifest, root: Path, request: EngineRequest) -> Choice:
+    """Return the choice of auto, and why. Without an able engine, `names` is empty."""
+    return _choice(engine_candidates(manifest, root, request), manifest)
 
 
 def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> tuple[str, ...]:
-    """Return the engines to try, in order. Measures once per pack if several engines can run it.
+    """Return the engines to try, in order.
 
     asked: the user chose auto explicitly: a notice explains why each other engine was not taken. Otherwise it mentions
     broken engines only. Raises RuntimeUnavailable if no engine is installed, CapabilityError if none can run the pack.
     """
     candidates = engine_candidates(manifest, root, request)
-    able = {each.name: each.version or "" for each in candidates if each.able}
-    if not able:
-        return (_only_installed(candidates),)
-    if request.memory is not None:
-        request = replace(request, held=held_nbytes() or 0)
-    speeds, measured = _speeds(manifest, root, request, versions=able) if len(able) > 1 else (None, False)
-    too_large, shortened = _too_large(able, speeds, request)
-    choice = choose(candidates, speeds=speeds, preferred=USUAL, too_large=too_large)
-    others = [f"{each.name}: {each.why_not}" for each in candidates if not each.able] if asked else list(choice.broken)
-    passed_over = too_large if {*able} - {*too_large} else too_large[shortened:]
-    if request.memory is not None and {*able} - {*passed_over}:
-        others += [f"{name}: it does not fit {format_nbytes(request.memory)}" for name in sorted(passed_over)]
-    taken = f"decoding on {choice.names[0]}"
-    if speeds is not None and measured:
-        taken = f"measured the engines on this pack, once: {speeds.line} a token; {taken}"
-    if others or measured:
-        notice(taken + (f" ({'; '.join(others)})" if others else ""))
-    return choice.names
+    names = _choice(candidates, manifest).names or (_only_installed(candidates),)
+    if any(each.able for each in candidates):
+        told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.broken))]
+        if told:
+            reasons = "; ".join(f"{each.name}: {each.why_not}" if asked else each.why_not for each in told)
+            notice(f"decoding on {names[0]} ({reasons})")
+    return names
 
 
-def _speeds(
-    manifest: Manifest, root: Path, request: EngineRequest, *, versions: dict[str, str]
-) -> tuple[Speeds | None, bool]:
-    """Return the speeds, and whether they were measured now; None without a cache, since each load would measure."""
-    path = finding_path(manifest, request, versions=versions)
-    if path is None:
-        return None, False
-    known = load_speeds(path)
-    unknown = [name for name in versions if _is_unknown(known, name, request)]
-    if not unknown or interpreter() is None or (USUAL in versions and _is_quantized_file(manifest)):
-        return known, False
-    speeds = measure_speeds(root, unknown, request, known=known)
-    store_speeds(path, speeds)
-    return speeds, speeds.seconds != known.seconds
+def _choice(candidates: Sequence[Candidate], manifest: Manifest) -> Choice:
+    first = FLOATS if _is_float_file(manifest) else USUAL
+    able = sorted((each.name for each in candidates if each.able), key=lambda name: (name != first, name))
+    rejected = "; ".join(f"{each.name}: {each.why_not}" for each in candidates if not each.able)
+    return Choice(tuple(able), rejected or (f"rather than {', '.join(able[1:])}" if able[1:] else "it is the only one"))
 
 
-def _is_quantized_file(manifest: Manifest) -> bool:
-    """Return whether the models are GGUF files that need no measurement: the usual engine's own kernels run them."""
-    return all(entry.gguf and not entry.graphs and entry.bits < _FLOAT_BITS for entry in manifest.models.values())
-
-
-def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
-    if name in known.refused:
-        return False
-    fits = True if request.free is None else known.fits(name, context=request.context, free_nbytes=request.free)
-    return fits is None or (fits and name not in known.seconds)
-
-
-def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> tuple[list[str], int]:
-    """Return the engines known not to fit the budget, and how many of them still run with a reduced session.
-
-    Those that run reduced come first, fastest first; then the others, by least memory needed. Assumes that this process
-    has loaded no engine.
-    """
-    if speeds is None or request.free is None:
-        return [], 0
-    free, context = request.free, request.context
-    found = [name for name in names if speeds.fits(name, context=context, free_nbytes=free) is False]
-    running = [name for name in found if speeds.runs_in(name, context=context, free_nbytes=free)]
-    running.sort(key=lambda name: speeds.seconds.get(name, float("inf")))
-    others = sorted({*found} - {*running}, key=lambda name: (speeds.least.get(room(name, context), 0), name))
-    return running + others, len(running)
+def _is_float_file(manifest: Manifest) -> bool:
+    return all(entry.gguf and not entry.graphs and entry.bits >= _FLOAT_BITS for entry in manifest.models.values())
 
 
 def _only_installed(candidates: list[Candidate]) -> str:

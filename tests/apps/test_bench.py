@@ -28,9 +28,9 @@ from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
-from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import drafter_names
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK

@@ -1,13 +1,10 @@
-"""The engine the verbs run on: measured once and reported, with a fallback when a native library crashes."""
+"""The engine the verbs run on, with a fallback when a native library crashes."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,26 +66,6 @@ def test_auto_reports_a_crashing_engine_and_runs_the_other(dual_pack: Path, run:
     assert b"does not run here: its native code died with SIGSEGV" in done.stderr
 
 
-def test_auto_measures_once_and_devices_reports_it(dual_pack: Path, run: Run, settings: dict[str, str]) -> None:
-    for module in ("llama_cpp", "gguf"):
-        pytest.importorskip(module, reason="the llama extra is not installed")
-    before = json.loads(run("devices", "--json", "-m", str(dual_pack), **settings).stdout.splitlines()[-1])
-    assert "not measured yet" in before["auto"]["reason"]
-    first = run("generate", "-m", str(dual_pack), *SHORT, **settings)
-    again = run("generate", "-m", str(dual_pack), *SHORT, **settings)
-    assert first.stdout == again.stdout == b"The capital of France is Paris.\n"
-    notices = first.stderr.decode()
-    assert notices.count("measured the engines on this pack, once: ") == 1
-    chosen = notices.partition("; decoding on ")[2].split()[0]
-    assert "measured" not in again.stderr.decode()
-    after = json.loads(run("devices", "--json", "-m", str(dual_pack), **settings).stdout.splitlines()[-1])
-    assert after["auto"]["engine"] == chosen
-    assert ", measured 20" in after["auto"]["reason"]
-    measured = run("devices", "--measure", "-m", str(dual_pack), **settings)
-    chosen_line = f"--runtime auto, pack {before['auto']['pack']}: "
-    assert [line for line in measured.stdout.decode().splitlines() if line.startswith(chosen_line)]
-
-
 def test_auto_considers_only_engines_with_the_requested_options(
     dual_pack: Path, run: Run, settings: dict[str, str]
 ) -> None:
@@ -109,45 +86,3 @@ def test_bench_runs_on_the_chosen_engine(dual_pack: Path, run: Run, settings: di
     done = run("bench", "-m", str(dual_pack), *words, "--drafters", "suffix", "--kv-type", "float16", **settings)
     assert done.returncode == 0, done.stderr.decode()
     assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]
-
-
-OPENED = """
-import json, sys
-import edgedecode
-pack, runtime, limit = sys.argv[1:]
-options = edgedecode.SessionOptions(drafter="none")
-with edgedecode.load(pack, runtime=runtime, memory=int(limit) or None) as pair, pair.session(options) as session:
-    text, used = session.generate("What is the capital of France?", max_tokens=8).text, pair.budget.used_nbytes
-found = {"runtime": pair.runtime, "text": text, "used": used, "left": [lease.name for lease in pair.budget.leases]}
-print(json.dumps({**found, "engines": sorted({"onnxruntime", "llama_cpp"} & set(sys.modules))}))
-"""
-
-
-def opened(pack: Path, runtime: str, limit: int, settings: dict[str, str]) -> dict[str, Any]:
-    """Generate an answer in a child process, and return its findings."""
-    command = [sys.executable, "-c", OPENED, str(pack), runtime, str(limit)]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False, env={**os.environ, **settings})
-    assert done.returncode == 0, done.stderr.decode()
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_auto_within_a_budget_for_one_engine_loads_only_that_engine(
-    dual_pack: Path, run: Run, settings: dict[str, str], tmp_path: Path
-) -> None:
-    """This holds even if the other engine would open and only its session would not fit."""
-    for module in ("llama_cpp", "gguf"):
-        pytest.importorskip(module, reason="the llama extra is not installed")
-    assert run("devices", "--measure", "-m", str(dual_pack), **settings).returncode == 0
-    (kept,) = (tmp_path / "cache" / "engines").glob("speed-*.json")
-    needs = json.loads(kept.read_text())["needs"]
-    smaller, larger = sorted(("llama", "onnx"), key=lambda name: needs[f"{name} usual"])
-    between = (needs[f"{larger} usual"] - needs[f"{smaller} usual"]) // 2
-    if between < 8 * 2**20:
-        pytest.skip("both engines take the same here")
-    alone = opened(dual_pack, smaller, 0, settings)
-    found = opened(dual_pack, "auto", alone["used"] + between, settings)
-    assert (found["runtime"], found["text"]) == (smaller, alone["text"])
-    assert found["engines"] == alone["engines"] == [{"llama": "llama_cpp", "onnx": "onnxruntime"}[smaller]]
-    assert found["left"] == alone["left"]
-    assert len(list((tmp_path / "cache" / "engines").glob("speed-*.json"))) == 1, "all budgets share one measurement"

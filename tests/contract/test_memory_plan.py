@@ -25,7 +25,6 @@ from edgedecode import (
     SessionOptions,
     open_pack,
 )
-from edgedecode.engines.speed_child import _planned_nbytes
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.planner import MemoryPlan
@@ -53,7 +52,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     name: str = request.param
     pytest.importorskip(ENGINES[name])
     monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
-    monkeypatch.setattr(open_pack, "SLACK_NBYTES", 0)
+    monkeypatch.setattr(open_pack, "VARIATION_NBYTES", 0)
     monkeypatch.setenv("EDGEDECODE_KERNELS", "engine" if name.endswith("own kernels") else "auto")
     return name.partition(",")[0]
 
@@ -267,14 +266,6 @@ def test_load_gives_a_notice_when_other_programs_leave_little_memory(
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine):
             assert any("only 1.0 MB of memory is free" in line for line in caplog.messages) is noticed
-
-
-def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:
-    """Otherwise an engine would seem to fit where its sessions are shortened, and be preferred to one with room."""
-    least = planned(SessionOptions(), engine=engine).least_speculating
-    assert least is not None
-    with edgedecode.load(runtime=engine, memory=least + 3_000_000) as pair, pytest.raises(BudgetExceeded):
-        _planned_nbytes(pair, None)
 
 
 def test_plan_of_another_kv_type(engine: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
 from edgedecode.apps.devices.pack_engines import explain
-from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import draft_engine
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -128,7 +128,7 @@ def test_auto_opens_the_kept_placement(tmp_path: Path, monkeypatch: pytest.Monke
             assert pair.runtime == target
             assert draft_engine(pair.shared.engine) == draft
         assert edgedecode.plan(runtime="auto").engine == target
-        choice = explain(None, measure=False)
+        choice = explain(None)
         assert choice is not None
         assert (choice.engine, f"target on {target}, draft on {draft}" in choice.reason) == (target, True)
         with edgedecode.load(runtime="auto", draft_on=target) as pair:
@@ -150,7 +150,7 @@ def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
     with caplog.at_level(logging.INFO, NOTICES):
         assert edgedecode.plan(runtime="auto").engine in ("onnx", "llama")
     assert said in caplog.text
-    choice = explain(None, measure=False)
+    choice = explain(None)
     assert choice is not None
     assert "gpu" not in choice.reason
 

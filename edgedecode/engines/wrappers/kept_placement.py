@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedecode.cache import keep_json, kept_json
+import edgedecode
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
+from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 
 from ..engine_factory import ProvidersFactory, RuntimeFactory
-from ..engine_speeds import EngineRequest, finding_path
+from ..hardware import cores, processor_facts
 from ..interface import Runtime
 from ..registry import RUNTIMES, find_factory, find_runtime, installed
-from ..selection import engine_version
+from ..selection import EngineRequest, engine_version
 from .placed import Place, place_draft
 
 
@@ -61,12 +63,15 @@ def kept_placement(manifest: Manifest, request: EngineRequest) -> Placement | No
 
 def _path(manifest: Manifest, request: EngineRequest) -> Path | None:
     """Return the cache file, by pack, versions of the engines and of their providers' packages, threads and KV type."""
-    request = EngineRequest(threads=request.threads, kv_type=request.kv_type)
-    versions: dict[str, str] = {}
+    folder = cache_folder("engines")
+    if folder is None:
+        return None
+    versions: list[str] = []
     for name in installed(RUNTIMES):
         if (version := engine_version(name)) is not None:
             factory: object = find_factory(name)
             plugins = factory.provider_versions() if isinstance(factory, ProvidersFactory) else {}
-            versions |= {name: version} | {f"{name}:{plugin}": found for plugin, found in plugins.items()}
-    path = finding_path(manifest, request, versions=versions)
-    return None if path is None else path.with_name(path.name.replace("speed-", "placement-", 1))
+            versions += [f"{name} {version}", *(f"{name}:{plugin} {found}" for plugin, found in plugins.items())]
+    settings = repr(request.threads), repr(request.kv_type), str(cores()), *processor_facts()
+    facts = facts_key(edgedecode.__version__, pack_digest(manifest), *sorted(versions), *settings)
+    return folder / f"placement-{facts}.json"
