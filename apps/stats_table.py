@@ -89,8 +89,7 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
     if stats.dropped_turns:
         again = f", {stats.reread_tokens} tokens prefilled again during the answer" if stats.reread_tokens else ""
-        moved = f", {stats.shifted_tokens} tokens shifted in the KV cache" if stats.shifted_tokens else ""
-        yield "oldest turns dropped", f"{stats.dropped_turns}{again}{moved}"
+        yield "oldest turns dropped", f"{stats.dropped_turns}{again}"
     if stats.mode == "switch":
         yield "tokens", f"{stats.tokens}: {_switching(stats)}"
         if stats.model_loads:

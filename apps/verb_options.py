@@ -146,14 +146,6 @@ def add_session_options(parser: ArgumentParser) -> None:
     form.add_argument("--regex", metavar="TEXT", help="answers match this regular expression")
     form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar (Lark or GBNF)")
     group.add_argument(
-        "--trace", metavar="FILE", help="write each round's choice, and the counts and times behind it, to FILE"
-    )
-    group.add_argument(
-        "--remember",
-        action="store_true",
-        help="draft from earlier answers too, also of other conversations and runs: they are kept in the user's cache",
-    )
-    group.add_argument(
         "--rule",
         choices=[rule.value for rule in Rule],
         default=Rule.MATCH.value,
@@ -342,10 +334,8 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         seed=arguments.seed,
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
-        remember=arguments.remember,
         ignore_eos=getattr(arguments, "ignore_eos", False),
         when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
-        trace=None if arguments.trace is None else Path(arguments.trace),
         switch=_switch_options(arguments),
         grammar=_grammar(arguments),
         template_arguments=dict(arguments.template_arg),

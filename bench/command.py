@@ -63,9 +63,6 @@ class BenchCommand:
             help="measure the pack's models on every engine and provider of this machine, also the draft on another "
             "one than the target, and keep the fastest placement for --runtime auto",
         )
-        kind.add_argument(
-            "--replay", metavar="TRACE", help="check that a recorded trace leads to the same draft decisions again"
-        )
         _add_peer_options(parser)
         parser.add_argument(
             "--scale",
@@ -136,8 +133,6 @@ class BenchCommand:
         _check_place(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p applies to sampling: give --temp with it")
-        if arguments.scale is not None and arguments.replay is not None:
-            arguments.usage_error("--replay runs no model: leave out --scale")
         _check_adapter(arguments)
         if arguments.structured and (arguments.drafters or arguments.lengths or arguments.fixed or arguments.against):
             arguments.usage_error(
@@ -170,7 +165,7 @@ def _check_peer_options(arguments: Namespace) -> None:
     """Exit with a usage error if options contradict --against."""
     if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
         arguments.usage_error("--against compares scheduled decoding: leave --drafters and --lengths out")
-    others = arguments.calibrate, arguments.replay, arguments.temp, arguments.memory_sweep
+    others = arguments.calibrate, arguments.temp, arguments.memory_sweep
     if arguments.against and any(others):
         arguments.usage_error("--against measures only greedy answers to prompts: give it alone")
 
@@ -201,7 +196,7 @@ def _check_place(arguments: Namespace) -> None:
 def _check_adapter(arguments: Namespace) -> None:
     """Exit with a usage error for runs that measure no answers of the pack itself."""
     others = arguments.against, arguments.calibrate, arguments.memory_sweep
-    if arguments.adapter is not None and (any(others) or arguments.replay is not None):
+    if arguments.adapter is not None and any(others):
         arguments.usage_error(
             "--adapter applies to plain and scheduled answers: leave it out, or the other measurement"
         )
@@ -215,7 +210,7 @@ def _budget_count(text: str) -> int:
 
 def _check_plot(arguments: Namespace) -> None:
     """Exit with a usage error if no families are measured. Raises what `check_plot` raises."""
-    others = arguments.against, arguments.calibrate, arguments.replay is not None
+    others = arguments.against, arguments.calibrate
     if any(others) or arguments.structured:
         arguments.usage_error("--plot shows the families' speed-ups, which this run does not measure: leave it out")
     check_plot(arguments.plot)

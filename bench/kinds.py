@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from edgedecode import CapabilityError
 from edgedecode.apps.terminal import progress, show_notices
@@ -14,9 +13,7 @@ from edgedecode.commands import print_json
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import keep_placement
 from edgedecode.library.find import find_pack
-from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
-from edgedecode.schedule.trace import replay
 from edgedecode.text.prompts import Prompt
 
 from .choices import Prompts, read_choices, settings_of
@@ -59,8 +56,6 @@ class _Bench:
 
 def run(arguments: Namespace) -> int:
     """Measure, print the results, and return the exit code."""
-    if arguments.replay is not None:
-        return _replay(arguments)
     check_names(arguments.against)
     prompts = read_choices(arguments)
     if arguments.scale is not None:
@@ -177,24 +172,6 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
     if arguments.json:
         print_json({"placements": [asdict(each) for each in measured]})
     return 0
-
-
-def _replay(arguments: Namespace) -> int:
-    """Replay a recorded trace on a new scheduler, up to the first plan that differs; return 0 if none does."""
-    plans, difference, line = 0, None, "{} plans, all equal"
-    for plans, step in enumerate(replay(Path(arguments.replay), pack=_digest(arguments.model)), start=1):
-        if step.plan != step.recorded:
-            difference = {"number": plans, "recorded": asdict(step.recorded), "planned": asdict(step.plan)}
-            line = f"plan {{}} differs: recorded {step.recorded}, a new scheduler plans {step.plan}"
-            break
-    print(line.format(plans))
-    if arguments.json:
-        print_json({"plans": plans, "difference": difference})
-    return 0 if difference is None else 1
-
-
-def _digest(pack: str | None) -> str:
-    return pack_digest(Manifest.load(find_pack(pack)))
 
 
 def _costs_json(costs: Costs) -> Json:

@@ -29,7 +29,6 @@ AREAS: Mapping[str, str] = {
     "costs": "costs of forward passes on this device",
     "widths": "pass widths that --reproducible pads to",
     "trim": "answers that vocabularies were trimmed on",
-    "store": "past answers that --remember keeps to draft from",
     "history": "messages typed in chats, to recall them",
     "engines": "engines that run on this machine, and where a pack's models run fastest",
     "verified": "packs whose files were checked",

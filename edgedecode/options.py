@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from edgedecode.decoding.verify import Rule
@@ -48,10 +47,6 @@ class WhenFull(StrEnum):
     """Drop its oldest turns, except system messages, and prefill the rest again, which is exact."""
     STOP = "stop"
     """End the answer when the context is full, and refuse a prompt that does not fit."""
-    SHIFT = "shift"
-    """As DROP, but move the remaining keys and values down in the KV cache instead of computing them again: no wait,
-    but answers may differ, since the remaining rows were computed with attention to the dropped turns. llama.cpp only.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +82,7 @@ class SessionOptions:
     positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
     random seed for each answer. reproducible: the same seed gives the same text, independent of drafts. Passes are
     padded to widths whose rounding is identical on this device, which is measured once, and drafts are chains of a
-    fixed length under the match rule. trace: a file for the scheduler's signals and plans (counts and times, no text).
-    remember: draft from the outputs of other sessions with this option, now and in later runs; they are kept on disk in
-    the user's cache, and have no other use. tree: drafts may branch if a tree is expected to be faster than the best
+    fixed length under the match rule. tree: drafts may branch if a tree is expected to be faster than the best
     chain; with a fixed draft_max each draft is a tree of that many nodes.
     """
 
@@ -105,8 +98,6 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
-    trace: Path | None = None
-    remember: bool = False
     tree: bool = False
     when_full: WhenFull = WhenFull.DROP
     switch: SwitchOptions | None = None

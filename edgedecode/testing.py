@@ -84,14 +84,6 @@ class TableState:
             raise CapabilityError(f"cannot crop {len(self.tokens)} positions to {length}")
         del self.tokens[length:]
 
-    @property
-    def shiftable(self) -> bool:
-        return True
-
-    def shift(self, start: int, stop: int) -> None:
-        self._drop()
-        del self.tokens[start:stop]
-
     def close(self) -> None:
         self._lease.release()
 

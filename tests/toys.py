@@ -120,8 +120,6 @@ def draft_setting(
     budget: Budget | None = None,
     noise: Noise | None = None,
     states: ModelStates | None = None,
-    remember: bool = False,
-    tokenizer_digest: str = "",
 ) -> DraftSetting:
     return DraftSetting(
         budget=budget or Budget(),
@@ -134,8 +132,6 @@ def draft_setting(
         noise=noise,
         states=states or ModelStates(),
         row_draw=quick_draw(),
-        remember=remember,
-        tokenizer_digest=tokenizer_digest,
     )
 
 

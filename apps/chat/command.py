@@ -30,8 +30,7 @@ class ChatCommand:
             choices=[each.value for each in WhenFull],
             default=WhenFull.DROP.value,
             help="what to do when the conversation outgrows the context; drop: drop the oldest turns, keep the system "
-            "message and prefill the rest again; shift: drop them and shift the KV cache instead, which is immediate "
-            "but less exact (llama only); stop: end the answer (default: %(default)s)",
+            "message and prefill the rest again; stop: end the answer (default: %(default)s)",
         )
         parser.add_argument("--stats", action="store_true", help="show statistics after each answer, with peak memory")
         parser.add_argument(

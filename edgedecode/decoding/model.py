@@ -23,7 +23,6 @@ __all__ = [
     "ModelCard",
     "Output",
     "RowRequest",
-    "ShiftableState",
     "State",
 ]
 
@@ -179,24 +178,6 @@ class State(Protocol):
 
     def close(self) -> None:
         """Release the memory and its lease. Idempotent."""
-        ...
-
-
-@runtime_checkable
-class ShiftableState(State, Protocol):
-    """A state that can drop settled positions in its middle, llama.cpp's context shift."""
-
-    @property
-    def shiftable(self) -> bool:
-        """Whether this state supports `shift`, which depends on the model and on the KV type."""
-        ...
-
-    def shift(self, start: int, stop: int) -> None:
-        """Drop the settled positions from start to stop, and pending rows; the positions after them move down.
-
-        Lossy: the keys are rotated to their new positions, but the moved rows were computed with attention to the
-        dropped ones.
-        """
         ...
 
 

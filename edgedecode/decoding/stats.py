@@ -71,8 +71,6 @@ class Stats:
     """Number of the conversation's oldest turns that were dropped to make room."""
     reread_tokens: int = 0
     """Tokens prefilled again during the answer, because turns were dropped."""
-    shifted_tokens: int = 0
-    """Kept tokens whose keys and values moved down in the KV cache when turns were dropped, which is not exact."""
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0

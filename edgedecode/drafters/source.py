@@ -35,10 +35,6 @@ class DraftSetting:
     """Whether the verifier applies the ratio rule, so that a model drafter must sample from its own distribution."""
     noise: SharedNoise | None = None
     """The noise that the target's tokens are sampled with; None: unknown, or the target is not sampled."""
-    tokenizer_digest: str = ""
-    """The tokenizer that ids stored on disk are of."""
-    remember: bool = False
-    """Whether outputs are shared with other sessions that ask for it, and stored on disk in the user's cache."""
     tree: bool = False
     """Whether trees are wanted and the target supports them."""
     draft_max: int = 0

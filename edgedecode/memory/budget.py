@@ -11,9 +11,6 @@ from edgedecode.turns import FairLock
 from .limit import ASKED, Limit
 from .sizes import decimals, format_nbytes
 
-LEFTOVER = -(1 << 30)
-"""Priority of a lease that only takes what is left: it makes way for every other one."""
-
 
 class Lease:
     """A named share of a budget. As a context manager it releases itself; `release` is idempotent.

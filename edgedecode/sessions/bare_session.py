@@ -14,7 +14,7 @@ from edgedecode.decoding.verify import Outcome
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
-from edgedecode.options import SessionOptions, WhenFull, answer_limit, planned_context, sampling_defaults
+from edgedecode.options import SessionOptions, answer_limit, planned_context, sampling_defaults
 from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sampling.weights import SamplingOptions
@@ -81,7 +81,7 @@ class BareSession:
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(shared, options, context, rows=rows)
             undo.callback(self._state.close)
-            self._reading = TargetReading(self._state, adapter=adapter, shifts=options.when_full is WhenFull.SHIFT)
+            self._reading = TargetReading(self._state, adapter=adapter)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             setting = draft_setting(

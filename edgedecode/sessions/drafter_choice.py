@@ -193,5 +193,3 @@ def _check(options: SessionOptions, names: Sequence[str]) -> None:
     if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
         wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
         raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
-    if options.trace is not None and (options.fixed or not names):
-        raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")

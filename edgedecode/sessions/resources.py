@@ -124,8 +124,6 @@ class Resources:
         if plan is None or not plan.fits:
             return None
         plain = plan.choice.drafters == () and options.drafter is None
-        if plain and options.trace is not None:  # without drafters there is nothing to trace
-            return None
         smaller = replace(_without_drafts(options) if plain else options, context=plan.choice.context)
         return smaller if smaller != options else None
 
@@ -155,7 +153,7 @@ class Resources:
         None if nothing fits, or the options ask for the draft model. Other sessions draft again once memory allows.
         """
         if any(self.drafter_source(name).needs_model for name in self.choice(options).names):
-            if options.drafter is not None or options.fixed or options.trace is not None:
+            if options.drafter is not None or options.fixed:
                 return None
             options = _without_drafts(options)
         plan = self._plan(options, drafts_given_back=True)
@@ -180,7 +178,7 @@ class Resources:
         Empty: nothing is left to release. Hold the turn.
         """
         if self.budget.give_back():
-            released = "past answers and unused adapters were"
+            released = "unused adapters were"
         elif self.give_back_drafts():
             released = "the draft model was"
         else:

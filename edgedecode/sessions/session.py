@@ -53,8 +53,8 @@ class Session(BareSession):
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
-        or in the middle of it; a chunk's `event` reports that. Except with `WhenFull.SHIFT`, the text that follows is
-        that of a new session with the kept messages. Raises ContextExceeded, before anything changes, if the prompt
+        or in the middle of it; a chunk's `event` reports that. The text that follows is that of a new session with the
+        kept messages. Raises ContextExceeded, before anything changes, if the prompt
         alone does not fit, or no turn may be dropped.
         top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
         Raises CapabilityError with entropy switching, whose tokens the target does not process.
@@ -161,8 +161,7 @@ class Session(BareSession):
         """Set the tokens and the KV cache up for a turn. generated: tokens of its answer so far."""
         self._adapters.keep(adapter := self._reading.answering, self._reading.adapter)
         old, new = self._transcript.tokens, [*turn.tokens, *generated]
-        moved = self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens, dropped=turn.dropped)
-        self.stats.shifted_tokens += moved
+        self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens)
         self._transcript.begin_reply(turn, said=lambda: reply.text, reply=generated)
 
     def _dropped(self, turn: Turn) -> Iterator[Chunk]:

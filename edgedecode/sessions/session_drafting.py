@@ -20,13 +20,10 @@ from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.pack.integrity import pack_digest
 from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
-from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
-from edgedecode.schedule.trace import Recorder
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import adapter_span
@@ -177,9 +174,6 @@ class SessionDrafting:
     def _drop(self) -> None:
         self.close()
         self.drafting = self.switching = None
-        if self._options.trace is not None:  # another scheduler would overwrite the file
-            notice(f"the trace {self._options.trace} ends here: drafts were released to save memory")
-            self._options = replace(self._options, trace=None)
 
     def _open_switching(self) -> DraftWriter | None:
         """Open the draft model as a writer, after the drafters, whose state of it may have to hold trees."""
@@ -213,8 +207,6 @@ def draft_setting(
         ends=ends,
         sampled=options.rule is Rule.RATIO,
         noise=noise,
-        tokenizer_digest=shared.manifest.tokenizer_digest,
-        remember=options.remember,
         row_draw=row_draw,
     )
 
@@ -315,14 +307,10 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
 
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
     ratio = options.rule is Rule.RATIO
-    experience = shared.experience
-    if options.trace is not None:  # a separate copy, as the trace does not record updates by other sessions
-        experience = Experience.from_dict(experience.as_dict())
-    scheduler = Scheduler(
+    return Scheduler(
         free=[drafter.name for drafter in drafters if drafter.free],
         models=[drafter.name for drafter in drafters if not drafter.free],
         heads=[[head.name for head in group] for group in head_groups(drafters)],
-        experience=experience,
+        experience=shared.experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=not ratio),
     )
-    return scheduler if options.trace is None else Recorder(scheduler, options.trace, pack=pack_digest(shared.manifest))

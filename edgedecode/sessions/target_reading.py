@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterSpan, LanguageModel, ModelCard, ShiftableState, State
+from edgedecode.decoding.model import AdapterSpan, LanguageModel, ModelCard, State
 from edgedecode.decoding.padding import padded_rows, prompt_rows
-from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded
+from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.sampler import Sampler
-from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 
 _SCORED = 16
@@ -40,14 +39,11 @@ def adapter_span(adapter: ActiveAdapter | None, prompt: Sequence[int]) -> Adapte
 class TargetReading:
     """The KV cache of one conversation. Keys and values computed with one adapter are never used with another.
 
-    adapter: of the next message, or None. shifts: kept turns may move in the cache (`WhenFull.SHIFT`). Raises
-    CapabilityError if the state cannot shift.
+    adapter: of the next message, or None.
     """
 
-    def __init__(self, state: State, *, adapter: ActiveAdapter | None, shifts: bool) -> None:
-        if shifts:
-            _check_shiftable(state)
-        self._state, self._shifts, self._noticed = state, shifts, False
+    def __init__(self, state: State, *, adapter: ActiveAdapter | None) -> None:
+        self._state = state
         self.adapter = adapter
         self.answering = adapter
         """The adapter of the running answer, which keeps it when another one is chosen for the next message."""
@@ -70,25 +66,16 @@ class TargetReading:
         *,
         adapter: ActiveAdapter | None,
         prompt: Sequence[int] | None = None,
-        dropped: int = 0,
-    ) -> int:
-        """Crop the state, which holds the `old` tokens, to what it shares with `new`. Return how many tokens moved.
+    ) -> None:
+        """Crop the state, which holds the `old` tokens, to what it shares with `new`.
 
-        prompt: the part of `new` that is searched for an adapter's invocation tokens; None: all of it. dropped: how
-        many turns of `old` are missing in `new`; the turns after them may be shifted.
+        prompt: the part of `new` that is searched for an adapter's invocation tokens; None: all of it.
         """
         self.prompt = new if prompt is None else prompt
         span = adapter_span(adapter, self.prompt)
         alike, length = self.span.shared_with(span), self._state.length
-        shift = self._shifts and dropped > 0
-        if shift and not self.span.use is span.use is None:
-            shift = False
-            if not self._noticed:
-                self._noticed = True
-                notice("keys and values computed with an adapter do not shift: the kept turns are prefilled again")
-        moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)
+        _cut(self._state, old[: length if alike is None else min(alike, length)], new)
         self.span = span  # last: after an interrupt, the remaining positions are valid under both spans
-        return moved
 
     def score(
         self,
@@ -140,30 +127,9 @@ class TargetReading:
             pause()
 
 
-def _cut(state: State, old: Sequence[int], new: Sequence[int], *, shift: bool) -> int:
-    """Crop the state to the prefix that `old` and `new` share, shifting a moved run; return how many tokens moved.
-
-    old: the tokens whose keys and values are still valid.
-    """
+def _cut(state: State, old: Sequence[int], new: Sequence[int]) -> None:
+    """Crop the state to the prefix that `new` shares with `old`, the tokens whose keys and values are still valid."""
     shared, end = 0, min(len(old), len(new))
     while shared < end and old[shared] == new[shared]:
         shared += 1
-    if shared < state.oldest_crop:
-        shared = 0
-    elif shift and isinstance(state, ShiftableState):
-        down, run = moved_run(old, new, shared=shared)
-        if run:
-            state.crop(shared + down + run)
-            state.shift(shared, shared + down)
-            return run
-    state.crop(shared)
-    return 0
-
-
-def _check_shiftable(state: State) -> None:
-    """Raise CapabilityError if keys and values cannot move in the cache."""
-    if not (isinstance(state, ShiftableState) and state.shiftable):
-        raise CapabilityError(
-            "this engine or model cannot shift keys and values: llama.cpp can, for models with rotary positions and "
-            "--kv-type float16 or float32; --when-full drop prefills the kept turns again"
-        )
+    state.crop(shared if shared >= state.oldest_crop else 0)

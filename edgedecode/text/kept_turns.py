@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 
 from .messages import Message
 
-LEAST_RUN = 32
-"""Tokens. A shorter run in both conversations may be chance, and prefilling it again is cheap."""
-
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
     """Return the index where each turn begins: a turn is a user message and everything up to the next user message.
@@ -36,19 +33,3 @@ def without_oldest(
 
     count = bisect_left(range(len(starts)), True, key=lambda count: fits(kept(count)))
     return kept(count), count
-
-
-def moved_run(old: Sequence[int], new: Sequence[int], *, shared: int) -> tuple[int, int]:
-    """Return how far the longest run of old tokens that begins at new[shared] has moved down, and its length.
-
-    shared: length of the common prefix. (0, 0): no moved run has `LEAST_RUN` tokens.
-    """
-    best = (0, 0)
-    for start in range(shared + 1, len(old) - LEAST_RUN + 1):
-        length = min(len(old) - start, len(new) - shared)
-        if length <= best[1]:
-            break
-        run = next((place for place in range(length) if old[start + place] != new[shared + place]), length)
-        if run >= LEAST_RUN and run > best[1]:
-            best = (start - shared, run)
-    return best

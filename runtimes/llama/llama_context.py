@@ -232,17 +232,6 @@ class Context:
         if not removed:
             raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on in this model's memory")
 
-    @property
-    def shiftable(self) -> bool:
-        """Whether positions can shift: they must be rotary, one per row, and the layers must share one cache."""
-        with self._busy:
-            return bool(self._api.llama_memory_can_shift(self._open_memory()))
-
-    def move(self, id: int, start: int, by: int) -> None:
-        """Add `by` to the positions of a sequence from `start` on; the next pass rotates their keys."""
-        with self._busy:
-            self._api.llama_memory_seq_add(self._open_memory(), id, start, TO_THE_END, by)
-
     def clear(self) -> None:
         """Drop all cells."""
         with self._busy:

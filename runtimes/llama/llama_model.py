@@ -176,8 +176,7 @@ class LlamaModel:
             raise
         if self._weights.recurrent:
             return RecurrentState(context, capacity=capacity, snapshots=self._extras.snapshots, owner=self)
-        floats = self._card.kv_type.startswith("float")
-        return LlamaState(context, capacity=capacity, window=self._weights.window, float_keys=floats, owner=self)
+        return LlamaState(context, capacity=capacity, window=self._weights.window, owner=self)
 
     def _append(
         self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]

@@ -249,7 +249,6 @@ def test_speed_figure_has_two_bars_per_family_and_a_line_at_one(toy: Pair) -> No
         (["--calibrate", "--against", "genai"], 2, "give it alone"),
         (["--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
-        (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
         (["--place", "auto", "--draft-on", "onnx"], 2, "on every engine: leave --draft-on out"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),

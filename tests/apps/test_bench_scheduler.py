@@ -1,4 +1,4 @@
-"""`bench` and the scheduler: equal conditions for every request, calibration and replay."""
+"""`bench` and the scheduler: equal conditions for every request, and calibration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.apps.bundled_prompts import bundled_prompts
-from edgedecode.bench.choices import choose
+from edgedecode import Pair, SamplingOptions
 from edgedecode.bench.measure.cost_meter import READ, Costs, DraftCosts
 from edgedecode.bench.measure.device_costs import CONTEXTS, bucket_contexts, learn, measure_host
 from edgedecode.bench.measure.timed import TimedPair
@@ -18,7 +16,6 @@ from edgedecode.bench.measure.timed_answers import Requests
 from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
-from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.schedule.experience import Experience
@@ -171,45 +168,3 @@ def test_calibrate_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixt
     measured = Experience.from_dict(toy.experience.as_dict())
     measured.doubt()
     assert load_experience(kept).as_dict() == measured.as_dict()
-
-
-# -- replay ------------------------------------------------------------------------------------------------------------
-
-
-def recorded(toy: Pair, path: Path) -> Path:
-    with toy.session(SessionOptions(sampling=SamplingOptions(), seed=0, trace=path)) as session:
-        session.generate("hello there", max_tokens=40)
-    return path
-
-
-@pytest.mark.usefixtures("tables_too", "asked_every_round")
-def test_replay_compares_plans_with_a_trace(
-    toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    digest = pack_digest(toy.manifest)
-    monkeypatch.setattr("edgedecode.bench.kinds._digest", lambda pack: digest)
-    trace = recorded(toy, tmp_path / "trace.jsonl")
-    lines = trace.read_text().splitlines()
-    assert main(["bench", "--replay", str(trace), "--json"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    places = [place for place, text in enumerate(lines) if '"plan"' in text]
-    assert out[0] == f"{len(places)} plans, all equal"
-    assert json.loads(out[1]) == {"plans": len(places), "difference": None}
-
-    fifth = places[4]
-    changed = json.loads(lines[fifth])
-    changed["plan"]["draft_max"] += 1
-    trace.write_text("\n".join([*lines[:fifth], json.dumps(changed), *lines[fifth + 1 :]]))
-    assert main(["bench", "--replay", str(trace)]) == 1
-    assert capsys.readouterr().out.startswith("plan 5 differs: recorded Plan(")
-
-    monkeypatch.setattr("edgedecode.bench.kinds._digest", lambda pack: "another")
-    assert main(["bench", "--replay", str(trace)]) == 1
-    message = capsys.readouterr().err
-    assert "was recorded with another pack" in message
-    assert "not the head of a trace" not in message
-
-
-def test_bundled_prompts_leave_at_least_12_for_the_warm_up() -> None:
-    measured = choose(bundled_prompts(), per_family=5)
-    assert len(set(bundled_prompts()) - set(measured)) >= 12

@@ -188,8 +188,6 @@ REFUSALS = {
     "bench --lengths 1,,2": (2, "'' is not a whole number"),
     "bench --lengths 99": (2, "'99' is too large: the maximum is 64"),
     "bench --temp nan": (2, "'nan' is not a number"),
-    "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
-    "bench --replay LATIN": (1, "is not text"),
     "bench --prompts LATIN": (1, "is not valid UTF-8"),
     "trim FOLDER": (1, "is not a pack"),
     "trim FOLDER --coverage 2": (2, "is not a share"),

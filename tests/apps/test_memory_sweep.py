@@ -29,7 +29,7 @@ CHAT = Chat(
     context=512,
     longest=512,
     drafters="suffix",
-    given_up=("past answers",),
+    given_up=("the draft model",),
     tokens_per_second=12.0,
     samples=(MemorySample(0.0, ProcessMemory(40 * MB, 30 * MB, 20 * MB)), MemorySample(1.0, ProcessMemory(100 * MB))),
 )
@@ -154,7 +154,7 @@ def test_memory_sweep_has_a_row_per_engine_and_budget_and_fails_over_budget(
         100 * MB,
         50 * MB,
     )
-    assert (onnx["given_up"], onnx["samples"]) == (["past answers"], [])
+    assert (onnx["given_up"], onnx["samples"]) == (["the draft model"], [])
     assert value["runs"][-1]["samples"][0] == {
         "seconds": 0.0,
         "resident": 40 * MB,

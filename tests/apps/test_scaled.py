@@ -208,8 +208,6 @@ def test_scale_refuses_in_one_line(
         assert "cannot be written: set EDGEDECODE_CACHE" in refusal(capsys, "--scale", "20MB")
     with pytest.raises(CapabilityError, match="leave out --runtime llama"):
         widen("20MB", runtime="llama")
-    with pytest.raises(SystemExit):
-        main(["bench", "--scale", "20MB", "--replay", "trace.jsonl"])
 
 
 @pytest.mark.usefixtures("tables_too")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -177,29 +176,6 @@ def used_state(work: Path) -> str:
 
     with edgedecode.load(work / "pack", runtime="onnx", threads=None) as pair:
         return _answer(pair, "none")
-
-
-def remembers(*numbers: int, limit_nbytes: int = 1 << 20) -> Work:
-    """`--remember`: append outputs of these ids to a file, which is cut to its most recent half at the limit."""
-
-    def append(work: Path) -> None:
-        from edgedecode.drafters.remembered import OutputFile
-
-        (work / "cache" / "store").mkdir(parents=True, exist_ok=True)
-        store = OutputFile(work / "cache" / "store" / "some.outputs", limit_nbytes=limit_nbytes)
-        for number in numbers:
-            store.append(array("i", [number] * 12))
-
-    return append
-
-
-def remembered_state(work: Path) -> str:
-    """Return the loaded outputs, which are complete; a command that runs again appends its output again."""
-    from edgedecode.drafters.remembered import OutputFile
-
-    found = OutputFile(work / "cache" / "store" / "some.outputs").load(1000, vocabulary_size=100)
-    assert all(len(output) == 12 and len(set(output)) == 1 for output in found), found
-    return " ".join(str(number) for number in sorted({output[0] for output in found}))
 
 
 def learnt(work: Path) -> None:
@@ -384,10 +360,6 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),
     "trim of the bundled pack": lambda: Scenario(bundled, trimmed(2048), real_state, ("cache/costs/*", "cache/*")),
     "a first use": lambda: Scenario(bundled, used, used_state, ("cache/*/*",)),
-    "--remember": lambda: Scenario(remembers(0, 1, 2), remembers(3), remembered_state, ()),
-    "--remember, cut to its most recent half": lambda: Scenario(
-        remembers(0, 1, 2, 3), remembers(3, limit_nbytes=200), remembered_state, ()
-    ),
     "experience": lambda: Scenario(learnt_before, learnt, learnt_state, ()),
     "chat /save": lambda: Scenario(saved("before"), saved("now"), saved_state),
     "a download": lambda: Scenario(_twice(published, downloaded("a")), downloaded("b"), downloaded_state, DOWNLOADS),

@@ -44,7 +44,7 @@ def test_chat_with_a_hostile_conversation_ends_in_one_line_or_an_answer(
 
 
 FLAGS = {
-    "generate": ("--raw", "--ignore-eos", "--stats", "--json", "--verify", "--tree", "--reproducible", "--remember"),
+    "generate": ("--raw", "--ignore-eos", "--stats", "--json", "--verify", "--tree", "--reproducible"),
     "chat": ("--verify", "--tree", "--reproducible"),
     "show": ("--verify", "--json"),
     "cache": ("show", "--json", "clear", "--costs"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edgedecode.text.kept_turns import LEAST_RUN, moved_run, turn_starts, without_oldest
+from edgedecode.text.kept_turns import turn_starts, without_oldest
 from edgedecode.text.messages import Message
 
 SYSTEM = Message("system", "be short")
@@ -50,23 +48,3 @@ def test_without_oldest_keeps_the_system_messages_if_nothing_fits(messages: tupl
     kept, dropped = without_oldest(messages, fits=lambda _: False)
     assert kept == tuple(message for message in messages if message is SYSTEM)
     assert dropped == len(messages) // 2
-
-
-@given(
-    head=some.integers(0, 20),
-    gone=some.integers(1, 60),
-    kept=some.integers(0, 120),
-    fresh=some.integers(0, 20),
-    alphabet=some.sampled_from([2, 1000]),
-    seed=some.integers(0, 99),
-)
-def test_moved_run_is_common_to_both_and_covers_the_kept_tokens(
-    head: int, gone: int, kept: int, fresh: int, alphabet: int, seed: int
-) -> None:
-    rng = Random(seed)
-    old = [rng.randrange(alphabet) for _ in range(head + gone + kept)]
-    new = [*old[:head], *old[head + gone :], *(rng.randrange(alphabet) for _ in range(fresh))]
-    down, run = moved_run(old, new, shared=head)
-    assert run == 0 or run >= LEAST_RUN
-    assert new[head : head + run] == old[head + down : head + down + run]
-    assert run >= kept or kept < LEAST_RUN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded
+from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions, WhenFull
@@ -14,7 +14,6 @@ from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Chunk, TurnsDropped
 from edgedecode.sessions.session import Session
-from edgedecode.testing import TableState
 from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
 from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
@@ -238,32 +237,3 @@ def test_session_keeps_answering_over_many_turns() -> None:
         assert len(chat.tokens) <= CONTEXT
     assert len(events) > 5
     assert sum(event.turns for event in events) == 60 - (len(chat.messages) - 1) // 2
-
-
-@pytest.mark.parametrize("drafter", ["none", "model", "suffix", None])
-def test_shift_keeps_keys_and_values_of_kept_turns(drafter: str | None) -> None:
-    """The toy model depends only on the position and the previous token, so shifting equals prefilling again."""
-    texts, read = list[str](), list[int]()
-    for when_full in (WhenFull.DROP, WhenFull.SHIFT):
-        pair = ascii_pair(ending=-50)  # an end token in an answer would not be encoded again
-        chat = session(pair, drafter=drafter, when_full=when_full)
-        fill(chat, turns=4)
-        done = chat.generate(LONG, max_tokens=30)
-        story = chat.generate("tell me a story", max_tokens=300)
-        texts.append(done.text + story.text)
-        read.append(done.stats.prompt_tokens - done.stats.cached_tokens + story.stats.reread_tokens)
-        for each in (done, story):
-            assert each.stats.dropped_turns > 0
-            assert (each.stats.shifted_tokens > 40) == (when_full is WhenFull.SHIFT)
-    assert texts[0] == texts[1]
-    assert read[1] < read[0] - 80
-
-
-def test_shift_is_refused_if_the_state_cannot_shift() -> None:
-    pair = ascii_pair()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TableState, "shiftable", False)
-        before = pair.budget.used_nbytes
-        with pytest.raises(CapabilityError, match="--when-full drop prefills the kept turns again"):
-            session(pair, when_full=WhenFull.SHIFT)
-        assert pair.budget.used_nbytes == before

@@ -135,16 +135,16 @@ def plain_answers(*prompts: str) -> list[str]:
         return [session.generate(prompt, max_tokens=40).text for prompt in prompts]
 
 
-def test_pressure_releases_past_answers_then_the_draft_model_and_texts_stay_the_same(
+def test_pressure_releases_unused_adapters_then_the_draft_model_and_texts_stay_the_same(
     pair: Pair, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "edgedecode.user_notices")
     prompts = "hello", "hello hello hello", "and again hello", "hello at last"
-    with pair.session(SessionOptions(remember=True)) as session:
+    with pair.session() as session:
         texts = [answer(session, prompts[0])]
         texts.append(answer(session, prompts[1], machine=machine))
         assert caplog.messages == [
-            "the system is short of memory: past answers and unused adapters were released; answers stay the same",
+            "the system is short of memory: unused adapters were released; answers stay the same",
             "the system is short of memory: the draft model was released; answers stay the same",
         ]
         assert pair.drafts.loaded == ()
@@ -180,19 +180,6 @@ def test_requested_drafter_returns_after_pressure(pair: Pair, machine: Machine) 
         machine.now += INTERVAL_S
         answer(session, "hello again")
         assert (session.drafter_name, session.stats.mode) == ("model", "model")
-
-
-def test_trace_is_continued_after_pressure(pair: Pair, machine: Machine, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    with pair.session(SessionOptions(trace=trace)) as session:
-        answer(session, "hello", machine=machine, at=0)
-        written = trace.read_bytes()
-        machine.free = PLENTY
-        machine.now += INTERVAL_S
-        answer(session, "hello again")
-        assert session.drafter_name == "model+suffix"
-    assert len(written) > 100
-    assert trace.read_bytes().startswith(written)
 
 
 def test_ratio_rule_waits_for_the_draft_model_after_pressure(pair: Pair, machine: Machine) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from edgedecode.decoding.stats import FinishReason
@@ -404,17 +402,3 @@ def test_memory_of_the_session_is_reported() -> None:
     stats = made.generate("hello", max_tokens=3).stats
     assert stats.planned_nbytes == made._shared.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
-
-
-def test_suffix_drafts_from_remembered_outputs_in_a_later_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    accepted = []
-    for remember in (False, False, True, True):
-        options = SessionOptions(drafter="suffix", draft_max=4, remember=remember)
-        with ascii_pair() as pair, pair.session(options) as made:
-            made.generate("hello", max_tokens=40)
-            accepted.append(made.stats.accepted)
-    assert accepted[0] == accepted[1] == accepted[2] < accepted[3]
-    assert len(list((tmp_path / "store").iterdir())) == 1

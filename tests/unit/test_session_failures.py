@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +98,6 @@ def test_session_that_is_dropped_releases_its_scratch_memory() -> None:
         {"draft_max": 4, "drafter": "tree", "rule": Rule.RATIO},
         {"drafter": "no such drafter"},
         {"tree": True, "draft_max": 0},
-        {"trace": Path("trace.jsonl"), "draft_max": 2},
     ],
     ids=str,
 )

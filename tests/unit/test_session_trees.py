@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
-from edgedecode.schedule.trace import replay
-from edgedecode.testing import TableModel, TableState, toy_pair
+from edgedecode.testing import TableModel, TableState
 from edgedecode.user_notices import NOTICES
 from tests.toys import ascii_pair
 
@@ -173,12 +171,3 @@ def test_tree_that_does_not_fit_the_draft_model_falls_back_with_a_notice(
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
         assert [lease for lease in pair.budget.leases if lease.name.startswith("kv:")] == []
-
-
-def test_trace_with_trees_replays(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    with toy_pair(draft_noise=0.5) as pair, pair.session(SessionOptions(tree=True, trace=trace, seed=2)) as session:
-        session.generate("hello", max_tokens=60)
-    rounds = list(replay(trace))
-    assert [each.plan for each in rounds] == [each.recorded for each in rounds]
-    assert {name for each in rounds for name, _ in each.signals.rates} == {"recycle", "tree"}

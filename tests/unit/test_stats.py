@@ -65,13 +65,13 @@ def test_stats_speeds() -> None:
 
 def test_stats_to_json_has_every_field_and_rate() -> None:
     stats = counted()
-    stats.dropped_turns, stats.reread_tokens, stats.shifted_tokens, stats.context_full = 2, 30, 4, True
+    stats.dropped_turns, stats.reread_tokens, stats.context_full = 2, 30, True
     stats.signals = [1 / 3]
     shown = json.loads(stats.to_json())
     public = {each.name for each in fields(Stats) if not each.name.startswith("_")}
     assert set(shown) == public - {"time"} | {"time_seconds"} | RATES
     assert set(shown["time_seconds"]) == {each.name for each in fields(TimeSplit)}
-    assert (shown["dropped_turns"], shown["reread_tokens"], shown["shifted_tokens"]) == (2, 30, 4)
+    assert (shown["dropped_turns"], shown["reread_tokens"]) == (2, 30)
     assert shown["context_full"] is True
     assert shown["signals"] == [0.333333]
     assert shown["corrections"] + shown["bonuses"] + shown["ended"] == shown["rounds"]

@@ -1,35 +1,29 @@
-"""The suffix drafter, and the store of past outputs that sessions with `remember` share."""
+"""The suffix drafter."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.drafters.automaton import TOKEN_NBYTES as STORED_NBYTES
-from edgedecode.drafters.past import PastOutputs, PastReader, following
 from edgedecode.drafters.suffix import (
     GROWTH,
     LONGEST_MATCH,
     SHORTEST_MATCH,
     TOKEN_NBYTES,
     SuffixDrafter,
-    SuffixSource,
 )
-from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.sampling.sampler import Noise
-from tests.toys import draft_setting
 
 NOISE = Noise(0)
 
 
-def drafter(*, ends: frozenset[int] = frozenset(), past: PastOutputs | None = None) -> SuffixDrafter:
-    return SuffixDrafter(Budget().reserve("index", 0), ends=ends, past=past)
+def drafter(*, ends: frozenset[int] = frozenset()) -> SuffixDrafter:
+    return SuffixDrafter(Budget().reserve("index", 0), ends=ends)
 
 
 def answers(made: SuffixDrafter, prompt: Sequence[int], *tokens: int) -> None:
@@ -129,174 +123,3 @@ def test_suffix_draft_stops_at_an_end_token() -> None:
     context = [1, 2, 3, 7, 4, 5, 1, 2, 3]
     assert drafter().propose(context, 3, NOISE).tokens == (7, 4, 5)
     assert drafter(ends=frozenset({7})).propose(context, 8, NOISE).tokens == (7,)
-
-
-# -- past outputs ------------------------------------------------------------------------------------------------------
-
-ANSWER = list(range(20, 40))
-
-
-def test_suffix_drafts_from_the_output_of_another_session() -> None:
-    past = PastOutputs()
-    first, second = drafter(past=past), drafter(past=past)
-    answers(first, [1, 2], *ANSWER)
-    assert second.propose([5, 20, 21], 4, NOISE).tokens == ()
-    first.begin([3])  # the next generation: the output of the one before is kept
-    second.begin([5, 20])
-    draft = second.propose([5, 20, 21], 4, NOISE)
-    assert draft.tokens == tuple(ANSWER[2:6])
-    assert draft.match == 2
-    assert second.propose([5, 20, 21, 22], 99, NOISE).tokens == tuple(ANSWER[3 : 3 + 1 + GROWTH * 3])
-    assert second.propose([5, 20, 21, 22, *ANSWER[3:19]], 99, NOISE).tokens == (39,)  # the draft ends with the output
-    assert second.propose([5, 20, 21, 22, *ANSWER[3:20]], 99, NOISE).tokens == ()
-
-
-def test_close_of_a_suffix_drafter_keeps_its_last_output() -> None:
-    past = PastOutputs()
-    first = drafter(past=past)
-    answers(first, [1], *ANSWER)
-    first.close()
-    assert past.version == 1
-
-
-def test_suffix_prefers_the_conversation_to_the_store_where_both_match() -> None:
-    past = PastOutputs()
-    past.add([1, 2, 3, 50, 51, 52, 53, 54])
-    made = drafter(past=past)
-    context = [1, 2, 3, 4, 5, 9, 1, 2, 3]
-    made.begin(context)
-    assert made.propose(context, 2, NOISE).tokens == (4, 5)
-    longer = [9, 9, 2, 3, 4, 1, 2, 3]  # two tokens match here, three there
-    made.begin(longer)
-    draft = made.propose(longer, 2, NOISE)
-    assert (draft.tokens, draft.match) == ((50, 51), 3)
-
-
-def test_suffix_finds_an_output_that_arrives_during_prefill() -> None:
-    past = PastOutputs()
-    made = drafter(past=past)
-    made.begin([7])
-    context = [7, 20, 21, 22]
-    assert made.propose(context, 3, NOISE).tokens == ()
-    past.add(ANSWER)
-    assert made.propose([*context, 23], 2, NOISE).tokens == (24, 25)
-
-
-def test_past_outputs_evict_the_oldest_first() -> None:
-    past = PastOutputs(capacity=64)
-    outputs = [[100 * number + index for index in range(20)] for number in range(1, 7)]
-    for output in outputs:
-        past.add(output)
-    found = []
-    for output in outputs:
-        reader = PastReader(past)
-        reader.read(output[:4])
-        cursor = reader.best()
-        found.append([] if cursor is None else following(cursor, 3))
-    assert found[-1] == outputs[-1][4:7]
-    assert found[0] == []
-    assert sum(len(automaton) for automaton in past.automata) <= 64
-    kept = [bool(tokens) for tokens in found]
-    assert kept == sorted(kept)
-
-
-def test_past_outputs_keep_the_end_of_an_output_longer_than_the_store() -> None:
-    past = PastOutputs(capacity=64)
-    past.add(list(range(1000)))
-    reader = PastReader(past)
-    reader.read([995, 996])
-    cursor = reader.best()
-    assert cursor is not None
-    assert following(cursor, 9) == [997, 998, 999]
-    assert len(past.automata[0]) <= 32
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the file of remembered outputs in a temporary folder."""
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-
-
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False), (True, True)])
-def test_a_conversation_drafts_from_another_only_if_both_ask_for_it(*, first: bool, second: bool) -> None:
-    source = SuffixSource()
-    one, other = (source.open(draft_setting(10, remember=remember, capacity=100)) for remember in (first, second))
-    assert isinstance(one, SuffixDrafter)
-    answers(one, [1, 2], *ANSWER)
-    one.close()
-    other.begin([5, 20])
-    assert other.propose([5, 20, 21], 1, NOISE).tokens == ((22,) if first and second else ())
-    source.close()
-
-
-@pytest.mark.usefixtures("cache")
-def test_past_outputs_are_leased_as_they_grow_and_released_by_the_source() -> None:
-    budget = Budget()
-    source = SuffixSource()
-    first = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
-    second = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
-    assert budget.used_nbytes == first.nbytes + second.nbytes
-    assert isinstance(first, SuffixDrafter)
-    answers(first, [1, 2], *ANSWER)
-    first.close()
-    second.close()
-    assert budget.used_nbytes == STORED_NBYTES * (len(ANSWER) + 1)
-    source.close()
-    source.close()
-    assert budget.used_nbytes == 0
-
-
-def test_past_outputs_when_full_lease_no_more_than_they_keep() -> None:
-    budget = Budget()
-    with budget.reserve("past outputs", 0) as lease:
-        past = PastOutputs(capacity=64, lease=lease)
-        for start in range(40):
-            past.add([100 * start + index for index in range(20)])
-            assert lease.nbytes == STORED_NBYTES * sum(len(automaton) for automaton in past.automata)
-
-
-@pytest.mark.usefixtures("cache")
-def test_past_outputs_are_evicted_for_other_memory() -> None:
-    budget = Budget(200_000)
-    source = SuffixSource()
-    made = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
-    assert isinstance(made, SuffixDrafter)
-    answers(made, [1, 2], *ANSWER)
-    made.begin([5])
-    assert made.propose([5, 20, 21], 1, NOISE).tokens == (22,)
-    rest = 200_000 - made.nbytes
-    with budget.reserve("a draft model", rest):
-        assert budget.used_nbytes == made.nbytes + rest
-        assert made.propose([5, 20, 21, 22], 1, NOISE).tokens == ()
-        answers(made, [5, 20, 21, 22], *ANSWER)
-        made.begin([5])
-        assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
-    again = source.open(draft_setting(10, budget=budget, capacity=100, remember=True))
-    assert budget.used_nbytes == made.nbytes + again.nbytes
-
-
-def test_past_outputs_that_do_not_fit_are_not_kept() -> None:
-    budget = Budget(STORED_NBYTES * 50)
-    with budget.reserve("past outputs", 0, priority=-1) as lease:
-        past = PastOutputs(lease=lease)
-        past.add(ANSWER)
-        assert lease.nbytes == STORED_NBYTES * 21
-        with budget.reserve("a prompt", STORED_NBYTES * 20):
-            past.add(ANSWER)
-            assert lease.nbytes == STORED_NBYTES * len(past.automata[0]) == STORED_NBYTES * 21
-        past.add(ANSWER)
-        assert lease.nbytes == STORED_NBYTES * 42
-    past.add(ANSWER)  # released
-    assert len(past.automata[0]) == 42
-
-
-def test_suffix_drafts_from_the_conversation_without_room_for_the_store() -> None:
-    budget = Budget(100_000)
-    made = SuffixSource().open(draft_setting(10, budget=budget, capacity=100))
-    assert made.nbytes == budget.used_nbytes > 0
-    context = [1, 2, 3, 1, 2]
-    made.begin(context)
-    assert made.propose(context, 1, NOISE).tokens == (3,)
-    with pytest.raises(BudgetExceeded, match="suffix index"):
-        SuffixSource().open(draft_setting(10, budget=budget, capacity=10**6))

@@ -44,40 +44,6 @@ def test_span_without_an_invocation_is_off_with_a_notice(
     assert "the adapter 'activated' stays off" in caplog.text
 
 
-class Shifting(TableState):
-    """A state whose positions can be shifted."""
-
-    shiftable = True
-
-    def __init__(self) -> None:
-        super().__init__(512, Budget().reserve("kv:shifting", 0))
-        self.shifts: list[tuple[int, int]] = []
-
-    def shift(self, start: int, stop: int) -> None:
-        self.shifts.append((start, stop))
-
-
-def test_shift_of_turns_that_an_adapter_prevents_is_reported_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
-    before, after = [1, 2, 3, *range(20, 220)], [1, *range(20, 220)]
-    with caplog.at_level("INFO", logger=NOTICES):
-        for adapter in ADAPTERS[:2]:
-            state = Shifting()
-            reading = TargetReading(state, adapter=adapter, shifts=True)
-            for _ in range(2):
-                reading.begin([], before, adapter=adapter)
-                state.tokens[:] = before
-                moved = reading.begin(before, after, adapter=adapter, dropped=1)
-                assert (moved > 0) == (adapter is None) == bool(state.shifts)
-                state.crop(0)
-            words = "do not shift: the kept turns are prefilled again"
-            # A record may reach pytest's handler twice, by way of two loggers.
-            notices = {id(record) for record in caplog.records if words in record.getMessage()}
-            assert len(notices) == (adapter is not None)
-
-
 class Marked(TableState):
     """A state that records the adapter of each position."""
 
@@ -112,7 +78,7 @@ def test_swaps_read_each_position_as_a_new_conversation_does(
 ) -> None:
     """Random swaps, cuts and interruptions: each position has the adapter that a lone run gives it."""
     state, tokens = Marked(), list[int]()
-    reading = TargetReading(state, adapter=None, shifts=False)
+    reading = TargetReading(state, adapter=None)
     for adapter, kept, added, interrupted in steps:
         prompt = [*tokens[:kept], *added, *HEADER][-60:]
         reading.begin(tokens, prompt, adapter=adapter)
@@ -128,7 +94,7 @@ def test_swaps_read_each_position_as_a_new_conversation_does(
 
 def test_swap_of_activated_adapters_keeps_the_prompt() -> None:
     state = Marked()
-    reading = TargetReading(state, adapter=None, shifts=False)
+    reading = TargetReading(state, adapter=None)
     prompt = [1, 2, 3, *HEADER]
     reading.begin([], prompt, adapter=ADAPTERS[3])
     tokens = [*prompt, 4, 5]

@@ -128,14 +128,12 @@ class Sequences:
 class LlamaState(ContextState):
     """Implements `State`. Sequence 0 holds the settled rows, and the pending rows of a chain.
 
-    window: of sliding-window layers in positions, 0 for none. float_keys: whether keys are stored as floats. Others
-    cannot shift, as the engine would dequantize them in memory that is not planned.
+    window: of sliding-window layers in positions, 0 for none.
     """
 
-    def __init__(self, context: Context, *, capacity: int, window: int, float_keys: bool, owner: object) -> None:
+    def __init__(self, context: Context, *, capacity: int, window: int, owner: object) -> None:
         super().__init__(context, capacity=capacity, owner=owner)
         self._window = window
-        self._float_keys = float_keys
         self._branches: Sequences | None = None
         """The pending rows' shape; None: a chain."""
         self._held = [0] * context.plan.sequences
@@ -149,21 +147,6 @@ class LlamaState(ContextState):
             return 0
         first = self.context.first_position()  # sliding-window layers may have reused old cells
         return 0 if first <= 0 else first + self._window
-
-    @property
-    def shiftable(self) -> bool:
-        return not self._window and self._float_keys and self.context.shiftable
-
-    def shift(self, start: int, stop: int) -> None:
-        self.crop(self._length)
-        length = self._length - (stop - start)
-        self._length, self._dirty = start, True  # an interrupt before the end drops the rest
-        for id in range(1, len(self._held)):
-            self.context.remove(id, 0)
-            self._held[id] = 0
-        self.context.remove(0, start, stop)
-        self.context.move(0, stop, start - stop)
-        self._length, self._dirty = length, False
 
     @property
     def width(self) -> int:
