@@ -92,8 +92,6 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
         yield "oldest turns dropped", f"{stats.dropped_turns}{again}"
     if stats.mode == "switch":
         yield "tokens", f"{stats.tokens}: {_switching(stats)}"
-        if stats.model_loads:
-            yield "models loaded", f"{stats.model_loads} times, in {1000 * stats.load_seconds:.0f} ms"
     else:
         yield "tokens", f"{stats.verified_tokens}, all verified by the target"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens per pass"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from edgedecode import (
     SwitchOptions,
     WhenFull,
     load,
-    plan,
 )
 from edgedecode.commands import (
     add_pack,
@@ -36,7 +34,6 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
-from edgedecode.memory.limit import VARIABLE
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.manifest import Generation, Manifest
@@ -195,13 +192,6 @@ def _add_switching_options(parser: ArgumentParser) -> None:
         help="with --mode switch: the target verifies, when it takes over, what the draft model wrote",
     )
 
-    group.add_argument(
-        "--one-resident",
-        action="store_true",
-        help="with --mode switch: keep one of the two models in memory at a time; the target, once loaded, ends the "
-        "answer (automatic where --memory or EDGEDECODE_MEMORY holds one but not both)",
-    )
-
 
 def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     """Return the options of --mode switch. Raises InputError for those that need it."""
@@ -213,7 +203,6 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
         "--quality": arguments.quality is not None,
         "--switch-threshold": arguments.switch_threshold is not None,
         "--switch-check": arguments.switch_check,
-        "--one-resident": arguments.one_resident,
     }
     if names := [name for name, used in given.items() if used]:
         raise InputError(f"{names[0]} needs --mode switch: without it, every token is verified by the target")
@@ -264,7 +253,6 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
         elif manifest.adapters and arguments.kv_type is None:  # no ONNX graph has both
             adapters = any("lora" in graph.capabilities for graph in manifest.models["target"].graphs.values())
     with leaving_at_once():
-        one_resident = _takes_turns(arguments)
         return load(
             arguments.model,
             memory=arguments.memory,
@@ -278,7 +266,6 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
             adapters=adapters,
-            one_resident=one_resident,
             draft_on=arguments.draft_on,
         )
 
@@ -286,30 +273,6 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
 def locate_pack(arguments: Namespace) -> None:
     """Put the folder of the pack that the arguments name in the place of its name. May download it."""
     arguments.model, arguments.draft = str(find_pack(arguments.model, arguments.draft)), None
-
-
-def _takes_turns(arguments: Namespace) -> bool:
-    """Return whether to keep one model in memory at a time: if asked, or if the budget does not hold both."""
-    if getattr(arguments, "mode", "verify") != "switch" or arguments.one_resident:
-        return getattr(arguments, "one_resident", False)
-    if arguments.memory is None and not os.environ.get(VARIABLE):
-        return False
-    both = plan(
-        arguments.model,
-        SessionOptions(switch=_switch_options(arguments), context=arguments.ctx_size),
-        memory=arguments.memory,
-        runtime=arguments.runtime,
-        provider=arguments.provider,
-        threads=arguments.threads,
-        kv_type=arguments.kv_type,
-        mmap=not arguments.no_mmap,
-        repack=not arguments.no_repack,
-        draft_on=arguments.draft_on,
-    )
-    if both.memory.fits:
-        return False
-    notice("the budget does not hold both models: one is in memory at a time; the target, once needed, ends an answer")
-    return True
 
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:

@@ -12,7 +12,6 @@ from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningR
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, EngineRequest, chosen_engines, default_runtime, engine_version
 from edgedecode.engines.wrappers.kept_placement import kept_placement
-from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
@@ -78,7 +77,6 @@ def load(  # noqa: PLR0913  (the options of a pack)
     mmap: bool = True,
     repack: bool = True,
     adapters: bool = False,
-    one_resident: bool = False,
     draft_on: str | None = None,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
@@ -97,8 +95,6 @@ def load(  # noqa: PLR0913  (the options of a pack)
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
     adapters: open the models so that sessions may use the pack's adapters (`SessionOptions.adapter`).
-    one_resident: keep only one of the two models in memory at a time; for `SwitchOptions`, with one hand-over per
-    answer.
     draft_on: run the draft model on another engine or provider than the target: ENGINE or ENGINE:PROVIDER, such as
     "onnx" for a target on llama.cpp, or "onnx:webgpu".
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
@@ -107,7 +103,7 @@ def load(  # noqa: PLR0913  (the options of a pack)
     pack does not offer.
     """
     limit = _limit(memory)
-    wrap = _wrapped(wrap, one_resident=one_resident, draft_on=draft_on)
+    wrap = _wrapped(wrap, draft_on=draft_on)
     request = _request(
         provider=provider,
         threads=threads,
@@ -142,7 +138,6 @@ def plan(  # noqa: PLR0913  (as `load`)
     kv_type: str | None = None,
     mmap: bool = True,
     repack: bool = True,
-    one_resident: bool = False,
     draft_on: str | None = None,
 ) -> PackPlan:
     """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
@@ -167,7 +162,7 @@ def plan(  # noqa: PLR0913  (as `load`)
         manifest = check_pack(root, full=False)
         engine = None if wanted == AUTO else find_runtime(wanted)  # in `load`'s order, for the same process memory
         tokenizer = pack_tokenizer(manifest, root, Budget())
-        wrap = _wrapped(None, one_resident=one_resident, draft_on=draft_on)
+        wrap = _wrapped(None, draft_on=draft_on)
 
         def plan_on(engine: Runtime, request: EngineRequest = request) -> PackPlan:
             engine = wrap(engine)
@@ -208,19 +203,13 @@ def _pack_plan(
     return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
 
 
-def _wrapped(
-    wrap: Callable[[Runtime], Runtime] | None, *, one_resident: bool, draft_on: str | None
-) -> Callable[[Runtime], Runtime]:
-    """Return a function that places the draft elsewhere, applies `wrap`, and keeps one model in memory at a time.
-
-    Raises InputError for an unknown place.
-    """
+def _wrapped(wrap: Callable[[Runtime], Runtime] | None, *, draft_on: str | None) -> Callable[[Runtime], Runtime]:
+    """Return a function that places the draft elsewhere and applies `wrap`. Raises InputError for an unknown place."""
     place = None if draft_on is None else Place.parse(draft_on)
 
     def wrapped(engine: Runtime) -> Runtime:
         engine = place_draft(engine, place)
-        engine = engine if wrap is None else wrap(engine)
-        return OneResident(engine) if one_resident else engine
+        return engine if wrap is None else wrap(engine)
 
     return wrapped
 

@@ -56,9 +56,6 @@ class PlanCommand:
             default="verify",
             help="switch: plan for switching between the models (default: %(default)s)",
         )
-        group.add_argument(
-            "--one-resident", action="store_true", help="plan for one of the two models in memory at a time"
-        )
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
@@ -78,7 +75,6 @@ class PlanCommand:
             kv_type=arguments.kv_type,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
-            one_resident=arguments.one_resident,
             draft_on=arguments.draft_on,
         )
         _show(made)

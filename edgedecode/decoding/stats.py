@@ -84,9 +84,6 @@ class Stats:
     """Tokens of what the model thought before it answered, where it was set apart (servers)."""
     switches: int = 0
     """Number of switches between the models that write (entropy switching)."""
-    model_loads: int = 0
-    """How often a model was loaded in place of the other (memory mode), in `load_seconds`."""
-    load_seconds: float = 0.0
     signals: list[float] = field(default_factory=list)
     """The draft model's uncertainty before each token that it was asked for; see `handed_over_at`."""
     handed_over_at: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
@@ -44,8 +44,6 @@ class DraftingFacts:
     has_draft: bool
     heads: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
-    one_resident: bool = False
-    """The models take turns in memory: the scheduler does without the draft model's drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     models with options that exclude it.
     """
     _check_switching(options, has_draft=facts.has_draft)
-    names = _names(options, facts) if _speculates(options, facts) else ()
+    names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
     if options.draft_max is not None:
@@ -73,10 +71,10 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
 
 
-def _speculates(options: SessionOptions, facts: DraftingFacts) -> bool:
+def _speculates(options: SessionOptions) -> bool:
     """Return whether the target writes several tokens in a row. Raises InputError for drafts where it does not."""
     switch = options.switch
-    if switch is None or facts.one_resident or (switch.rule is not None and switch.rule.keeps_target):
+    if switch is None or (switch.rule is not None and switch.rule.keeps_target):
         return True
     if options.drafter not in (None, "none") or options.draft_max or options.tree:
         raise InputError(
@@ -90,14 +88,7 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     if not _rolls_back(options, facts.card) or options.draft_max == 0 or options.drafter == "none":
         return ()
     if options.drafter is not None:
-        if facts.one_resident and options.drafter in _WITH_MODEL:
-            raise InputError(
-                f"with one model in memory at a time, the drafter {options.drafter} would load both in every round: "
-                f"leave out --drafter, or --one-resident"
-            )
         return (options.drafter,)
-    if facts.one_resident:
-        facts = replace(facts, has_draft=False, heads=())
     branching = options.tree and facts.card.tree
     if options.fixed or options.rule is Rule.RATIO:
         if branching:

@@ -24,7 +24,6 @@ from edgedecode.engines.interface import (
     role_needs,
 )
 from edgedecode.engines.registry import find_drafter, lookup_names
-from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
@@ -117,8 +116,6 @@ class PackFootprint:
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
         def holders(choice: Choice) -> list[Holder]:
-            if isinstance(self._engine, OneResident):  # its models are loaded after the session is opened
-                return [holder for holder in self.holders(choice) if holder not in self._process]
             return [holder for holder in self._of_session(choice) if holder.name not in shared]
 
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
@@ -129,13 +126,12 @@ class PackFootprint:
         session = self._of_session(choice)
         loading = max(0, target.loading_nbytes - total_nbytes(session))  # released before the session is opened
         found = [*self._process, *target.loaded, Holder("reading weights", loading), *session]
-        return _merged(_larger_model(found) if isinstance(self._engine, OneResident) else found)
+        return _merged(found)
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        alone = isinstance(self._engine, OneResident)
-        facts = DraftingFacts(card, "draft" in self._manifest.models, self.heads, lookup_names(), one_resident=alone)
+        facts = DraftingFacts(card, "draft" in self._manifest.models, self.heads, lookup_names())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(
@@ -221,7 +217,7 @@ class PackFootprint:
     def _draft_needs(self) -> tuple[str, ...]:
         """How the draft model is loaded: with its adapters if it can take them, and then with heads if it has both."""
         draft = self._manifest.models.get("draft")
-        if draft is None or isinstance(self._engine, OneResident):
+        if draft is None:
             return ()
         heads = default_heads(draft, runtime=draft_engine(self._engine))
         if ADAPTERS in self._loading and self._manifest.has_draft_adapters:
@@ -293,15 +289,6 @@ def _is_drafts(lease_name: str) -> bool:
     """Return whether a lease is of the draft model, its states or its adapters."""
     kind, _, rest = lease_name.partition(":")
     return rest.startswith(DRAFT_ADAPTER) if kind == "adapter" else rest == "draft"
-
-
-def _larger_model(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders without those of the smaller model, which is not in memory together with the larger one."""
-    of_target, of_draft = (
-        [holder for holder in holders if holder.name.endswith(f":{role}")] for role in ("target", "draft")
-    )
-    smaller = min(of_target, of_draft, key=total_nbytes)
-    return [holder for holder in holders if holder not in smaller]
 
 
 def _uses_draft(choice: Choice) -> bool:

@@ -14,7 +14,6 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
-from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.planner import MemoryPlan
@@ -85,8 +84,7 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
-        has_draft, alone = "draft" in self.manifest.models, isinstance(self.engine, OneResident)
-        facts = DraftingFacts(self.target.card, has_draft, self.heads, self.lookups, one_resident=alone)
+        facts = DraftingFacts(self.target.card, "draft" in self.manifest.models, self.heads, self.lookups)
         return choose_drafters(options, facts)
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:

@@ -16,7 +16,6 @@ from edgedecode.decoding.policy import NO_DRAFTER, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.engines.wrappers.one_resident import OneResident
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.entries import DRAFT_ADAPTER
@@ -28,7 +27,6 @@ from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.switching.draft_writer import DraftWriter
-from edgedecode.switching.rule import LONGEST
 from edgedecode.user_notices import notice
 
 
@@ -45,8 +43,6 @@ class SessionDrafting:
         self._unused_adapters: set[str] = set()
         """Adapters of the draft model that it could not take, of which the user was told."""
         self._rule = None if options.switch is None else options.switch.rule
-        if self._rule is not None and isinstance(shared.engine, OneResident):
-            self._rule = replace(self._rule, down=0.0, dwell=LONGEST)  # the target ends the answer
         self.switching: DraftWriter | None = None
         self.drafting = self._open(options)
         try:
@@ -109,8 +105,6 @@ class SessionDrafting:
                 state.read_with(adapter_span(chosen, prompt), refused=partial(self._drafts_plainly, name))
             if self.switching is not None:
                 self.switching.signals, stats.handed_over_at = stats.signals, self.switching.rule.up
-            if isinstance(engine := self._shared.engine, OneResident):
-                held.enter_context(engine.counted(stats))
             yield drafting
 
     def load_adapter(self, adapter: ActiveAdapter | None) -> ActiveAdapter | None:

@@ -129,9 +129,9 @@ def test_plan_refuses_in_one_line(words: tuple[str, ...], message: str, capsys: 
     assert "Traceback" not in err
 
 
-def test_plan_of_switching_counts_both_models_or_the_larger_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_switching_counts_both_models(capsys: pytest.CaptureFixture[str]) -> None:
     least = [
         json.loads(run_plan(capsys, "-c", "512", *words, "--json")[0].splitlines()[-1])["least_running"]
-        for words in ((), ("--mode", "switch"), ("--mode", "switch", "--one-resident"))
+        for words in ((), ("--mode", "switch"))
     ]
-    assert least[0] <= least[2] < least[1], "verified decoding may do without the draft model"
+    assert least[0] < least[1], "verified decoding may do without the draft model"
