@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime, draft_engine
 from edgedecode.engines.registry import find_runtime
-from edgedecode.engines.selection import AUTO, EngineRequest, chosen_engines, default_runtime, engine_version
+from edgedecode.engines.selection import (
+    AUTO,
+    EngineRequest,
+    default_runtime,
+    engine_version,
+    first_engine,
+    other_engines,
+)
 from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
@@ -176,7 +184,7 @@ def plan(  # noqa: PLR0913  (as `load`)
             return plan_on(engine)
         if provider == PROCESSOR and draft_on is None and (kept := _on_kept(manifest, request, plan_on)) is not None:
             return kept
-        return plan_on(find_runtime(chosen_engines(manifest, root, request, asked=False)[0]))
+        return plan_on(find_runtime(first_engine(manifest, root, request, asked=False)))
 
 
 def _pack_plan(
@@ -289,7 +297,8 @@ def _open_pack(
         return open_on(engine)
     if may_place and (kept := _on_kept(manifest, request, open_on)) is not None:
         return kept
-    return _open_on_first(chosen_engines(manifest, root, request, asked=asked), open_on)
+    first = first_engine(manifest, root, request, asked=asked)
+    return _open_on_first(first, open_on, others=partial(other_engines, manifest, root, request, first=first))
 
 
 def _on_kept(manifest: Manifest, request: EngineRequest, use: Callable[[Runtime, EngineRequest], T]) -> T | None:
@@ -366,13 +375,12 @@ def _warn_if_short(manifest: Manifest) -> None:
         )
 
 
-def _open_on_first(names: Sequence[str], open_on: Callable[[Runtime], Pair]) -> Pair:
-    """Open the pair on the first of these engines that can run it; notify the user of each failure's reason."""
-    name, *others = names
+def _open_on_first(name: str, open_on: Callable[[Runtime], Pair], *, others: Callable[[], Sequence[str]]) -> Pair:
+    """Open the pair on this engine, or the first of the others that can; notify the user of each failure's reason."""
     try:
         return open_on(find_runtime(name))
     except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
-        if not others:
+        if not (left := others()):
             raise
-        notice(f"{name} cannot run this pack here ({error.reason}); trying {others[0]}")
-    return _open_on_first(others, open_on)
+        notice(f"{name} cannot run this pack here ({error.reason}); trying {left[0]}")
+    return _open_on_first(left[0], open_on, others=lambda: left[1:])

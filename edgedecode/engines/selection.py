@@ -82,31 +82,41 @@ def engine_choice(manifest: Manifest, root: Path, request: EngineRequest) -> Cho
     return _choice(engine_candidates(manifest, root, request), manifest)
 
 
-def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> tuple[str, ...]:
-    """Return the engines to try, in order.
+def first_engine(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> str:
+    """Return the engine to try first. If the usual one can run the pack, no module of the others is imported.
 
-    asked: the user chose auto explicitly: a notice explains why each other engine was not taken. Otherwise it mentions
-    broken engines only. Raises RuntimeUnavailable if no engine is installed, CapabilityError if none can run the pack.
+    asked: the user chose auto explicitly: all are asked, and a notice explains why each other one was not taken. Raises
+    RuntimeUnavailable if no engine is installed, CapabilityError if none can run the pack.
     """
+    usual = _first(manifest)
+    if not asked and usual in installed(RUNTIMES) and _candidate(usual, manifest, root, request).able:
+        return usual
     candidates = engine_candidates(manifest, root, request)
-    names = _choice(candidates, manifest).names or (_only_installed(candidates),)
-    if any(each.able for each in candidates):
-        told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.broken))]
-        if told:
-            reasons = "; ".join(f"{each.name}: {each.why_not}" if asked else each.why_not for each in told)
-            notice(f"decoding on {names[0]} ({reasons})")
-    return names
+    able = _choice(candidates, manifest).names
+    if not able:
+        return _only_installed(candidates)
+    told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.broken))]
+    if told:
+        reasons = "; ".join(f"{each.name}: {each.why_not}" if asked else each.why_not for each in told)
+        notice(f"decoding on {able[0]} ({reasons})")
+    return able[0]
+
+
+def other_engines(manifest: Manifest, root: Path, request: EngineRequest, *, first: str) -> tuple[str, ...]:
+    """Return the engines to try, in order, if the first one fails to open the pack."""
+    names = _choice(engine_candidates(manifest, root, request), manifest).names
+    return tuple(name for name in names if name != first)
 
 
 def _choice(candidates: Sequence[Candidate], manifest: Manifest) -> Choice:
-    first = FLOATS if _is_float_file(manifest) else USUAL
-    able = sorted((each.name for each in candidates if each.able), key=lambda name: (name != first, name))
+    able = sorted((each.name for each in candidates if each.able), key=lambda name: (name != _first(manifest), name))
     rejected = "; ".join(f"{each.name}: {each.why_not}" for each in candidates if not each.able)
     return Choice(tuple(able), rejected or (f"rather than {', '.join(able[1:])}" if able[1:] else "it is the only one"))
 
 
-def _is_float_file(manifest: Manifest) -> bool:
-    return all(entry.gguf and not entry.graphs and entry.bits >= _FLOAT_BITS for entry in manifest.models.values())
+def _first(manifest: Manifest) -> str:
+    floats = all(each.gguf and not each.graphs and each.bits >= _FLOAT_BITS for each in manifest.models.values())
+    return FLOATS if floats else USUAL
 
 
 def _only_installed(candidates: list[Candidate]) -> str:
@@ -145,13 +155,17 @@ def _candidate(name: str, manifest: Manifest, root: Path, request: EngineRequest
 
 def _precise_enough(candidates: list[Candidate], manifest: Manifest) -> list[Candidate]:
     """Refuse engines with 8-bit activations where the target needs 16 bits: their output would differ."""
-    activations = manifest.models["target"].activations
-    if activations is None or not activations.wide or not any(each.able and each.name == USUAL for each in candidates):
+    if not any(each.able and each.name == USUAL for each in candidates):
         return candidates
     return [
-        replace(each, refusal=_TOO_COARSE) if each.able and each.name in _8_BIT_ACTIVATIONS else each
+        replace(each, refusal=_TOO_COARSE) if each.able and _too_coarse(each.name, manifest) else each
         for each in candidates
     ]
+
+
+def _too_coarse(name: str, manifest: Manifest) -> bool:
+    activations = manifest.models["target"].activations
+    return name in _8_BIT_ACTIVATIONS and activations is not None and bool(activations.wide)
 
 
 def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: EngineRequest) -> Refusal | None:

@@ -74,8 +74,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def chosen(request: EngineRequest | None = None, *, asked: bool = False) -> tuple[str, ...]:
-    return selection.chosen_engines(toy_pair().manifest, Path(), request or EngineRequest(), asked=asked)
+def chosen(request: EngineRequest | None = None, *, asked: bool = False) -> str:
+    return selection.first_engine(toy_pair().manifest, Path(), request or EngineRequest(), asked=asked)
+
+
+def others(first: str) -> tuple[str, ...]:
+    return selection.other_engines(toy_pair().manifest, Path(), EngineRequest(), first=first)
 
 
 def choice(manifest: Manifest | None = None) -> Choice:
@@ -83,12 +87,15 @@ def choice(manifest: Manifest | None = None) -> Choice:
 
 
 def test_onnx_runtime_comes_first_where_it_can_run_the_pack(install: Install, notices: list[str]) -> None:
-    install(llama=Factory(), onnx=Factory())
-    assert chosen() == chosen(asked=True) == ("onnx", "llama")
+    llama = Factory()
+    install(llama=llama, onnx=Factory())
+    assert chosen() == "onnx"
+    assert llama.asked == [], "no module of the others is imported"
+    assert (chosen(asked=True), others("onnx")) == ("onnx", ("llama",))
     assert choice() == Choice(("onnx", "llama"), "rather than llama")
     assert notices == []
     install(llama=Factory(), onnx=Factory(refusals={"target": UNABLE}))
-    assert chosen() == ("llama",)
+    assert (chosen(), others("llama")) == ("llama", ())
     assert choice() == Choice(("llama",), "onnx: no such file")
 
 
@@ -110,24 +117,29 @@ def test_an_engine_that_is_not_installed_is_named_only_if_auto_was_asked_for(
     install: Install, notices: list[str]
 ) -> None:
     install(llama=Factory(None), onnx=Factory())
-    assert chosen() == ("onnx",)
+    assert (chosen(), others("onnx")) == ("onnx", ())
     assert notices == []
-    assert chosen(asked=True) == ("onnx",)
+    assert chosen(asked=True) == "onnx"
     assert notices == ["decoding on onnx (llama: it is not installed)"]
 
 
-def test_chosen_engines_report_a_crashed_engine_unasked(install: Install, notices: list[str]) -> None:
+def test_an_engine_that_does_not_run_is_reported_where_it_was_asked(install: Install, notices: list[str]) -> None:
     install(llama=Factory(refusals={"target": BROKEN}), onnx=Factory())
-    assert chosen() == ("onnx",)
-    assert notices == ["decoding on onnx (it died with SIGSEGV)"]
+    assert chosen() == "onnx"
+    assert notices == []
+    assert chosen(asked=True) == "onnx"
+    assert notices == ["decoding on onnx (llama: it died with SIGSEGV)"]
+    install(other=Factory(), onnx=Factory(refusals={"target": BROKEN}))
+    assert chosen() == "other"
+    assert notices[1:] == ["decoding on other (it died with SIGSEGV)"]
 
 
-def test_chosen_engines_must_support_the_draft_and_the_targets_kv_type(install: Install) -> None:
+def test_an_engine_must_support_the_draft_and_the_targets_kv_type(install: Install) -> None:
     llama, onnx = Factory(refusals={"draft": UNABLE}), Factory()
     install(llama=llama, onnx=onnx)
-    assert chosen(EngineRequest(kv_type="int8")) == ("onnx",)
+    assert chosen(EngineRequest(kv_type="int8"), asked=True) == "onnx"
     assert llama.asked == onnx.asked == [("target", ("kv:int8",)), ("draft", ())]
-    chosen(EngineRequest(loading=(NO_MMAP,)))
+    chosen(EngineRequest(loading=(NO_MMAP,)), asked=True)
     assert onnx.asked[2:] == [("target", (NO_MMAP,)), ("draft", (NO_MMAP,))]
 
 
@@ -146,12 +158,12 @@ def test_an_engine_with_16_bit_activations_is_taken_if_needed(install: Install) 
     assert found == {"8": ("onnx", "llama"), "16": ("onnx",)}
 
 
-def test_chosen_engines_without_a_usable_engine_are_an_error(install: Install) -> None:
+def test_no_usable_engine_are_an_error(install: Install) -> None:
     install(llama=Factory(None), onnx=Factory(None))
     with pytest.raises(RuntimeUnavailable, match=r"no engine is installed: pip install 'edgedecode\[onnx\]'"):
         chosen()
     install(llama=Factory(None), onnx=Factory(refusals={"target": UNABLE}))
-    assert chosen() == ("onnx",), "loading it reports the refusal in full"
+    assert chosen() == "onnx", "loading it reports the refusal in full"
     install(llama=Factory(refusals={"target": BROKEN}), onnx=Factory(refusals={"target": UNABLE}))
     with pytest.raises(CapabilityError, match="llama: it died with SIGSEGV; onnx: no such file"):
         chosen()
@@ -172,10 +184,10 @@ def test_open_on_first_falls_back_to_the_next_engine(
             raise error
         return pair
 
-    assert _open_on_first(("one", "two"), opened) is pair
+    assert _open_on_first("one", opened, others=lambda: ("two",)) is pair
     assert notices == ["one cannot run this pack here (too large); trying two"]
     with pytest.raises(type(error)):
-        _open_on_first(("one",), opened)
+        _open_on_first("one", opened, others=tuple)
 
 
 def test_default_runtime_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
