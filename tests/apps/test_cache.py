@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "cache"
     monkeypatch.setenv("EDGEDECODE_CACHE", str(root))
-    for name, nbytes in (("costs", 10), ("store", 2_000_000), ("locks", 0)):
+    for name, nbytes in (("costs", 10), ("tiles", 2_000_000), ("locks", 0)):
         (root / name / "deep").mkdir(parents=True)
         (root / name / "deep" / "file").write_bytes(bytes(nbytes))
     return root
@@ -29,18 +29,18 @@ def test_cache_show_lists_areas_with_their_sizes(cache: Path, capsys: pytest.Cap
         assert main(["cache", *words]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == f"{cache}: 2.0 MB"
-        assert [line.split()[0] for line in lines[1:]] == ["costs", "locks", "store"]
-        assert "to draft from" in lines[3]
+        assert [line.split()[0] for line in lines[1:]] == ["costs", "locks", "tiles"]
+        assert "for this machine" in lines[3]
     assert main(["cache", "show", "--json"]) == 0
     areas = json.loads(capsys.readouterr().out)["areas"]
-    assert areas["store"] == {"files": 1, "nbytes": 2_000_000}
+    assert areas["tiles"] == {"files": 1, "nbytes": 2_000_000}
 
 
 def test_cache_clear_deletes_only_the_named_areas(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cache", "clear", "--store", "--packs"]) == 0
+    assert main(["cache", "clear", "--tiles", "--packs"]) == 0
     assert sorted(path.name for path in cache.iterdir()) == ["costs", "locks"]
-    assert f"deleted {cache / 'store'}: 1 files, 2.0 MB" in capsys.readouterr().out
-    assert main(["cache", "clear", "--store"]) == 0
+    assert f"deleted {cache / 'tiles'}: 1 files, 2.0 MB" in capsys.readouterr().out
+    assert main(["cache", "clear", "--tiles"]) == 0
     assert "nothing to delete in" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
     assert list(cache.iterdir()) == []
@@ -103,7 +103,7 @@ def test_cache_clear_without_a_choice_is_a_usage_error(cache: Path, capsys: pyte
         main(["cache", "clear"])
     assert stop.value.code == 2
     assert "say what to delete: --all" in capsys.readouterr().err
-    assert (cache / "store").exists()
+    assert (cache / "tiles").exists()
 
 
 def test_cache_verbs_work_without_a_cache_folder(
