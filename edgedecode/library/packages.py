@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -84,7 +85,7 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
             done = 0
             while child.poll() is None:  # pip reports no progress to a pipe: its files tell
                 time.sleep(_POLL_SECONDS)
-                now = max(done, *(_nbytes(path) for path in part.rglob("*")))
+                now = max(done, _largest(part))
                 advance((now - done) / 1e6)
                 done = now
         finally:
@@ -97,11 +98,14 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
     return wheels[0]
 
 
-def _nbytes(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:  # pip has moved it
-        return 0
+def _largest(folder: Path) -> int:
+    """Return the size of the largest file in a folder, in which pip moves and removes files and folders meanwhile."""
+    largest = 0
+    for place, _, names in os.walk(folder):  # unlike rglob, it passes over folders that are gone
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, os.stat(os.path.join(place, name)).st_size)
+    return largest
 
 
 def _reason(log: Path) -> str:
