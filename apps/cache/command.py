@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.cache import AREAS, user_cache
+from edgedecode.cache import AREAS, sizes, user_cache
 from edgedecode.commands import Command, add_json, print_json
 from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory.sizes import format_nbytes
@@ -25,9 +25,8 @@ class Area:
 
     @classmethod
     def measure(cls, path: Path) -> Area:
-        found = [path] if path.is_symlink() or not path.is_dir() else list(path.rglob("*"))
-        files = [file for file in found if file.is_symlink() or not file.is_dir()]
-        return cls(path, len(files), sum(file.lstat().st_size for file in files))
+        found = [path.lstat().st_size] if path.is_symlink() or not path.is_dir() else [*sizes(path)]
+        return cls(path, len(found), sum(found))
 
 
 class CacheCommand:

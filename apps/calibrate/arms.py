@@ -25,20 +25,13 @@ class Answered:
 
     task: str
     arm: str
-    texts: tuple[str, ...]
-    """The answers to the task's turns; the last may be missing if the conversation exceeds the context."""
+    text: str
+    """The answer to the last turn; empty if the conversation exceeds the context before."""
     tokens: int
     verified: int
     """Tokens that the target wrote or verified."""
     taken_back: int
     seconds: float
-    complete: bool = True
-    """Whether the conversation fitted the context."""
-
-    @property
-    def text(self) -> str:
-        """The answer to the last turn."""
-        return self.texts[-1] if self.complete else ""
 
 
 @dataclass(slots=True)
@@ -88,12 +81,11 @@ def _answered(session: Session, task: Task, arm: str, *, max_tokens: int) -> Ans
     return Answered(
         task.name,
         arm,
-        tuple(turn.text for turn in turns),
+        turns[-1].text if len(turns) == len(task.turns) else "",
         tokens=sum(turn.stats.tokens for turn in turns),
         verified=sum(turn.stats.verified_tokens for turn in turns),
         taken_back=sum(turn.stats.taken_back for turn in turns),
         seconds=perf_counter() - started,
-        complete=len(turns) == len(task.turns),
     )
 
 

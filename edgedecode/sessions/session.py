@@ -54,8 +54,8 @@ class Session(BareSession):
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
         or in the middle of it; a chunk's `event` reports that. The text that follows is that of a new session with the
-        kept messages. Raises ContextExceeded, before anything changes, if the prompt
-        alone does not fit, or no turn may be dropped.
+        kept messages. Raises ContextExceeded, before anything changes, if the prompt alone does not fit, or no turn may
+        be dropped.
         top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
         Raises CapabilityError with entropy switching, whose tokens the target does not process.
         """

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import edgedecode
-from edgedecode.cache import cache_folder, facts_key, user_cache
+from edgedecode.cache import cache_folder, facts_key, sizes, user_cache
 from edgedecode.locks import take_lock
 from edgedecode.typed_json import JsonValue
 
@@ -78,7 +78,7 @@ class Kept:
             _log.warning("another export of the same %s is running: this one is not kept in the cache", role)
             return None
         place = self._folder / key
-        held = _nbytes(place)
+        held = sum(sizes(place))
         _prune(self._folder, room=_MAX_NBYTES - nbytes)
         with suppress(OSError):
             place.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _locked(path: Path, locks: ExitStack) -> bool:
 def _prune(folder: Path, *, room: int) -> None:
     """Evict old entries, and the oldest until the rest fits into `room` bytes, but none in use."""
     for entry in sorted(_entries(folder), key=_age):  # most recently used first
-        room -= _nbytes(entry)
+        room -= sum(sizes(entry))
         if room >= 0 and _age(entry) < _MAX_AGE_SECONDS:
             continue
         with ExitStack() as locks:
@@ -148,15 +148,6 @@ def _age(entry: Path) -> float:
         return time.time() - entry.stat().st_mtime
     except OSError:
         return float("inf")
-
-
-def _nbytes(folder: Path) -> int:
-    """Return the size of an entry's files, which another process may be removing."""
-    found = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            found += path.stat().st_size if path.is_file() else 0
-    return found
 
 
 def job_key(job: ModelJob, weights: Sequence[Path]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgedecode.cache import AREAS, area, cache_folder, user_cache
+from edgedecode.cache import AREAS, area, cache_folder, sizes, user_cache
 from edgedecode.cli import main
 from edgedecode.locks import take_lock
 
@@ -113,3 +115,19 @@ def test_cache_verbs_work_without_a_cache_folder(
     assert main(["cache", "show"]) == 0
     assert "0.0 MB" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
+
+
+def test_sizes_pass_over_folders_that_others_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as pip, whose downloads are measured as they grow: a listed folder may be gone when its turn comes."""
+    (tmp_path / "pip-unpack-1").mkdir()
+    (tmp_path / "whole.whl").write_bytes(bytes(10))
+    scan = os.scandir
+
+    def scandir(path: str | Path) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "pip-unpack-1":
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [*sizes(tmp_path)] == [10]
+    assert not (tmp_path / "pip-unpack-1").exists()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,19 +71,3 @@ def test_words_that_name_no_download_are_refused(word: str, say: Say) -> None:
     done = say("pull", "--", word)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_progress_passes_over_folders_that_pip_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is listed may be gone when its turn comes."""
-    (tmp_path / "pip-unpack-1").mkdir()
-    (tmp_path / "whole.whl").write_bytes(bytes(10))
-    scan = os.scandir
-
-    def scandir(path: str | Path) -> Iterator[os.DirEntry[str]]:
-        if Path(path).name == "pip-unpack-1":
-            Path(path).rmdir()
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert packages._largest(tmp_path) == 10
-    assert not (tmp_path / "pip-unpack-1").exists()
