@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from edgedecode.errors import ExportError, cause
+from edgedecode.library.names import named
+from edgedecode.library.stores import stored_models
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue
 
@@ -138,6 +140,11 @@ def _local(name: str) -> Path | None:
     if folder.exists():
         raise ExportError(f"{name} is a file: give the folder of a Hugging Face model")
     if not _HUB_ID.fullmatch(name):
+        if named(name, stored_models()):
+            raise ExportError(
+                f"{name} is a model of `edgedecode list`, which runs as it is; `export` needs a checkpoint: "
+                f"give its folder or hub id (owner/name)"
+            )
         raise ExportError(f"there is no folder {name!r}, and it is not a hub id (owner/name)")
     return None
 

