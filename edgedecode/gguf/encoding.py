@@ -41,21 +41,19 @@ def write_gguf(file: BinaryIO, fields: Mapping[str, Value], tensors: Sequence[Wr
     write_encoded(file, [encoded_field(name, value) for name, value in fields.items()], tensors)
 
 
-def write_encoded(
-    file: BinaryIO, fields: Sequence[bytes], tensors: Sequence[WrittenTensor], *, alignment: int = ALIGNMENT
-) -> None:
-    """Write a file with encoded fields. alignment: must match the fields' general.alignment."""
+def write_encoded(file: BinaryIO, fields: Sequence[bytes], tensors: Sequence[WrittenTensor]) -> None:
+    """Write a file with encoded fields, of which none is general.alignment."""
     infos, offset = b"", 0
     for tensor in tensors:
         infos += _text(tensor.name)
         infos += struct.pack(f"<I{len(tensor.shape)}QIQ", len(tensor.shape), *tensor.shape, tensor.type, offset)
-        offset += _aligned(tensor.nbytes, alignment)
+        offset += _aligned(tensor.nbytes)
     head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(fields)) + b"".join(fields) + infos
-    file.write(head.ljust(_aligned(len(head), alignment), b"\0"))
+    file.write(head.ljust(_aligned(len(head)), b"\0"))
     for tensor in tensors:
         for piece in (tensor.data,) if isinstance(tensor.data, bytes) else tensor.data():
             file.write(piece)
-        file.write(bytes(_aligned(tensor.nbytes, alignment) - tensor.nbytes))
+        file.write(bytes(_aligned(tensor.nbytes) - tensor.nbytes))
 
 
 def encoded_field(
@@ -71,8 +69,8 @@ def encoded_field(
     return _text(name) + struct.pack("<I", kind) + _value(value, kind, element=element)
 
 
-def _aligned(nbytes: int, alignment: int) -> int:
-    return nbytes + -nbytes % alignment
+def _aligned(nbytes: int) -> int:
+    return nbytes + -nbytes % ALIGNMENT
 
 
 def _value(value: Value | Sequence[Value], kind: int, *, element: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Writes the files of a draft's trimmed head: the graph "heads", the token map and the trimmed GGUF file."""
+"""Writes the files of a draft's trimmed head: the graph "heads" and the token map."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.interface import ModelRequest, Runtime
 from edgedecode.engines.pass_timing import Forward
+from edgedecode.errors import ExportError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import TrimEntry
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
@@ -35,20 +36,14 @@ class Heads:
 def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary) -> Heads:
     """Write the head for this vocabulary. Raises ExportError if the draft's head cannot be trimmed."""
     entry = manifest.located("draft")
-    graph, paths = None, []
-    if entry.graphs:
-        base = entry.graphs.get(_BASE) or next(iter(entry.graphs.values()))
-        paths.append(place.path("heads"))
-        graph = _write_graph(base, entry, place.root, out=paths[-1], ids=vocabulary.ids)
-        graph = replace(graph, file=place.name(paths[-1]))
-    paths.append(place.path("trim"))
-    write_token_ids(paths[-1], vocabulary.ids)
-    trim = TrimEntry(size=len(vocabulary), token_ids=place.name(paths[-1]))
-    if entry.gguf:
-        paths.append(place.path("gguf"))
-        _write_gguf(place.root / entry.gguf, paths[-1], vocabulary)
-        trim = replace(trim, gguf=place.name(paths[-1]))
-    return Heads(graph, trim, tuple(paths))
+    if not entry.graphs:
+        raise ExportError("the pack's draft has no ONNX graph, and only graphs can be trimmed: export it again")
+    base = entry.graphs.get(_BASE) or next(iter(entry.graphs.values()))
+    paths = place.path("heads"), place.path("trim")
+    graph = _write_graph(base, entry, place.root, out=paths[0], ids=vocabulary.ids)
+    write_token_ids(paths[1], vocabulary.ids)
+    trim = TrimEntry(size=len(vocabulary), token_ids=place.name(paths[1]))
+    return Heads(replace(graph, file=place.name(paths[0])), trim, paths)
 
 
 @contextmanager
@@ -85,9 +80,3 @@ def _write_graph(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: 
     from .heads_graph import write_heads
 
     return write_heads(base, entry, root, out=out, ids=ids)
-
-
-def _write_gguf(full: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-    from edgedecode.gguf.trimmed_gguf import trim_gguf
-
-    trim_gguf(full, out, vocabulary)

@@ -18,21 +18,15 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Lease
 
-from .embeddings import EmbeddingTable, RowReader
 from .llama_engine import ContextPlan, Weights
 from .llama_log import Untyped
 
 
 class Batch:
-    """A `llama_batch` of at most `rows` rows with `sequences` ids each, over numpy arrays it keeps alive.
+    """A `llama_batch` of at most `rows` rows with `sequences` ids each, over numpy arrays it keeps alive."""
 
-    table: pass the engine rows of this embedding table instead of ids.
-    """
-
-    def __init__(self, api: Untyped, *, rows: int, sequences: int, table: EmbeddingTable | None = None) -> None:
+    def __init__(self, api: Untyped, *, rows: int, sequences: int) -> None:
         self._tokens = np.zeros(rows, np.int32)
-        embeddings = np.zeros((rows, 0 if table is None else table.width), np.float32)
-        self._reader = None if table is None else RowReader(table, embeddings)  # which keeps them alive
         self._positions = np.zeros(rows, np.int32)
         self._counts = np.ones(rows, np.int32)
         self._ids = np.zeros((rows, sequences), np.int32)
@@ -47,8 +41,8 @@ class Batch:
         self._starts = (ctypes.POINTER(ctypes.c_int32) * rows)(*starts)
         self.value = api.llama_batch(
             n_tokens=0,
-            token=_pointer(self._tokens, ctypes.c_int32) if table is None else None,
-            embd=None if table is None else _pointer(embeddings, ctypes.c_float),
+            token=_pointer(self._tokens, ctypes.c_int32),
+            embd=None,
             pos=_pointer(self._positions, ctypes.c_int32),
             n_seq_id=_pointer(self._counts, ctypes.c_int32),
             seq_id=ctypes.cast(self._starts, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
@@ -87,10 +81,7 @@ class Batch:
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self.count = self.value.n_tokens = len(tokens)
-        if self._reader is None:
-            self._tokens[: self.count] = tokens
-        else:
-            self._reader.read(tokens)
+        self._tokens[: self.count] = tokens
 
 
 def _pointer(array: npt.NDArray[np.generic], kind: Untyped) -> Untyped:
@@ -114,8 +105,7 @@ class Context:
     """Owns a native context and the leases over its memory, which are released when it is closed or collected.
 
     lease: the memory that the engine reports. work: the memory that it does not report. adapter_nbytes: the lease's
-    share for an adapter that may be used. table: pass the engine rows of
-    this embedding table instead of ids.
+    share for an adapter that may be used.
     """
 
     def __init__(
@@ -127,7 +117,6 @@ class Context:
         lease: Lease,
         work: Lease,
         adapter_nbytes: int = 0,
-        table: EmbeddingTable | None = None,
     ) -> None:
         self.plan = plan
         self.lease = lease
@@ -144,15 +133,11 @@ class Context:
         self._changed = False
         self._busy = RLock()
         """Held during native calls: they release the GIL, and another thread may close the context meanwhile."""
-        self.feed(table, rows=plan.rows_per_pass)
+        self.batch = Batch(self._api, rows=plan.rows_per_pass, sequences=plan.sequences)
 
     @property
     def closed(self) -> bool:
         return self._native is None
-
-    def feed(self, table: EmbeddingTable | None, *, rows: int) -> None:
-        """Make the next passes, of at most `rows` rows, take rows of the table; None: ids."""
-        self.batch = Batch(self._api, rows=rows, sequences=self.plan.sequences, table=table)
 
     def decode(self) -> None:
         """Run a forward pass of the batch. Raises RuntimeUnavailable with the engine's reason."""

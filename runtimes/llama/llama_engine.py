@@ -68,26 +68,22 @@ class Engine:
         self.log = Log.of(self.api)
         self.api.llama_backend_init()
 
-    def block_library(self) -> Untyped:
-        """Return the library with ggml's functions on quantized blocks, which the bindings do not wrap."""
-        return self._ggml("ggml-base")
-
     def devices(self) -> Sequence[NativeDevice]:
         """Return the devices of this build on this machine."""
-        return native_devices(self._ggml("ggml"))
+        return native_devices(self._ggml())
 
-    def _ggml(self, name: str) -> Untyped:
+    def _ggml(self) -> Untyped:
         from llama_cpp._ctypes_extensions import load_shared_library
 
         try:
-            return load_shared_library(name, self.api._base_path)
+            return load_shared_library("ggml", self.api._base_path)
         except (OSError, RuntimeError):
             return self.api._lib  # a build as a single library
 
     def load(self, path: Path, loading: Loading) -> Weights:
         """Load the weights at `path`. Raises ManifestError with the engine's reason, CapabilityError for a device."""
         options, offload = self.api.llama_model_default_params(), loading.offload
-        chosen = [device_address(self._ggml("ggml"), offload.device)] if offload.device else []
+        chosen = [device_address(self._ggml(), offload.device)] if offload.device else []
         devices = (ctypes.c_void_p * (len(chosen) + 1))(*chosen, None)  # empty, so that a GPU build does not use a GPU
         options.devices = ctypes.cast(devices, ctypes.c_void_p)
         options.n_gpu_layers = offload.layers

@@ -161,19 +161,15 @@ def state_holders(
     capacity: int,
     *,
     extras: StateExtras,
-    fed_row_nbytes: int = 0,
     rows: int = 1,
     tree: bool = False,
 ) -> tuple[Holder, ...]:
-    """Return a state's memory under the names of its leases; trees need no more than chains.
-
-    fed_row_nbytes: bytes per row for a model that takes embedding rows instead of ids.
-    """
+    """Return a state's memory under the names of its leases; trees need no more than chains."""
     plan = plan_state(entry, header, card=card, capacity=capacity, rows=rows, extras=extras)
     gathered = rows if rows > min(plan.context.rows_per_pass, plan.context.outputs) else 0  # of several passes
     return (
         Holder(f"kv:{card.name}", plan.nbytes),
-        Holder(f"work:{card.name}", plan.work_nbytes + fed_row_nbytes * plan.context.rows_per_pass),
+        Holder(f"work:{card.name}", plan.work_nbytes),
         Holder(f"logits:{card.name}", gathered * FLOAT_NBYTES * card.rows),
     )
 

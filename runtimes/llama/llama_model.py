@@ -25,7 +25,6 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import check_capacity, check_tokens, continues, wanted_rows
-from .embeddings import EmbeddingTable
 from .llama_adapters import Adapters
 from .llama_context import Context
 from .llama_engine import Weights
@@ -37,10 +36,7 @@ AnyState: TypeAlias = LlamaState | RecurrentState
 
 
 class LlamaModel:
-    """Implements `LanguageModel`, `AdapterModel`, `AdapterFileModel` over loaded weights; owns them and the `leases`.
-
-    table: embedding rows of the full vocabulary, for a model that takes rows instead of ids.
-    """
+    """Implements `LanguageModel`, `AdapterModel` and `AdapterFileModel`. Owns its weights and the given `leases`."""
 
     def __init__(
         self,
@@ -52,7 +48,6 @@ class LlamaModel:
         budget: Budget,
         leases: Sequence[Lease],
         extras: StateExtras = NO_EXTRAS,
-        table: EmbeddingTable | None = None,
     ) -> None:
         self._weights = weights
         self._entry = entry
@@ -66,7 +61,6 @@ class LlamaModel:
         self._lock = RLock()  # a lease may evict another adapter
         self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
         self._extras = extras
-        self._table = table
 
     @property
     def card(self) -> ModelCard:
@@ -85,10 +79,9 @@ class LlamaModel:
             rows=rows,
             extras=self._extras,
         )
-        fed = 0 if self._table is None else self._table.row_nbytes * plan.context.rows_per_pass
         with ExitStack() as undo:
             lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
-            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes + fed))
+            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
             state = self._make_state(plan, capacity, lease=lease, work=work)
             undo.callback(state.close)
             if rows > min(state.width, plan.context.outputs):  # they come from several passes
@@ -149,8 +142,6 @@ class LlamaModel:
                 context.close()
             self._adapters.close()
             self._weights.close()
-            if self._table is not None:
-                self._table.close()
             self._gathered = np.empty((0, self._card.rows), np.float32)
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
@@ -166,7 +157,6 @@ class LlamaModel:
             lease=lease,
             work=work,
             adapter_nbytes=plan.adapter_nbytes,
-            table=self._table,
         )
         self._contexts.add(context)
         try:

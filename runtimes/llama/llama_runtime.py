@@ -25,12 +25,9 @@ from edgedecode.pack.manifest import ModelEntry
 from edgedecode.user_notices import notice
 
 from ..threads import check_threads, default_threads
-from .embeddings import TABLE_NBYTES, EmbeddingTable, fed_row_nbytes
-from .feeding import find_scale
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
 from .files.kept_copies import keep_copied, kept_copied
-from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
 from .llama_adapters import lora_modules
 from .llama_devices import PROCESSOR, Offload, parse_offload
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
@@ -39,7 +36,6 @@ from .llama_footprint import (
     StateExtras,
     loaded_nbytes,
     plan_snapshots,
-    plan_state,
     position_nbytes,
     read_buffer_nbytes,
     session_nbytes,
@@ -49,7 +45,7 @@ from .llama_footprint import (
 from .llama_model import LlamaModel
 
 CODE = Holder("llama.cpp code", ENGINE_NBYTES)
-OFFERED = {"tree", ADAPTERS, "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", ADAPTERS, NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -109,7 +105,7 @@ class LlamaRuntime:
     def open(self, request: ModelRequest) -> LanguageModel:
         found = self._find(request)
         budget, needs, card = request.budget, request.needs, found.card
-        entry, header, path, draft, name = found.entry, found.header, found.path, found.draft, card.name
+        entry, header, path, name = request.entry, found.header, found.path, card.name
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # releases every lease if a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
@@ -122,7 +118,7 @@ class LlamaRuntime:
             _check_kind(weights, header, name=name, needs=needs)
             copied = engine.log.sizes().get("model", 0)
             loaded = loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied)
-            lease.resize(loaded + found.table_nbytes)
+            lease.resize(loaded)
             keep_copied(path, loading, copied)
             snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.recurrent else 0
             modules = _adapted(header, name=name, needs=needs)
@@ -136,12 +132,6 @@ class LlamaRuntime:
                 weights_nbytes=loaded,
                 kernels="" if loading.repack else "unrepacked",
             )
-            table = None
-            if draft is not None:
-                table = EmbeddingTable(draft.full, draft.contents, library=engine.block_library())
-                undo.callback(table.close)
-                plan = plan_state(entry, header, card=card, capacity=1, rows=1)
-                find_scale(weights, table, vocabulary=draft.vocabulary, plan=plan, name=name, budget=budget)
             model = LlamaModel(
                 weights,
                 entry=entry,
@@ -150,7 +140,6 @@ class LlamaRuntime:
                 budget=budget,
                 leases=[lease],
                 extras=StateExtras(snapshots, _adapted_products(header, needs)),
-                table=table,
             )
             undo.pop_all()
             self._code[budget] = code
@@ -163,15 +152,13 @@ class LlamaRuntime:
         recurrent = header.recurrent_nbytes > 0
         snapshots = plan_snapshots(header, file_nbytes=found.path.stat().st_size) if recurrent else 0
         card = replace(card, tree=not recurrent, rollback=not recurrent or snapshots > 0)
-        fed = 0 if found.draft is None else fed_row_nbytes(found.draft.contents)
         loading, weights = self._fitting(found, request.budget, request.needs)
         holders = partial(
             state_holders,
-            found.entry,
+            request.entry,
             header,
             card,
             extras=StateExtras(snapshots, _adapted_products(header, request.needs)),
-            fed_row_nbytes=fed,
         )
         return ModelFootprint(card, (CODE, weights), holders, read_buffer_nbytes(header, loading))
 
@@ -182,24 +169,20 @@ class LlamaRuntime:
         check_threads(request.threads)
         kv_type = _kv_type(entry, name, needs=needs)
         self._check_works()  # before any file is built
-        draft = None
-        if "trim" in needs:
-            draft = find_trimmed(entry, root, name=name, vocabulary_size=request.vocabulary_size, budget=budget)
-        path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
-        header, rows = read_header(path), entry.rows if draft is None else len(draft.vocabulary)
-        check_header(header, replace(entry, rows=rows), path=path)
+        path = gguf_path(entry, root, name=name, budget=budget)
+        header = read_header(path)
+        check_header(header, entry, path=path)
         card = ModelCard(
             name=name,
-            rows=rows,
+            rows=entry.rows,
             vocabulary_size=min(entry.rows, request.vocabulary_size),
             context=min(entry.context, header.context or entry.context),
             kv_type=kv_type,
             kv_nbytes=position_nbytes(entry, kv_type=kv_type),
-            token_ids=None if draft is None else draft.vocabulary.ids,
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # with graphs, it was measured on the graphs
             threads=request.threads or default_threads(path.stat().st_size),
         )
-        return _Found(path, replace(entry, rows=rows), header, card, draft, offload)
+        return _Found(path, entry, header, card, offload)
 
     def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
         """Return how weights are loaded, and their memory: read instead of mapped, with a notice, to fit the budget."""
@@ -235,7 +218,6 @@ class _Found(NamedTuple):
     entry: ModelEntry
     header: Header
     card: ModelCard
-    draft: TrimmedDraft | None
     offload: Offload = Offload()
 
     def weights(self, loading: Loading) -> Holder:
@@ -247,12 +229,7 @@ class _Found(NamedTuple):
             loading=loading,
             copied_nbytes=kept_copied(self.path, loading),
         )
-        return Holder(f"weights:{self.card.name}", nbytes + self.table_nbytes)
-
-    @property
-    def table_nbytes(self) -> int:
-        """Memory for a trimmed draft's embedding rows, which come from the full draft's file."""
-        return 0 if self.draft is None else TABLE_NBYTES
+        return Holder(f"weights:{self.card.name}", nbytes)
 
 
 def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:
@@ -266,8 +243,6 @@ def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     """Check the needs and return the KV type: the requested one, else float32 for float32 weights, else float16."""
     if missing := sorted(set(needs) - OFFERED):
         raise CapabilityError(f"llama.cpp does not offer {', '.join(missing)} for the model {name}: use --runtime onnx")
-    if "trim" in needs:
-        check_trim(entry, name=name)
     asked = [need.partition(":")[2] for need in needs if need.startswith("kv:")]
     if len(asked) > 1:
         raise CapabilityError(f"keys and values have one type, not {' and '.join(sorted(asked))}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -14,16 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, ModelRequest
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
-from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.limit import Limit
-from edgedecode.pack.entries import TrimEntry
-from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.llama_engine import Loading
 from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
 from edgedecode.user_notices import NOTICES
@@ -39,14 +34,13 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import edgedecode.open_pack  # as every process has
-from edgedecode.pack.manifest import Graph, ModelEntry, TrimEntry
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.llama import LlamaRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {}
-fields["trim"] = TrimEntry(**fields["trim"]) if fields["trim"] else None
 entry, budget, runtime = ModelEntry(**fields), Budget(), LlamaRuntime()
 before = resident_nbytes()
 request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=json.loads(sys.argv[3]))
@@ -416,28 +410,4 @@ def test_plan_bounds_measured_memory(
     )
     figures = json.loads(done.stdout)
     print(kv_type, quantization, loading, {name: round(value / MIB, 1) for name, value in figures.items()})
-    assert_planned(figures)
-
-
-@pytest.mark.memory
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize("quantization", ["", "Q4_0"])
-def test_plan_bounds_the_memory_of_a_trimmed_draft(gguf_opener: GgufOpener, tmp_path: Path, quantization: str) -> None:
-    """The full table is read row by row and is not in the plan."""
-    gguf_opener().close()  # skips where the engine is missing
-    entry, root = gguf_opener.entry(LARGE, quantization=quantization), tmp_path / "pack"
-    shutil.copytree(gguf_opener.root(LARGE, "qwen2", quantization), root)
-    ids = np.arange(0, LARGE.rows, 4)
-    write_token_ids(root / "trim.ids", ids)
-    trim_gguf(root / entry.gguf, root / "trim.gguf", TrimmedVocabulary(ids, entry.rows))
-    entry = replace(entry, trim=TrimEntry(size=len(ids), token_ids="trim.ids", gguf="trim.gguf"))
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(root), json.dumps(asdict(entry)), json.dumps(["trim", "kv:float16"])],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    figures = json.loads(done.stdout)
-    print(quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert_planned(figures)

@@ -1,1 +1,1 @@
-"""Files for llama.cpp: cached GGUF builds, trimmed drafts, scratch files, and the probe in a child process."""
+"""Files for llama.cpp: cached GGUF builds, scratch files, and the probe in a child process."""

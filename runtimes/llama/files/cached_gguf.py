@@ -7,9 +7,7 @@ concurrent builds safe. The build runs in a child process, so that its memory is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -31,17 +29,6 @@ CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
 """A child's memory: the interpreter with its libraries, and per token its text and merges (measured: 56 MB with 8,192
 tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to build a file: its name in messages, its owner (a later file of the same owner replaces it), the memory
-    needed, and the function that writes it, which may raise CapabilityError or OSError."""
-
-    name: str
-    owner: str
-    nbytes: int
-    make: Callable[[Path], None]
 
 
 def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
@@ -67,29 +54,19 @@ def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Pa
     return path
 
 
-def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
-    """Return the complete file of this key in the user's cache, built now if it is missing.
+def _cached(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
+    """Return the complete file built from a role's plan, in the user's cache; it is built now if it is missing.
 
     Raises CapabilityError if the cache cannot be written; BudgetExceeded.
     """
     folder = cache_folder(FOLDER)
     if folder is None:
-        raise _build_error(recipe.name, f"the cache {user_cache()} cannot be written")
-    path = folder / f"{key}.gguf"
+        raise _build_error(role, f"the cache {user_cache()} cannot be written")
+    path = folder / f"{gguf_key(manifest, root, role)}.gguf"
     if not is_whole(path):
-        _build(path, recipe, budget=budget)
+        nbytes = CHILD_NBYTES + TOKEN_NBYTES * manifest.models[role].rows
+        _build(path, root, role, nbytes=nbytes, budget=budget)
     return path
-
-
-def _cached(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
-    """Return the complete file built from a role's plan."""
-    recipe = Recipe(
-        name=role,
-        owner=f"{root.resolve()}:{role}",
-        nbytes=CHILD_NBYTES + TOKEN_NBYTES * manifest.models[role].rows,
-        make=lambda out: _run_child(root, role, out),
-    )
-    return kept_file(gguf_key(manifest, root, role), recipe, budget=budget)
 
 
 def write_made(root: str, role: str, out: str) -> None:
@@ -106,26 +83,28 @@ def _write(root: Path, role: str, out: Path) -> None:
     find_maker("gguf").make(Manifest.load(root).located(role), root, out)
 
 
-def _build(path: Path, recipe: Recipe, *, budget: Budget) -> None:
-    """Build the file next to its final path, without disturbing processes that read or build the same file."""
-    started = perf_counter()
-    name = recipe.name
+def _build(path: Path, root: Path, role: str, *, nbytes: int, budget: Budget) -> None:
+    """Build the file next to its final path, without disturbing processes that read or build the same file.
+
+    nbytes: the memory that it needs. It replaces an earlier file of the same pack and role.
+    """
+    started, owner = perf_counter(), f"{root.resolve()}:{role}"
     try:
         with aside(path) as fresh:
-            with _room(recipe, budget=budget):
-                recipe.make(fresh)
+            with _room(role, nbytes, budget=budget):
+                _run_child(root, role, fresh)
             sha256 = file_sha256(fresh)
-        record_whole(path, sha256, owner=recipe.owner)
+        record_whole(path, sha256, owner=owner)
     except OSError as error:
-        raise _build_error(name, error.strerror or str(error)) from None
-    _prune(path, recipe.owner)
-    notice(f"built {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, cached in {path.parent}")
+        raise _build_error(role, error.strerror or str(error)) from None
+    _prune(path, owner)
+    notice(f"built {role}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, cached in {path.parent}")
 
 
-def _room(recipe: Recipe, *, budget: Budget) -> Lease:
+def _room(role: str, nbytes: int, *, budget: Budget) -> Lease:
     """Lease the memory for a build. The lease is fixed, as nothing is loaded yet that could be reduced."""
     try:
-        return budget.reserve(f"building {recipe.name}.gguf", recipe.nbytes, fixed=True)
+        return budget.reserve(f"building {role}.gguf", nbytes, fixed=True)
     except BudgetExceeded as error:
         advice = (
             f"run once without --memory, or with {size_option(error.needed_nbytes)} or more: the file is then cached"
@@ -155,14 +134,16 @@ def _build_error(name: str, reason: str) -> CapabilityError:
 
 
 def gguf_key(manifest: Manifest, root: Path, role: str) -> str:
-    """Return the cache key of a role's file: the digest of the pack's own GGUF, else of the build's inputs and code.
+    """Return the cache key of a role's file: the digest of the build's inputs and code.
 
     Raises ManifestError if the manifest does not list these files.
     """
     entry = manifest.models[role]
-    names = (entry.gguf,) if entry.gguf else (entry.weights, entry.gguf_plan, manifest.tokenizer)
     try:
-        digests = [(manifest.outside.get(name) or manifest.files[name]).sha256 for name in names]
+        digests = [
+            (manifest.outside.get(name) or manifest.files[name]).sha256
+            for name in (entry.weights, entry.gguf_plan, manifest.tokenizer)
+        ]
     except KeyError as error:
         raise ManifestError(f"the manifest of {root} does not list {error}: export the pack again") from None
     return facts_key(VERSION, edgedecode.__version__, *digests)

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import head_files as heads
 from edgedecode.export.trim import pack_change
 from edgedecode.export.trim.head_files import make_heads
 from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
-from edgedecode.gguf import trimmed_gguf as gguf_trim
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.pack_lock import changing, opening
@@ -74,29 +73,15 @@ def test_save_trim_adds_and_replaces_and_remove_trim_restores(pack: Path) -> Non
     check_files(Manifest.load(pack), pack, full=True)
 
 
-def test_make_heads_cuts_a_draft_that_is_only_a_gguf_file(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its trimmed draft is a separate GGUF file, since there is no graph to add a head to."""
+def test_make_heads_refuses_a_draft_that_is_only_a_gguf_file(pack: Path) -> None:
     path = pack / MANIFEST_NAME
     value = json.loads(path.read_text())
     value["models"]["draft"] |= {"graphs": {}, "gguf": "draft/weights.bin"}
     path.write_text(json.dumps(value))
-    cut: list[Path] = []
-
-    def fake_cut(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-        cut.append(source)
-        out.write_bytes(vocabulary.ids.tobytes())
-
-    monkeypatch.setattr(heads, "_write_gguf", fake_cut)
-    draft = add(pack, 300).models["draft"]
-    assert cut == [pack / "draft/weights.bin"]
-    assert draft.graphs == {}
-    assert trim_files(draft) == ["draft/trim.ids", "draft/trim.gguf"]
-    (pack / "draft/base.onnx").unlink()
-    value = json.loads(path.read_text())
-    del value["files"]["draft/base.onnx"]
-    path.write_text(json.dumps(value))
-    manifest = Manifest.load(pack)
-    check_files(manifest, pack, full=True)
+    before = content(pack)
+    with pytest.raises(ExportError, match="the pack's draft has no ONNX graph, and only graphs can be trimmed"):
+        add(pack, 300)
+    assert content(pack) == before
 
 
 def test_save_trim_keeps_unknown_manifest_keys(pack: Path) -> None:
@@ -320,24 +305,6 @@ def test_workplace_keeps_what_another_process_finished(pack: Path) -> None:
         assert content(pack).items() >= finished.items()
     assert content(pack) == finished
     check_files(Manifest.load(pack), pack, full=True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_workplace_removes_the_unfinished_files_of_every_writer(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names come from the writers themselves."""
-    before = content(pack)
-    monkeypatch.setattr(gguf_trim, "write_trimmed", lambda *_: os._exit(0))
-
-    def cut() -> None:
-        with workplace(pack, Manifest.load(pack)) as place:
-            vocabulary = TrimmedVocabulary(np.arange(9), VOCABULARY)
-            gguf_trim.trim_gguf(pack / "draft/weights.bin", place.path("gguf"), vocabulary)
-
-    killed(cut)
-    assert len(set(content(pack)) - set(before)) == 2  # a lock file and an unfinished GGUF file
-    with workplace(pack, Manifest.load(pack)):
-        pass
-    assert content(pack) == before
 
 
 def test_check_writable_refuses_read_only_and_downloaded_packs(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
