@@ -1,7 +1,7 @@
-"""Builds the kernels of the ONNX runtime as an optional library: without a compiler the installation goes on.
+"""Finds the packages, and builds the kernels of the ONNX runtime as an optional library.
 
-The library calls nothing of Python's, so a wheel serves every version from LEAST_PYTHON on. Everything else is in
-pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
+Without a compiler the installation goes on. The library calls nothing of Python's, so a wheel serves every version from
+LEAST_PYTHON on. EDGEDECODE_BUILD_KERNELS=0 leaves it out. Everything else is in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+RINGS = {"edgedecode": "edgedecode", **{f"edgedecode.{each}": each for each in ("apps", "bench", "export", "runtimes")}}
+"""The folders of the packages: four of them live beside `edgedecode/`."""
 FOLDER = Path("runtimes/onnx/kernels")
 LEAST_PYTHON = "cp311"
 # No contraction of a product and a sum: where one is wanted the source writes it, and all processors round alike.
@@ -43,6 +45,8 @@ library = Extension(
     py_limited_api=True,
 )
 setup(
+    package_dir=RINGS,
+    packages=[*RINGS, *(f"{ring}.{name}" for ring, folder in RINGS.items() for name in find_packages(folder))],
     options={"bdist_wheel": {"py_limited_api": LEAST_PYTHON}},
     ext_modules=[] if os.environ.get("EDGEDECODE_BUILD_KERNELS") == "0" else [library],
     cmdclass={"build_ext": BuildLibrary},

@@ -1,4 +1,4 @@
-"""Packaging: the explicit package list, the entry points and the content of the wheel."""
+"""Packaging: the entry points and the content of the wheel."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ import pytest
 import edgedecode
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {
-    "edgedecode": "edgedecode",
-    "edgedecode.apps": "apps",
-    "edgedecode.bench": "bench",
-    "edgedecode.export": "export",
-    "edgedecode.runtimes": "runtimes",
-}
+FOLDERS = ("edgedecode", "apps", "bench", "export", "runtimes")
 DATA = (
     "edgedecode/packs/**/*",
     "edgedecode/py.typed",
@@ -41,26 +35,10 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def _packages_in_the_tree() -> dict[str, Path]:
-    """Return every folder with Python files, by its package name."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for path in {file.parent for file in (ROOT / folder).rglob("*.py")}:
-            found[".".join([package, *path.relative_to(ROOT / folder).parts])] = path
-    return found
-
-
 def _installed_path(path: Path) -> str:
     """Return the path in the wheel of a file of the source tree."""
     inside = path.relative_to(ROOT).as_posix()
     return inside if inside.startswith("edgedecode/") else f"edgedecode/{inside}"
-
-
-def test_package_list_matches_the_source_tree(project: dict[str, Any]) -> None:
-    packages = _packages_in_the_tree()
-    assert project["tool"]["setuptools"]["packages"] == sorted(packages)
-    assert project["tool"]["setuptools"]["package-dir"] == FOLDERS
-    assert [name for name, path in packages.items() if not (path / "__init__.py").is_file()] == []
 
 
 def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
@@ -88,12 +66,12 @@ def test_entry_points_resolve(entry: Any) -> None:
     assert entry.load() is not None
 
 
-def _built(copy: Path, *files: str, **environment: str) -> Path:
+def _built(copy: Path, **environment: str) -> Path:
     """Build the wheel from a copy of the source tree, which stays clean."""
-    for folder in FOLDERS.values():
+    for folder in FOLDERS:
         unused = shutil.ignore_patterns("__pycache__", "_rows.*", "node_modules")
         shutil.copytree(ROOT / folder, copy / folder, ignore=unused)
-    for name in ("pyproject.toml", "README.md", "LICENSE", *files):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
@@ -113,7 +91,7 @@ def _built(copy: Path, *files: str, **environment: str) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Build a wheel without the kernels; return the size of each file inside."""
-    with zipfile.ZipFile(_built(tmp_path_factory.mktemp("source"))) as archive:
+    with zipfile.ZipFile(_built(tmp_path_factory.mktemp("source"), EDGEDECODE_BUILD_KERNELS="0")) as archive:
         return {entry.filename: entry.file_size for entry in archive.infolist()}
 
 
@@ -122,7 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 def test_wheel_tag_allows_every_python_version(tmp_path: Path, kernels: str) -> None:
     """With a compiler that fails: the wheel is built without the library, tagged for the platform or for any."""
     environment = {"CC": "false", "CXX": "false", "EDGEDECODE_BUILD_KERNELS": kernels}
-    found = _built(tmp_path, "setup.py", "MANIFEST.in", **environment)
+    found = _built(tmp_path, **environment)
     assert f"-{'py3-none-any' if kernels == '0' else 'cp311-abi3-'}" in found.name
     with zipfile.ZipFile(found) as archive:
         assert not [name for name in archive.namelist() if Path(name).stem == "_rows"]
@@ -139,7 +117,7 @@ def test_kernel_library_does_not_use_the_python_api() -> None:
 
 
 def test_wheel_contains_the_package_and_nothing_else(wheel: dict[str, int]) -> None:
-    modules = {_installed_path(file) for path in _packages_in_the_tree().values() for file in path.glob("*.py")}
+    modules = {_installed_path(file) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     data = {_installed_path(path) for pattern in DATA for path in ROOT.glob(pattern) if path.is_file()}
     records = {name for name in wheel if name.partition("/")[0].endswith(".dist-info")}
     assert set(wheel) - records == modules | data
