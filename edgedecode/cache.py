@@ -17,6 +17,8 @@ from typing import TypeVar
 
 from msgspec.json import decode
 
+from edgedecode.typed_json import described
+
 MAKING = ".making"
 """Suffix of unfinished files."""
 _STALE_SECONDS = 3600
@@ -155,7 +157,7 @@ def kept_json(path: Path, kind: type[_Kind]) -> _Kind:
             raise ValueError("it is not a file")
         if found.st_size > _MOST_NBYTES:
             raise ValueError("it is far too large")
-        return decode(path.read_bytes(), type=kind)
+        return decode(path.read_bytes(), type=described(kind))
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -6,9 +6,11 @@ import re
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from threading import Lock
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import Meta, ValidationError, convert
+from msgspec.json import Decoder
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -24,6 +26,22 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _Kind = TypeVar("_Kind")
 
+_described: set[object] = set()
+_describing = Lock()
+
+
+def described(kind: type[_Kind]) -> type[_Kind]:
+    """Return the type once msgspec knows its fields: call this on each type before msgspec reads values of it.
+
+    msgspec describes a type when it first meets it, and lets other threads use a description that is still being made:
+    the process then dies of a segmentation fault (msgspec 0.22).
+    """
+    if kind not in _described:
+        with _describing:
+            Decoder(kind)
+            _described.add(kind)
+    return kind
+
 
 def typed(value: JsonValue, kind: type[_Kind], where: str) -> _Kind:
     """Convert the value to a `kind`, mostly a dataclass; unknown keys are ignored.
@@ -31,7 +49,7 @@ def typed(value: JsonValue, kind: type[_Kind], where: str) -> _Kind:
     Raises ValueError with one line that begins with the path of the invalid value, starting at `where`.
     """
     try:
-        return convert(value, kind)
+        return convert(value, described(kind))
     except ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         place, found = _found(value, kind, path, error=str(error))

@@ -21,6 +21,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import ManifestError
+from edgedecode.typed_json import described
 
 from .safetensors_file import SafetensorsFile
 
@@ -214,7 +215,7 @@ def _read_config(path: Path) -> _Config:
             raise ManifestError(
                 f"the adapter {name} uses {', '.join(used)}, which is not supported: merge it into its base"
             )
-        config = msgspec.convert(value, _Config, strict=False)
+        config = msgspec.convert(value, described(_Config), strict=False)
         start = config.init_lora_weights
         if isinstance(start, str) and start.lower() not in _KEEP_BASE:
             raise ManifestError(

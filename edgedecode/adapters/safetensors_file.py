@@ -16,6 +16,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ManifestError
+from edgedecode.typed_json import described
 
 _LENGTH_NBYTES = 8
 _MOST_HEADER_NBYTES = 100_000_000
@@ -50,9 +51,9 @@ class SafetensorsFile:
                 values_nbytes = path.stat().st_size - _LENGTH_NBYTES - length
                 if not 0 < length <= _MOST_HEADER_NBYTES or values_nbytes < 0:
                     raise ValueError(f"its header would have {length} bytes")
-                fields = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+                fields = msgspec.json.decode(file.read(length), type=described(dict[str, msgspec.Raw]))
             fields.pop("__metadata__", None)
-            tensors = {name: msgspec.json.decode(field, type=_Stored) for name, field in fields.items()}
+            tensors = {name: msgspec.json.decode(field, type=described(_Stored)) for name, field in fields.items()}
             for name, stored in tensors.items():
                 _check(name, stored, values_nbytes=values_nbytes)
         except OSError as error:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from edgedecode.typed_json import described
+
 from .stored import Store, StoredModel
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -56,7 +58,7 @@ def _model(root: Path, manifest: Path) -> StoredModel:
 
 def _blob(root: Path, manifest: Path) -> tuple[Path, str]:
     """Return a model's GGUF file, and why it cannot be used."""
-    layers = msgspec.json.decode(manifest.read_bytes(), type=_Manifest).layers
+    layers = msgspec.json.decode(manifest.read_bytes(), type=described(_Manifest)).layers
     kinds = {layer.mediaType.removeprefix(_MEDIA): layer.digest for layer in layers}
     if refused := [reason for kind, reason in _REFUSED.items() if kind in kinds]:
         return manifest, refused[0]

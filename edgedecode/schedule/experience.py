@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from edgedecode.typed_json import described
+
 from .acceptance import DEPTHS, PRIORS, Counts, History
 from .cost import CONTEXT_BUCKETS, PRIOR_WEIGHT, STEADY, WIDEST, CostModel, CostTable, DraftCost, Recent
 from .ledger import GRANT, Ledger
@@ -95,7 +97,7 @@ class Experience:
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> Experience:
         """Return the experience that `as_dict` was called on. Raises ValueError for an invalid value."""
-        kept = msgspec.convert(value, _Kept, str_keys=True)
+        kept = msgspec.convert(value, described(_Kept), str_keys=True)
         costs = CostModel()
         costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
         costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
