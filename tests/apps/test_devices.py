@@ -40,6 +40,7 @@ def test_probe_reports_a_hang_and_a_failure_as_reasons() -> None:
 
 def test_probe_in_a_frozen_application_starts_no_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "0")  # trying Vulkan in software takes half a minute
     usual = probe("onnx")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     monkeypatch.setattr(sys, "frozen", True, raising=False)

@@ -51,20 +51,21 @@ def process_holder(*given):
     return holder
 
 real, pair.process_holder = pair.process_holder, process_holder
-texts, accepted = [], 0
+texts, accepted, full = [], 0, 0
 options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
 with edgedecode.load(runtime=sys.argv[1], threads=1) as opened, opened.session(options) as session:
-    words = opened.tokenizer.decode(list(range(320, 6000, 6)))
-    for prompt in (words, *["And then?"] * 18):  # the context is full before the end
+    words = opened.tokenizer.decode(list(range(320, 6000, 3)))
+    for prompt in (words, *["And then?"] * 9):  # the context is full before the end
         try:
             done = session.generate(prompt, max_tokens=64)
         except ContextExceeded:
+            full += 1
             session.reset()
             done = session.generate(prompt, max_tokens=64)
         texts.append(done.text)
         accepted += done.stats.accepted
     now, planned = memory_now(), opened.budget.used_nbytes
-    figures = {"planned": planned, "resident": now.resident, "texts": texts, "accepted": accepted}
+    figures = {"planned": planned, "resident": now.resident, "texts": texts, "accepted": accepted, "full": full}
     files = now.resident - now.anonymous - held["files"]
     print(json.dumps(figures | {"anonymous": planned - held["process"] - files}))
 """
@@ -99,6 +100,7 @@ def free(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 def test_long_chat_with_drafts_keeps_its_plan(free: tuple[str, dict[str, Any]]) -> None:
     engine, measured = free
     assert measured["accepted"] > 100
+    assert measured["full"] > 0
     assert measured["resident"] <= measured["planned"]
     fenced = chat(engine, fence=measured["anonymous"] + UNTOUCHED_NBYTES[engine])
     assert fenced["texts"] == measured["texts"]

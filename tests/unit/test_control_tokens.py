@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ WORDS = (
 )
 
 
+@cache
 def opened(folder: Path) -> Tokenizer:
     if not (folder / "tokenizer.json").is_file():
         pytest.skip(f"{folder.name} is not here")

@@ -31,12 +31,18 @@ def scheduler(known: Experience) -> Scheduler:
     return Scheduler(free=["free"], models=["model"], experience=known)
 
 
-def kept(machine: Machine, *, share: float = 0.9, falsified: Callable[[dict[str, object]], None]) -> Experience:
-    """Return what a process loads that kept a false memory of this machine."""
+@cache
+def remembered(machine: Machine) -> str:
+    """Return what a process keeps that was often right on this machine."""
     known = Experience()
     for seed in range(3):
-        simulate(scheduler(known), tokens=TOKENS, machine=machine, free=some(share, seed), model=some(share, seed))
-    memory = json.loads(json.dumps(known.as_dict()))
+        simulate(scheduler(known), tokens=TOKENS, machine=machine, free=some(0.9, seed), model=some(0.9, seed))
+    return json.dumps(known.as_dict())
+
+
+def kept(machine: Machine, *, falsified: Callable[[dict[str, object]], None]) -> Experience:
+    """Return what a process loads that kept a false memory of this machine."""
+    memory = json.loads(remembered(machine))
     falsified(memory)
     found = Experience.from_dict(memory)
     found.doubt()
@@ -108,6 +114,18 @@ def answered(known: Experience, machine: Machine, seed: int, **drafters: Accepts
     return simulate(scheduler(known), tokens=TOKENS, machine=machine, seed=seed, **drafters)
 
 
+def texts(free: float | None, model: float | None, seed: int) -> dict[str, Accepts]:
+    """Return where each drafter is right."""
+    shares = {"free": free, "model": model}
+    return {drafter: some(share, seed) for drafter, share in shares.items() if share is not None}
+
+
+@cache
+def new_cost(machine: Machine, free: float | None, model: float | None, seed: int) -> float:
+    """Return what an answer costs with a new cache."""
+    return answered(Experience(), machine, seed, **texts(free, model, seed)).cost
+
+
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize(
     ("machine", "free", "model"),
@@ -118,10 +136,9 @@ def test_answer_after_a_false_memory_takes_as_long_as_with_a_new_cache(
 ) -> None:
     new = found = 0.0
     for seed in range(10, 16):
-        shares = {"free": free, "model": model}
-        texts = {drafter: some(share, seed) for drafter, share in shares.items() if share is not None}
-        new += answered(Experience(), machine, seed, **texts).cost
-        found += answered(kept(machine, falsified=MEMORIES[name]), machine, seed, **texts).cost
+        new += new_cost(machine, free, model, seed)
+        known = kept(machine, falsified=MEMORIES[name])
+        found += answered(known, machine, seed, **texts(free, model, seed)).cost
     assert found <= 1.05 * new, f"{found / new:.3f}"
 
 
@@ -134,15 +151,13 @@ def test_answer_after_one_beside_other_work_takes_as_long_as_with_a_new_cache(
     new = found = 0.0
     busy = Machine(row=1.2, draft=1.0, read=0.2, spikes=spikes)
     for seed in range(10, 16):
-        shares = {"free": free, "model": model}
-        texts = {drafter: some(share, seed) for drafter, share in shares.items() if share is not None}
-        known = Experience()
-        simulate(scheduler(known), tokens=TOKENS, machine=busy, pace=2, seed=seed, **texts)
+        right, known = texts(free, model, seed), Experience()
+        simulate(scheduler(known), tokens=TOKENS, machine=busy, pace=2, seed=seed, **right)
         if again:
             known = Experience.from_dict(known.as_dict())
             known.doubt()
-        new += answered(Experience(), IDLE, seed, **texts).cost
-        found += answered(known, IDLE, seed, **texts).cost
+        new += new_cost(IDLE, free, model, seed)
+        found += answered(known, IDLE, seed, **right).cost
     assert found <= 1.05 * new, f"{found / new:.3f}"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
@@ -38,13 +37,6 @@ esac
 """
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("with a space") / "bundle"
-    assert main(["package", "demo", "--target", "android-cpu", "--out", str(out)]) == 0
-    return out
-
-
 def installed(bundle: Path, place: Path, **device: str) -> tuple[int, str, Path]:
     """Run the script; return its exit status, its last line, and the device's folder."""
     folder = place / "device"
@@ -59,14 +51,14 @@ def installed(bundle: Path, place: Path, **device: str) -> tuple[int, str, Path]
     return found.returncode, (found.stdout + found.stderr).strip().splitlines()[-1], folder
 
 
-def test_install_script_copies_the_bundle_in_place_of_an_earlier_one(bundle: Path, tmp_path: Path) -> None:
+def test_install_script_copies_the_bundle_in_place_of_an_earlier_one(cpu: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "device" / "com.example.edgedecode" / "demo" / "earlier"
     earlier.mkdir(parents=True)
-    status, line, folder = installed(bundle, tmp_path)
+    status, line, folder = installed(cpu, tmp_path)
     assert (status, line) == (0, "copied to /data/local/tmp/com.example.edgedecode/demo")
     copied = folder / "com.example.edgedecode" / "demo"
     assert {path.relative_to(copied) for path in copied.rglob("*")} == {
-        path.relative_to(bundle) for path in bundle.rglob("*")
+        path.relative_to(cpu) for path in cpu.rglob("*")
     }
 
 
@@ -83,17 +75,17 @@ def test_install_script_copies_the_bundle_in_place_of_an_earlier_one(bundle: Pat
     ids=["none", "other ABI", "old", "full", "push", "damaged"],
 )
 def test_install_script_refuses_in_one_line_and_leaves_nothing(
-    device: dict[str, str], said: str, bundle: Path, tmp_path: Path
+    device: dict[str, str], said: str, cpu: Path, tmp_path: Path
 ) -> None:
-    status, line, folder = installed(bundle, tmp_path, **device)
+    status, line, folder = installed(cpu, tmp_path, **device)
     assert status == 1
     assert line.startswith(f"install.sh: {said}")
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
-def test_install_script_refuses_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_install_script_refuses_a_damaged_bundle(cpu: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    shutil.copytree(bundle, broken)
+    shutil.copytree(cpu, broken)
     with (broken / "models" / "chat_template.jinja").open("a", encoding="utf-8") as file:
         file.write("x")
     status, line, folder = installed(broken, tmp_path)

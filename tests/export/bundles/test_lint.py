@@ -38,12 +38,11 @@ def run(*words: str | Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory, cpu: Path) -> dict[str, Path]:
     """Return a good bundle of each kind: the one for NPUs has made-up compiled graphs."""
     root = tmp_path_factory.mktemp("made")
-    assert run("package", "demo", "--target", "android-cpu", "--out", root / "cpu") == 0
     assert run("package", "demo", "--target", "android-llamacpp", "--out", root / "llama") == 0
-    npu = Path(shutil.copytree(root / "cpu", root / "npu"))
+    npu = Path(shutil.copytree(cpu, root / "npu"))
     bundle = Bundle.load(npu)
     models: dict[str, Any] = {}
     for role, model in bundle.models.items():
@@ -58,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     gradle = (npu / GRADLE).read_text(encoding="utf-8")
     (npu / GRADLE).write_text(gradle.replace("minSdk = 26", "minSdk = 31"), encoding="utf-8")
     write_bundle(npu, replace(bundle, files=_listed(npu)))
-    return {"cpu": root / "cpu", "llama": root / "llama", "npu": npu}
+    return {"cpu": cpu, "llama": root / "llama", "npu": npu}
 
 
 def context_graph(binary: str) -> bytes:

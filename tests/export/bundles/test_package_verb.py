@@ -37,13 +37,6 @@ def run(*words: str | Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cpu") / "bundle"
-    assert run("package", "demo", "--target", "android-cpu", "--out", out) == 0
-    return out
-
-
-@pytest.fixture(scope="module")
 def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     out = tmp_path_factory.mktemp("llamacpp") / "bundle"
@@ -139,15 +132,17 @@ def test_a_llama_bundle_holds_the_models_and_the_servers_arguments(llamacpp: Pat
 
 
 @pytest.mark.parametrize("name", ["Galaxy A15", "Galaxy S25"])
-def test_the_plan_stays_within_the_phones_share(name: str, tmp_path: Path) -> None:
+def test_the_plan_stays_within_the_phones_share(name: str, tmp_path: Path, quick: list[str]) -> None:
     out = tmp_path / "bundle"
-    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--device", name.upper()) == 0
+    assert run("package", "demo", "--target", "android-cpu", *quick, "--out", out, "--device", name.upper()) == 0
     plan = Bundle.load(out).plan
     assert plan.nbytes == sum(plan.holders.values()) <= plan.budget_nbytes == PHONES[name].budget_nbytes
     assert (plan.device, plan.profile) == (name, "assumed")
 
 
-def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_profile_sets_speed_and_draft_length(
+    tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     profile = tmp_path / "profile.json"
     passes = {str(rows): 0.01 * (1 + 0.9 * (rows - 1)) for rows in range(1, 13)}
     value = {
@@ -156,13 +151,13 @@ def test_a_measured_profile_sets_speed_and_draft_length(tmp_path: Path, capsys: 
     }
     profile.write_text(f"some table\n{json.dumps(value)}\n", encoding="utf-8")
     out = tmp_path / "bundle"
-    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--profile", profile) == 0
+    assert run("package", "demo", "--target", "android-cpu", *quick, "--out", out, "--profile", profile) == 0
     plan = Bundle.load(out).plan
     assert (plan.profile, plan.draft_length, plan.drafted_per_second) == ("a slow phone", 0, None)
     assert plan.tokens_per_second == pytest.approx(100)
     value["costs"]["target_seconds"] = {"1": 1e-320}
     profile.write_text(json.dumps(value), encoding="utf-8")
-    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "b", "--profile", profile) == 1
+    assert run("package", "demo", "--target", "android-cpu", *quick, "--out", tmp_path / "b", "--profile", profile) == 1
     assert "has a pass of 9.99989e-321 s, which cannot be right" in capsys.readouterr().err
 
 
@@ -183,12 +178,17 @@ def test_passes_of_fixed_widths_cost_their_width() -> None:
 
 
 @pytest.mark.skipif(not ANDROID_TOOLS, reason="aapt2, zipalign, apksigner or keytool is not installed")
-def test_the_apk_is_signed_without_code_and_maps_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_apk_is_signed_without_code_and_maps_its_models(
+    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from zipfile import ZIP_STORED, ZipFile
 
     monkeypatch.setenv("HOME", str(tmp_path))
     out = tmp_path / "bundle"
-    assert run("package", "demo", "--target", "android-cpu", "--out", out, "--apk", "--app-id", "org.example.pond") == 0
+    assert (
+        run("package", "demo", "--target", "android-cpu", *quick, "--out", out, "--apk", "--app-id", "org.example.pond")
+        == 0
+    )
     apk = out / "models.apk"
     verified = subprocess.run(["apksigner", "verify", "--verbose", apk], capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stderr
@@ -232,9 +232,9 @@ def alone(manifest: Manifest) -> Manifest:
     return replace(manifest, models={"target": manifest.models["target"]}, switching=None)
 
 
-def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: Path) -> None:
+def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: Path, quick: list[str]) -> None:
     pack, out = small_pack(tmp_path / "pack", alone), tmp_path / "bundle"
-    assert run("package", pack, "--target", "android-cpu", "--out", out) == 0
+    assert run("package", pack, "--target", "android-cpu", *quick, "--out", out) == 0
     bundle = Bundle.load(out)
     assert ({*bundle.models}, bundle.plan.draft_length) == ({"target"}, 0)
     assert run("selftest", out, "--lane", "cpu") == 0
@@ -284,18 +284,18 @@ def without_noise(manifest: Manifest) -> Manifest:
     return replace(manifest, models=models)
 
 
-def test_rounding_is_measured_if_the_pack_does_not_say(cpu: Path, tmp_path: Path) -> None:
+def test_rounding_is_measured_if_the_pack_does_not_say(cpu: Path, tmp_path: Path, quick: list[str]) -> None:
     pack = small_pack(tmp_path / "pack", without_noise)
-    assert run("package", pack, "--target", "android-cpu", "--out", tmp_path / "bundle") == 0
+    assert run("package", pack, "--target", "android-cpu", *quick, "--out", tmp_path / "bundle") == 0
     measured, stored = (Bundle.load(each).plan.tolerance for each in (tmp_path / "bundle", cpu))
     assert 0.1 < measured["cpu"] < stored["cpu"] < 0.3  # of 50 positions the largest is rarely that of 2,000
     assert measured["llama"] == pytest.approx(2 * measured["cpu"], abs=1e-3)
 
 
-def test_rounding_of_a_pack_without_graphs_is_measured_on_llama(tmp_path: Path) -> None:
+def test_rounding_of_a_pack_without_graphs_is_measured_on_llama(tmp_path: Path, quick: list[str]) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     pack = small_pack(tmp_path / "pack", lambda manifest: without_base(without_noise(manifest)))
-    assert run("package", pack, "--target", "android-llamacpp", "--out", tmp_path / "bundle") == 0
+    assert run("package", pack, "--target", "android-llamacpp", *quick, "--out", tmp_path / "bundle") == 0
     assert 0.2 <= Bundle.load(tmp_path / "bundle").plan.tolerance["llama"] < 1
 
 
@@ -333,10 +333,10 @@ def test_a_place_inside_the_pack_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert not (BUNDLED_PACK / "bundle").exists()
 
 
-def test_names_cannot_run_commands_on_the_device(tmp_path: Path) -> None:
+def test_names_cannot_run_commands_on_the_device(tmp_path: Path, quick: list[str]) -> None:
     pack = small_pack(tmp_path / "pack", lambda manifest: replace(manifest, name="a'; touch /tmp/owned; $(id) `id`"))
     out = tmp_path / "bundle"
-    assert run("package", pack, "--target", "android-cpu", "--out", out) == 0
+    assert run("package", pack, "--target", "android-cpu", *quick, "--out", out) == 0
     line = next(each for each in (out / "install.sh").read_text("utf-8").splitlines() if "DESTINATION=" in each)
     assert line == "DESTINATION=/data/local/tmp/com.example.edgedecode/a---touch--tmp-owned----id---id-"
 

@@ -77,16 +77,9 @@ def run(*words: str | Path) -> int:
     return main([str(word) for word in words])
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cpu") / "bundle"
-    assert run("package", "demo", "--target", "android-cpu", "--out", out) == 0
-    return out
-
-
 @pytest.fixture
-def cpu(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "bundle"))
+def cpu(cpu: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cpu, tmp_path / "bundle"))
 
 
 @pytest.fixture(scope="module")
