@@ -59,11 +59,11 @@ with edgedecode.load(runtime=sys.argv[1], threads=1) as opened, opened.session(o
         try:
             done = session.generate(prompt, max_tokens=64)
         except ContextExceeded:
-            full += 1
             session.reset()
             done = session.generate(prompt, max_tokens=64)
         texts.append(done.text)
         accepted += done.stats.accepted
+        full += done.stats.dropped_turns
     now, planned = memory_now(), opened.budget.used_nbytes
     figures = {"planned": planned, "resident": now.resident, "texts": texts, "accepted": accepted, "full": full}
     files = now.resident - now.anonymous - held["files"]
