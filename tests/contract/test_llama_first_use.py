@@ -20,7 +20,7 @@ from edgedecode.open_pack import load
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.runtimes.llama.files import cached_gguf as first_use
-from edgedecode.runtimes.llama.files.cached_gguf import Recipe, gguf_path, kept_file
+from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
 from edgedecode.runtimes.llama.files.engine_probe import Finding
 
 pytest.importorskip("gguf", reason="the llama extra is not installed")
@@ -169,15 +169,15 @@ def test_gguf_path_with_a_failing_child_leaves_no_file(
     assert list(cache.iterdir()) == []
 
 
-def test_leftovers_of_a_killed_build_are_removed(cache: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(parents=True)
     old, young = cache / "one.gguf.00000abc.making", cache / "one.gguf.00000def.making"
     for path, seconds in ((old, 2 * 3600), (young, 60)):
         path.write_bytes(b"GGUF")
         os.utime(path, (time() - seconds,) * 2)
-    recipe = Recipe(name="draft", owner="test", nbytes=1, make=Path.touch)
-    made = kept_file("two", recipe, budget=Budget())
-    assert {path.name for path in cache.iterdir()} == {young.name, made.name, "two.json"}
+    monkeypatch.setattr(first_use, "_run_child", lambda root, role, out: out.touch())
+    made = path_of(bundled)
+    assert {path.name for path in cache.iterdir()} == {young.name, made.name, f"{made.stem}.json"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
