@@ -151,8 +151,8 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--reproducible",
         action="store_true",
-        help="same seed, same text, whatever was drafted; without it, the width of a forward pass may decide a near "
-        "tie differently",
+        help="same seed, same text, whatever is drafted: so it is with our kernels, and this refuses any others, whose "
+        "rounding may decide a near tie differently",
     )
     group.add_argument(
         "--adapter",

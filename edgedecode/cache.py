@@ -29,7 +29,6 @@ _Kind = TypeVar("_Kind")
 
 AREAS: Mapping[str, str] = {
     "costs": "costs of forward passes on this device",
-    "widths": "pass widths that --reproducible pads to",
     "trim": "answers that vocabularies were trimmed on",
     "history": "messages typed in chats, to recall them",
     "engines": "engines that run on this machine, and where a pack's models run fastest",

@@ -80,10 +80,9 @@ class SessionOptions:
     drafter: a registered name, "none", or None: in each round the scheduler chooses among those that may be
     profitable. draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context:
     positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
-    random seed for each answer. reproducible: the same seed gives the same text, independent of drafts. Passes are
-    padded to widths whose rounding is identical on this device, which is measured once, and drafts are chains of a
-    fixed length under the match rule. tree: drafts may branch if a tree is expected to be faster than the best
-    chain; with a fixed draft_max each draft is a tree of that many nodes.
+    random seed for each answer. reproducible: the same seed gives the same text, independent of drafts, or opening the
+    session raises CapabilityError; it needs our kernels and the match rule. tree: drafts may branch if a tree is
+    expected to be faster than the best chain; with a fixed draft_max each draft is a tree of that many nodes.
     """
 
     sampling: SamplingOptions | None = None
@@ -113,7 +112,7 @@ class SessionOptions:
     @property
     def fixed(self) -> bool:
         """Whether the draft length is fixed instead of chosen from measured costs."""
-        return self.draft_max is not None or self.reproducible
+        return self.draft_max is not None
 
 
 def wants_trees(options: SessionOptions) -> bool:

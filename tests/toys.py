@@ -21,9 +21,7 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Generation
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
@@ -185,7 +183,6 @@ def run(
     draft_max: int = 0,
     rule: Rule = Rule.MATCH,
     ends: frozenset[int] = frozenset(),
-    widths: tuple[int, ...] = (),
     capacity: int | None = None,
 ) -> Run:
     """Decode after `prompt` with a fresh state, checking after every round that the state is a prefix of the tokens."""
@@ -198,7 +195,6 @@ def run(
         drafting=None if drafter is None else Drafting.fixed(drafter, draft_max, noise=Noise(seed, stream=1)),
         rule=rule,
         ends=ends,
-        widths=widths,
     )
     stats = Stats()
     verdicts = []
@@ -320,65 +316,6 @@ def reference_row(
         weights = [weight if id in kept else 0.0 for id, weight in enumerate(weights)]
     weights = [weight if weight >= options.min_p * max(weights) else 0.0 for weight in weights]
     return [weight / sum(weights) for weight in weights]
-
-
-class RoundingModel(TableModel):
-    """A table model whose rounding depends on the number of rows, as with kernels selected by width.
-
-    `kernels` returns the kernel's number from a row's index and the number of rows, first for the forward pass, then
-    for the computed logits. Each kernel adds a different noise; kernel 0 adds none.
-    """
-
-    def __init__(
-        self, tables: tuple[FloatArray, ...], *, kernels: Callable[[int, int], int], context: int = 512
-    ) -> None:
-        super().__init__(tables, context=context)
-        self.card = replace(self.card, row_invariant=False)
-        self.kernels = kernels
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        places = {"none": range(0), "last": [len(tokens) - 1], "all": range(len(tokens))}
-        requested = places[rows] if isinstance(rows, str) else rows
-        logits = super().forward(tokens, state, parents=parents, rows=rows, adapter=adapter).logits
-        for index, row in enumerate(requested):
-            kernel = 10 * self.kernels(row, len(tokens)) + self.kernels(index, len(requested))
-            logits[index] += 2 * np.random.default_rng(kernel).standard_normal(self.card.rows) if kernel else 0.0
-        return Output(logits)
-
-
-def kernel_per_pair(place: int, count: int) -> int:
-    """Compute rows in pairs: with an odd number of rows, the last one uses another kernel."""
-    return int(count % 2 == 1 and place == count - 1)
-
-
-def kernel_per_count(place: int, count: int) -> int:
-    """Use a different kernel for every number of rows."""
-    return count
-
-
-def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> Pair:
-    """Return `ascii_pair` with a `RoundingModel` as its target."""
-    pair = ascii_pair(context=context)
-    pair.target.close()
-    pair.shared.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
-    return pair
-
-
-def why_refused(pair: Pair, draft_max: int) -> str | None:
-    """Return the reason why this processor cannot decode reproducibly with drafts of this length; None: it can."""
-    try:
-        pair.session(SessionOptions(drafter="suffix", draft_max=draft_max, reproducible=True)).close()
-    except CapabilityError as error:
-        return str(error)
-    return None
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

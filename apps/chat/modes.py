@@ -67,8 +67,7 @@ def mode_of(options: SessionOptions) -> str:
 
 def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
     clear = replace(start, drafter=None, draft_max=None, tree=False, switch=None)
-    if not start.reproducible:
-        yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", replace(clear, tree=start.tree))
+    yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", replace(clear, tree=start.tree))
     if mode_of(start) == FIXED:
         yield Mode(FIXED, "drafts of the fixed length that the chat started with", start)
     yield Mode(PLAIN, "the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))

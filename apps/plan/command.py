@@ -49,7 +49,7 @@ class PlanCommand:
             default=Rule.MATCH.value,
             help="plan for this verification rule (default: %(default)s)",
         )
-        group.add_argument("--reproducible", action="store_true", help="plan for reproducible answers")
+        group.add_argument("--reproducible", action="store_true", help="refuse any kernels but ours")
         group.add_argument(
             "--mode",
             choices=("verify", "switch"),

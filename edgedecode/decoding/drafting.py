@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import perf_counter
 from types import MappingProxyType
 
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import InputError
 from edgedecode.sampling.sampler import Noise
 
 from .constraint import Constraint, allowed_draft
@@ -48,8 +48,7 @@ class Drafting:
     """Drafters and the policy that chooses among them, for one session.
 
     offers: ask every free drafter each round and score its proposal, which a policy needs to choose among drafters;
-    False asks only the drafter that the plan names. chains_only: refuse drafts that branch, since trees change the
-    order of sums. clock: seconds, the same clock as the loop's.
+    False asks only the drafter that the plan names. clock: seconds, the same clock as the loop's.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Drafting:
         *,
         noise: Noise,
         offers: bool = False,
-        chains_only: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         if not drafters:
@@ -74,7 +72,6 @@ class Drafting:
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = _by_model(drafters)
         self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # isinstance is slow
-        self._chains_only = chains_only
         self._offers = OpenOffers()
         self._rest: list[tuple[float, float]] = []
         """Seconds of the passes and of the host in a rest, of which the policy observes the medians when it ends."""
@@ -104,9 +101,9 @@ class Drafting:
         """Scores that heads which did not draft would have had."""
 
     @classmethod
-    def fixed(cls, drafter: Drafter, length: int, *, noise: Noise, chains_only: bool = False) -> Drafting:
+    def fixed(cls, drafter: Drafter, length: int, *, noise: Noise) -> Drafting:
         """Return drafting by one drafter at one length. Raises InputError for a length out of range."""
-        return cls([drafter], FixedLength(length), noise=noise, chains_only=chains_only)
+        return cls([drafter], FixedLength(length), noise=noise)
 
     def begin(self, tokens: Sequence[int], kind: str = "") -> None:
         """Start a generation of a kind (see `Policy.begin`) after `tokens`."""
@@ -254,8 +251,6 @@ class Drafting:
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
             raise InputError(f"the drafter {name!r} proposed {len(draft)} tokens where at most {length} are allowed")
-        if self._chains_only and draft.parents is not None and not is_chain(draft.parents):
-            raise CapabilityError(f"the drafter {name!r} proposes trees, and reproducible text needs chains")
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:

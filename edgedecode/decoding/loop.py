@@ -16,7 +16,6 @@ from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
-from .padding import draft_room, padded_rows, prompt_rows, usable_context
 from .policy import kind_of
 from .stats import Stats
 from .switching import Switching
@@ -34,12 +33,7 @@ def _no_pause() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSetting:
-    """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding.
-
-    widths: pad every pass to the next of these numbers of rows, in ascending order, and ask for one of these numbers of
-    logits rows; padding rows are dropped. If the rows of such passes have identical bits, chains of any length give
-    the same text. Drafts are limited to the largest width. Empty: no pass is padded.
-    """
+    """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding."""
 
     sampler: Sampler
     noise: Noise
@@ -50,7 +44,6 @@ class DecodeSetting:
     """The target's adapter for its rows, including those that the state already holds."""
     adapter_from: int = 0
     """The first position that is processed with the adapter; earlier ones are processed without any."""
-    widths: tuple[int, ...] = ()
     clock: Callable[[], float] = perf_counter
     """Seconds; the same clock as the drafting's."""
     switching: Switching | None = None
@@ -82,22 +75,20 @@ def decode(
 
     If `stats` already count rounds, they continue to count the same answer, after another prompt.
     `state` must hold a prefix of `tokens`, of any length; pending rows are dropped. Generation ends after a token of
-    `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the last length that
-    leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the state's settled
-    positions are a prefix of the tokens.
+    `setting.ends`, after `max_tokens`, or when the context is full, at `state.capacity`. Closing the iterator at any
+    point leaves `tokens` and `state` usable: the state's settled positions are a prefix of the tokens.
     Raises ContextExceeded when the tokens leave no room, InputError when there are none. The algorithm is speculative
     decoding (Leviathan, 2211.17192) with any drafter.
     """
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
-    sampler, noise, drafting, widths = setting.sampler, setting.noise, setting.drafting, setting.widths
+    sampler, noise, drafting = setting.sampler, setting.noise, setting.drafting
     switching, constraint = setting.switching, setting.constraint
     clock = setting.clock
-    context = usable_context(state.capacity, widths)
-    if len(tokens) >= context:
-        raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy="an answer needs room too")
+    if len(tokens) >= state.capacity:
+        raise ContextExceeded.of(f"{len(tokens)} tokens", state.capacity, remedy="an answer needs room too")
     started = clock()
-    limit = min(len(tokens) + max_tokens, context)
+    limit = min(len(tokens) + max_tokens, state.capacity)
     sampler.begin(tokens, generated=stats.tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # recurrent states may need a new prefill
@@ -133,13 +124,12 @@ def decode(
             _catch_up(target, state, tokens, setting)
 
         # Propose. The prompt's last pass carries no draft, so that nothing delays the first token.
-        room, proposed = state.capacity - state.length, now
+        proposed = now
         drafts = verdict is not None and not len(draft)
         left = limit - len(tokens) - 1
         if switching is not None:
             left = min(left, switching.draft_room)
             drafts = drafts and left > 0
-        left = min(left, draft_room(room, widths=widths)) if widths else left
         if constraint is not None and drafts:
             draft = forced_draft(constraint, left)
             drafts = not len(draft)
@@ -155,12 +145,8 @@ def decode(
         parents = None
         if draft.parents is not None:
             parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
-        width, rows = padded_rows(unread, len(draft), widths=widths, room=room)
-        if (padding := width - len(row_tokens)) > 0:
-            row_tokens += row_tokens[-1:] * padding
-            parents = None if parents is None else [*parents, *[-1] * padding]
-        output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
-        logits = output.logits[unread - 1 - rows.start :][: 1 + len(draft)]
+        rows = range(unread - 1, len(row_tokens))
+        logits = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter).logits
         scored = clock()
 
         # Verify, and settle the accepted path.
@@ -202,10 +188,9 @@ def decode(
 
 def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> None:
     """Prefill the tokens that the state lacks, in chunks, except for those that the next pass processes."""
-    widths = setting.widths
     while True:
-        unread, room = len(tokens) - state.length, state.capacity - state.length
-        count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)
+        unread = len(tokens) - state.length
+        count = min(unread, PREFILL_CHUNK)
         plain = setting.adapter_from - state.length if setting.adapter is not None else 0
         if 0 < plain < unread:
             count = min(count, plain)

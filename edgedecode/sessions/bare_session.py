@@ -8,7 +8,6 @@ from typing import Self
 from weakref import finalize
 
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome
 from edgedecode.errors import CapabilityError, InputError
@@ -22,7 +21,6 @@ from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
 from edgedecode.sessions.drafter_choice import check_options, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
-from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting, draft_setting, plan_state
 from edgedecode.sessions.target_reading import TargetReading
@@ -62,11 +60,7 @@ class BareSession:
         with ExitStack() as undo:
             undo.callback(self._adapters.release)
             adapter = self._adapters.choose(options.adapter, scale=options.adapter_scale)
-            widths = session_widths(shared, options, adapter)
-            options = limited_drafts(options, widths, draft_max=choice.draft_max)
-            rows = most_rows(options, shared.choice(options))
-            rows = next_width(widths.drafts, rows, room=context) or rows
-            self._rows, size = rows, card.vocabulary_size
+            self._rows, size = most_rows(options, choice), card.vocabulary_size
             self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
             source = shared.tokenizer.chat_template.source
             self._encoder = Encoder(
@@ -79,11 +73,10 @@ class BareSession:
             )
             undo.callback(self._encoder.close)
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
-            self._state, options = plan_state(shared, options, context, rows=rows)
+            self._state, options = plan_state(shared, options, context, rows=self._rows)
             undo.callback(self._state.close)
             self._reading = TargetReading(self._state, adapter=adapter)
             self.options = options
-            self._widths = fitting_widths(widths, self._state, rows=rows)
             setting = draft_setting(
                 shared,
                 options,
@@ -107,7 +100,7 @@ class BareSession:
     @property
     def context(self) -> int:
         """The longest conversation in tokens."""
-        return usable_context(self._state.capacity, self._widths)
+        return self._state.capacity
 
     @property
     def budget(self) -> Budget:
@@ -187,9 +180,9 @@ class BareSession:
 
         def scored(pause: Callable[[], None]) -> Generator[Chunk]:
             self._begin_bare(tokens)
-            target, widths = self._shared.target, self._widths
+            target = self._shared.target
             sampler = Sampler(SamplingOptions(), vocabulary_size=target.card.vocabulary_size, row_draw=self._row_draw)
-            for found in self._reading.score(tokens, target, sampler, top=top, rows=self._rows, widths=widths):
+            for found in self._reading.score(tokens, target, sampler, top=top, rows=self._rows):
                 yield Chunk("", tuple(each.token for each in found), TARGET_SOURCE, logprobs=found)
 
         return self._run(scored, Stats())
@@ -272,7 +265,6 @@ class BareSession:
                 switching=self._drafts.switching,
                 rule=self.options.rule,
                 ends=self._ends,
-                widths=self._widths,
                 constraint=self._grammar,
                 pause=pause,
             )

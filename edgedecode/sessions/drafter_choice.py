@@ -13,8 +13,6 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 from edgedecode.switching.draft_writer import STRETCH
 
-FIXED_DRAFT = 2
-"""Default draft length where it must be fixed: `--reproducible` may not choose by measured times."""
 LONGEST_DRAFT = 16
 """Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
 WIDE_VOCABULARY = 65536
@@ -66,8 +64,6 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
         return DrafterChoice()
     if options.draft_max is not None:
         return DrafterChoice(names, options.draft_max)
-    if options.fixed:
-        return DrafterChoice(names, FIXED_DRAFT)
     return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
 
 
@@ -103,11 +99,10 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
     """Return whether the target can roll back a rejected draft. Raises CapabilityError if it must and cannot."""
     if card.rollback:
         return True
-    drafts = options.drafter != "none" and (options.drafter is not None or options.draft_max)
-    if drafts or (options.reproducible and not card.row_invariant):
-        rows = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
+    if options.drafter != "none" and (options.drafter is not None or options.draft_max):
         raise CapabilityError(
-            f"{rows} that this target's recurrent layers cannot roll back: decode without drafts (--drafter none)"
+            "drafts are rows that this target's recurrent layers cannot roll back: decode without drafts "
+            "(--drafter none)"
         )
     return False
 
@@ -115,6 +110,11 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
 def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
     """Raise InputError or CapabilityError for conflicting or out-of-range options. card: the target's."""
     _check(options, choice.names)
+    if options.reproducible and not card.row_invariant:
+        raise CapabilityError(
+            "the same text whatever is drafted needs our kernels for the target, and here an engine's own run it: use "
+            "--runtime onnx (`edgedecode devices -m PACK` says why our kernels do not run), or leave out --reproducible"
+        )
     if options.fixed:
         fixed_policy(choice.draft_max, trees=wants_trees(options) and card.tree)
 
@@ -165,10 +165,6 @@ def _check_grammar(options: SessionOptions) -> None:
 def _check_tree(options: SessionOptions) -> None:
     """Raise CapabilityError or InputError for options that exclude trees."""
     wanted = "--tree" if options.tree else f"--drafter {TREE}"
-    if options.reproducible:
-        raise CapabilityError(
-            f"reproducible text needs chains, since trees change the order of sums: leave out {wanted}"
-        )
     if options.rule is Rule.RATIO:
         raise CapabilityError(f"the ratio rule checks one sampled chain: with {wanted}, use the match rule")
     if options.draft_max == 0 or options.drafter not in (None, *BRANCHING):

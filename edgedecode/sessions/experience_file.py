@@ -26,14 +26,7 @@ def experience_path(manifest: Manifest, *, engine: str, version: str, settings: 
 
     settings: what else the cost of a forward pass depends on (provider, threads, KV type).
     """
-    return measured_file(FOLDER, manifest, engine=engine, version=version, settings=settings)
-
-
-def measured_file(
-    area: str, manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]
-) -> Path | None:
-    """Return the cache file, in one of the cache's areas, of something measured for this pack on this device."""
-    folder = cache_folder(area)
+    folder = cache_folder(FOLDER)
     facts = (pack_digest(manifest), engine, version, *map(repr, settings), cores(), *processor_facts())
     return folder and folder / f"{facts_key(edgedecode.__version__, *facts)}.json"
 

@@ -11,7 +11,6 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
@@ -67,8 +66,6 @@ class Resources:
     """Held while the models, or anything else here, are used."""
     experience: Experience = field(default_factory=Experience)
     """Measured costs of forward passes and acceptance of drafts: updated by the scheduler of every session."""
-    identical_widths: dict[str, IdenticalWidths] = field(default_factory=dict)
-    """Per adapter, the pass widths that round alike on this device; measured by the first reproducible session."""
     lookups: tuple[str, ...] = field(default_factory=lookup_names)
     """Drafters that are a plain function and that the scheduler may choose."""
     sources: dict[str, DrafterSource] = field(default_factory=dict)

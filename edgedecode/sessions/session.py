@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from edgedecode.decoding.stats import Stats
-from edgedecode.errors import CapabilityError
 from edgedecode.options import WhenFull, answer_limit
 from edgedecode.sampling.sampler import answer_seed
 from edgedecode.sessions.answer import Answer
@@ -78,7 +77,7 @@ class Session(BareSession):
         """Prefill tokens that any next message needs: the last answer without its activated adapter.
 
         For the time in which a user reads or types; may run in a separate thread. Any other call stops it within a
-        pass. Does nothing in the middle of an answer, and in a reproducible session.
+        pass. Does nothing in the middle of an answer.
         """
         for _ in self._own.run(self._preparing):
             pass
@@ -87,7 +86,7 @@ class Session(BareSession):
         """Use one of the pack's adapters from the next message on; None: no adapter. A running answer keeps its own.
 
         Tokens that another adapter has processed are prefilled again: the latest answer after an activated adapter,
-        everything after any other. Raises as `PackAdapters.use`, and CapabilityError for a reproducible session.
+        everything after any other. Raises as `PackAdapters.use`.
         """
         self._own.run(lambda: self._use_adapter(name, scale))
 
@@ -107,7 +106,7 @@ class Session(BareSession):
 
     def _preparing(self) -> Iterator[Chunk]:
         self._check_open()
-        if self._widths or (self._running is not None and not self._running.ended):
+        if self._running is not None and not self._running.ended:
             return iter(())
 
         def read_again(pause: Callable[[], None]) -> Generator[Chunk]:
@@ -121,8 +120,6 @@ class Session(BareSession):
         self._check_open()
         if self._ahead is not None:
             self._ahead.end()
-        if self._widths:
-            raise CapabilityError("a reproducible session keeps its adapter: open another session for another adapter")
         answering = self._running is not None and not self._running.ended
         self._reading.adapter = self._shared.turn.run(
             lambda: self._drafts.load_adapter(self._adapters.choose(name, scale=scale, more=answering))

@@ -226,7 +226,7 @@ def open_drafting(
     if not drafters:
         return None
     if fixed is not None:
-        return Drafting(drafters, fixed, noise=noise, chains_only=options.reproducible)
+        return Drafting(drafters, fixed, noise=noise)
     try:
         return Drafting(drafters, _scheduler(shared, options, drafters, longest=longest), noise=noise, offers=True)
     except BaseException:

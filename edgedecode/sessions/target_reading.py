@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.model import AdapterSpan, LanguageModel, ModelCard, State
-from edgedecode.decoding.padding import padded_rows, prompt_rows
 from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.sampler import Sampler
@@ -78,36 +77,25 @@ class TargetReading:
         self.span = span  # last: after an interrupt, the remaining positions are valid under both spans
 
     def score(
-        self,
-        tokens: Sequence[int],
-        target: LanguageModel,
-        sampler: Sampler,
-        *,
-        top: int,
-        rows: int,
-        widths: tuple[int, ...],
+        self, tokens: Sequence[int], target: LanguageModel, sampler: Sampler, *, top: int, rows: int
     ) -> Iterator[tuple[TokenLogprob, ...]]:
         """Prefill `tokens` without the last from the start, and yield after each pass what it says of the next ones.
 
         rows: of logits, which the state's plan has room for; more are computed at once where the budget has room.
-        widths: as in `DecodeSetting`. Each yield is a point where other threads may use the models.
+        Each yield is a point where other threads may use the models.
         """
         state, most = self._state, max(rows, _SCORED)
         state.crop(0)
         while left := len(tokens) - 1 - (start := state.length):
             count = min(left, most) if self.span.start <= start else min(left, most, self.span.start - start)
-            fitting = tuple(width for width in widths if width <= most)
-            count = min(count, prompt_rows(count, widths=fitting, room=state.capacity - start, most=most))
-            width, picked = padded_rows(1, count - 1, widths=fitting, room=state.capacity - start)
-            passed = [*tokens[start : start + count], *[tokens[start]] * (width - count)]
             try:
-                output = target.forward(passed, state, rows=picked, adapter=self.span.at(start))
+                output = target.forward(tokens[start : start + count], state, rows="all", adapter=self.span.at(start))
             except BudgetExceeded:
                 if most == rows:
                     raise
                 most = rows
                 continue
-            said = zip(output.logits, tokens[start + 1 : start + count + 1], strict=False)  # some rows are padding
+            said = zip(output.logits, tokens[start + 1 : start + count + 1], strict=True)
             found = tuple(sampler.logprob(row, token, top=top) for row, token in said)
             state.keep(range(count))
             yield found

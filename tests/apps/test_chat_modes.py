@@ -44,7 +44,7 @@ def marked(err: str) -> list[str]:
         (SessionOptions(drafter="none"), "plain"),
         (SessionOptions(draft_max=0), "plain"),
         (SessionOptions(draft_max=3), "fixed"),
-        (SessionOptions(reproducible=True), "fixed"),
+        (SessionOptions(reproducible=True), "scheduled"),
         (SessionOptions(drafter="suffix", draft_max=3), "suffix"),
         (SessionOptions(switch=SwitchOptions(threshold=0.1)), "switch"),
     ],
@@ -64,8 +64,10 @@ def test_chat_modes_without_a_draft_model_need_none(toy: Pair) -> None:
     assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
 
 
-def test_chat_modes_of_a_reproducible_chat_neither_schedule_nor_switch(toy: Pair) -> None:
-    assert not {"scheduled", "switch"} & chat_modes(toy, SessionOptions(reproducible=True)).keys()
+def test_chat_modes_of_a_reproducible_chat_do_not_switch(toy: Pair) -> None:
+    modes = chat_modes(toy, SessionOptions(reproducible=True))
+    assert "switch" not in modes
+    assert all(mode.options.reproducible for mode in modes.values())
 
 
 def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_started_so(toy: Pair) -> None:

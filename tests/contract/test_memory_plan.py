@@ -290,7 +290,7 @@ def test_plan_of_another_kv_type(engine: str) -> None:
         SessionOptions(drafter="none", tree=True),
         SessionOptions(draft_max=0, tree=True),
         SessionOptions(draft_max=100_000),
-        SessionOptions(tree=True, reproducible=True),
+        SessionOptions(rule=Rule.RATIO, reproducible=True),
         SessionOptions(rule=Rule.RATIO, drafter="suffix"),
     ],
     ids=str,

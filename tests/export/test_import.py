@@ -24,7 +24,6 @@ from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.hub import Hub, check_download
 from tests.small_tokenizers import byte_fallback
-from tests.toys import why_refused
 
 from .genai import build
 from .tiny import TinyModel, write_model
@@ -92,8 +91,8 @@ def test_imported_pair_decodes_like_its_target_alone(built: Path, tmp_path: Path
     manifest = imported(built, tmp_path / "pack", draft=built)
     assert set(manifest.models) == {"target", "draft"}
     with edgedecode.load(tmp_path / "pack") as pair:
-        if refusal := why_refused(pair, 2):
-            pytest.skip(refusal)
+        if not pair.target.card.row_invariant:
+            pytest.skip("the engine's rows depend on a pass's width")
         texts = [
             pair.session(SessionOptions(drafter=drafter, reproducible=True)).generate("hello", max_tokens=24).tokens
             for drafter in ("none", "model", "suffix")

@@ -23,7 +23,6 @@ from edgedecode.export.checks import model_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
-from tests.toys import why_refused
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model
@@ -261,12 +260,12 @@ def test_variants_add_at_most_3_percent_to_the_size(demo_pair: Path, tmp_path: P
 
 
 def test_drafts_with_int8_cache_leave_the_text_unchanged(llama: Path, tmp_path: Path) -> None:
-    """Lossless against the model with the int8 graph, in passes of widths that round alike."""
+    """Lossless against the model with the int8 graph."""
     export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
     texts = set()
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
-        if refusal := why_refused(pair, 8):
-            pytest.skip(refusal)
+        if not pair.target.card.row_invariant:
+            pytest.skip("the engine's rows depend on a pass's width")
         for length in (0, 1, 2, 4, 8):
             options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
             with pair.session(options) as session:

@@ -16,14 +16,12 @@ from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Verdict
-from edgedecode.engines.identical_widths import measure_widths
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.testing import ScriptedDrafter
-from tests.toys import why_refused
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
@@ -40,9 +38,9 @@ def answer(pair: Pair, prompt: str, *, max_tokens: int = 40, **options: object) 
 
 
 @cache
-def plain_answer(pair: Pair, prompt: str, sampling: SamplingOptions, *, reproducible: bool = False) -> tuple[int, ...]:
+def plain_answer(pair: Pair, prompt: str, sampling: SamplingOptions) -> tuple[int, ...]:
     """Answer without drafts, cached for all tests that compare with it."""
-    return answer(pair, prompt, sampling=sampling, drafter="none", reproducible=reproducible).tokens
+    return answer(pair, prompt, sampling=sampling, drafter="none").tokens
 
 
 def tokens_of(session: Session, prompt: str, *, max_tokens: int = 40) -> tuple[int, int]:
@@ -104,54 +102,31 @@ def test_float_pair_with_drafts_equals_plain_decoding_token_for_token(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("pack", ["int4_pair", "bundled_pair"])
 @pytest.mark.parametrize("length", range(1, 17))
-def test_reproducible_text_is_the_same_with_any_chain_or_refused(
+def test_reproducible_text_is_plain_text_with_any_draft_or_refused(
     request: pytest.FixtureRequest, prompts: list[str], pack: str, length: int, sampling: SamplingOptions
 ) -> None:
     pair: Pair = request.getfixturevalue(pack)
-    if (refusal := why_refused(pair, length)) is not None:
-        assert "identical bits" in refusal or "--draft-max" in refusal
+    if not pair.target.card.row_invariant:
+        with pytest.raises(CapabilityError, match="needs our kernels"):
+            pair.session(SessionOptions(reproducible=True))
         return
-    accepted = dict.fromkeys(DRAFTERS, 0)
+    accepted = dict.fromkeys((*DRAFTERS, "tree"), 0)
     for prompt in prompts[length % 8 : 24 : 8]:
-        plain = plain_answer(pair, prompt, sampling, reproducible=True)
+        plain = plain_answer(pair, prompt, sampling)
         for drafter in accepted:
             drafted = answer(pair, prompt, sampling=sampling, drafter=drafter, draft_max=length, reproducible=True)
             assert drafted.tokens == plain
             accepted[drafter] += drafted.stats.accepted
-    assert min(accepted[name] for name in ("model", "trim")) > 0
+    assert min(accepted[name] for name in ("model", "trim", "tree")) > 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_reproducible_text_on_llama_is_the_same_with_any_chain_or_refused(
-    prompts: list[str], sampling: SamplingOptions
-) -> None:
+def test_reproducible_text_is_refused_on_llama() -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
-    accepted = 0
-    with edgedecode.load(BUNDLED_PACK, runtime="llama") as pair:
-        if (refusal := why_refused(pair, 12)) is not None:
-            assert "identical bits" in refusal or "--draft-max" in refusal
-            return
-        for prompt in prompts[:6]:
-            plain = answer(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
-            for drafter in ("model", "suffix"):
-                for length in (1, 3, 6, 12):
-                    options = {"drafter": drafter, "draft_max": length, "reproducible": True}
-                    drafted = answer(pair, prompt, sampling=sampling, **options)
-                    assert drafted.tokens == plain.tokens
-                    accepted += drafted.stats.accepted
-    assert accepted > 0
-
-
-@pytest.mark.parametrize("runtime", ["onnx", "llama"])
-def test_identical_widths_after_a_short_text_are_identical_after_a_long_one(
-    runtime: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if runtime == "llama":
-        pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
-    with edgedecode.load(BUNDLED_PACK, runtime=runtime) as pair:
-        short = measure_widths(pair.target)
-        monkeypatch.setattr("edgedecode.engines.identical_widths.BEFORE", 1500)
-        assert set(short.all) <= set(measure_widths(pair.target).all)
+    with (
+        edgedecode.load(BUNDLED_PACK, runtime="llama") as pair,
+        pytest.raises(CapabilityError, match="leave out --reproducible"),
+    ):
+        pair.session(SessionOptions(reproducible=True))
 
 
 def test_bundled_pair_on_200_prompts_is_plain_decoding_within_kernel_noise(

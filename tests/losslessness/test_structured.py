@@ -243,6 +243,8 @@ def test_a_character_that_is_cut_off_is_left_out(pair: Pair) -> None:
 
 
 def test_reproducible_answers_are_the_same_bit_for_bit(pair: Pair) -> None:
+    if not pair.target.card.row_invariant:
+        pytest.skip("the engine's rows depend on a pass's width")
     texts = {
         answer(pair, GRAMMARS["person"], seed=3, temperature=1.0, reproducible=True, draft_max=length).text
         for length in (0, 1, 4, 8)

@@ -18,10 +18,9 @@ OPTIONS = [
     SessionOptions(drafter="none"),
     SessionOptions(),
     SessionOptions(drafter="tree", draft_max=8),
-    SessionOptions(reproducible=True),
     SessionOptions(switch=SwitchOptions(threshold=0.5)),
 ]
-EACH = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "scheduled", "tree", "reproducible", "switching"])
+EACH = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "scheduled", "tree", "switching"])
 
 
 def assert_rows(pair: Pair, tokens: list[int], found: list[TokenLogprob | None], *, top: int) -> None:

@@ -14,7 +14,7 @@ from edgedecode.decoding.drafting import COPIED, MOST_BETWEEN, WATCH, Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER, NO_SPEED_UP, WHOLE, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import InputError
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.schedule.cost import CostModel
@@ -73,10 +73,9 @@ def drafting(
     policy: Scripted,
     *drafters: CallDrafter,
     offers: bool = True,
-    chains_only: bool = False,
     clock: Callable[[], float] = perf_counter,
 ) -> Drafting:
-    drafts = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, chains_only=chains_only, clock=clock)
+    drafts = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, clock=clock)
     drafts.begin([1, 2])
     return drafts
 
@@ -230,9 +229,6 @@ def test_drafting_refuses_invalid_drafters_plans_and_drafts() -> None:
         Drafting([], Scripted(), noise=Noise(0))
     with pytest.raises(InputError, match="chose the drafter 'absent'; the session has call"):
         drafting(Scripted(Plan(1, "absent")), free(5)).propose([1], room=5)
-    tree = free(5, 6, parents=(-1, -1))
-    with pytest.raises(CapabilityError, match="reproducible text needs chains"):
-        drafting(Scripted(Plan(2, "call")), tree, chains_only=True).propose([1], room=5)
     long = Slow(lambda context, limit, rng: Draft((1,) * 9))
     with pytest.raises(InputError, match="'slow' proposed 9 tokens where at most 2"):
         drafting(Scripted(Plan(2, "slow")), long).propose([1], room=5)

@@ -11,7 +11,6 @@ import pytest
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
-from edgedecode.decoding.padding import usable_context
 from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome
@@ -118,45 +117,6 @@ def test_decode_fills_the_context_to_the_last_position() -> None:
         drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
         found = run(toy_model(VOCABULARY), [1, 2], max_tokens=50, capacity=16, drafter=drafter, draft_max=draft_max)
         assert found.tokens == reference([1, 2], 14)
-
-
-@pytest.mark.parametrize("widths", [(2, 3), (2, 4), (3,), (5, 8)], ids=str)
-@pytest.mark.parametrize("parents", [None, (), (-1, -1)])
-def test_decode_pads_passes_and_drops_the_padding(widths: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
-    model = toy_model(VOCABULARY)
-    tokens = () if parents == () else (4, 5)
-    drafter = CallDrafter(
-        lambda context, limit, rng: Draft(tokens[:limit], None if parents is None else parents[:limit])
-    )
-    found = run(model, [3], max_tokens=8, widths=widths, drafter=drafter, draft_max=2)
-    assert found.tokens == reference([3], 8)
-    assert set(model.passes) <= set(widths)
-
-
-@pytest.mark.parametrize("widths", [(2, 3, 4), (2, 4, 8, 32), (4, 8), (5, 6)], ids=str)
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 30, 33, 60, 61, 62, 63])
-def test_decode_with_padded_passes_fills_the_context_from_any_prompt(widths: tuple[int, ...], length: int) -> None:
-    """Also if the context has no room for a wide last pass."""
-    prompt = [index % VOCABULARY for index in range(length)]
-    context = usable_context(64, widths)
-    for draft_max in (0, min(3, max(widths) - 1)):
-        model, asked = toy_model(VOCABULARY), []
-        forward = model.forward
-
-        def counted(*given: Any, rows: Any, asked: list[int] = asked, forward: Any = forward, **named: Any) -> Any:
-            asked.append(0 if rows == "none" else len(rows))
-            return forward(*given, rows=rows, **named)
-
-        model.forward = counted  # type: ignore[method-assign]
-        drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
-        if length >= context:
-            with pytest.raises(ContextExceeded):
-                run(model, prompt, max_tokens=64, capacity=64, widths=widths)
-            continue
-        found = run(model, prompt, max_tokens=64, capacity=64, widths=widths, drafter=drafter, draft_max=draft_max)
-        assert found.tokens == reference(prompt, context - length)
-        assert set(model.passes) <= set(widths)
-        assert set(asked) <= {0, *widths}
 
 
 def test_decode_closed_early_leaves_tokens_and_state_usable() -> None:

@@ -46,7 +46,7 @@ def test_session_without_a_draft_model_uses_free_drafters() -> None:
 
 def test_session_of_a_target_without_rollback_does_not_draft() -> None:
     pair: Any = ascii_pair()
-    pair.target.card = replace(pair.target.card, rollback=False, row_invariant=False)
+    pair.target.card = replace(pair.target.card, rollback=False)
     session = pair.session()
     assert session.drafter_name == "none"
     assert session.generate("hello", max_tokens=8).stats.proposed == 0
@@ -54,11 +54,18 @@ def test_session_of_a_target_without_rollback_does_not_draft() -> None:
         SessionOptions(drafter="suffix"),
         SessionOptions(draft_max=2),
         SessionOptions(drafter="model"),
-        SessionOptions(reproducible=True),
-        SessionOptions(drafter="none", reproducible=True),
     ):
         with pytest.raises(CapabilityError, match="--drafter none"):
             pair.session(options)
+
+
+@pytest.mark.parametrize("drafter", [None, "none", "model"])
+def test_session_refuses_reproducible_text_if_rows_depend_on_the_width_of_a_pass(drafter: str | None) -> None:
+    pair: Any = ascii_pair()
+    pair.target.card = replace(pair.target.card, row_invariant=False)
+    with pytest.raises(CapabilityError, match="leave out --reproducible") as refused:
+        pair.session(SessionOptions(drafter=drafter, reproducible=True))
+    assert "\n" not in str(refused.value)
 
 
 def test_session_refuses_a_draft_model_without_rollback() -> None:

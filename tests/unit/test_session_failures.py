@@ -14,7 +14,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
-from edgedecode.testing import ScriptedDrafter, TableModel, TableState
+from edgedecode.testing import TableModel, TableState
 from tests.toys import ascii_pair
 
 
@@ -152,14 +152,6 @@ def test_session_leases_the_distributions_of_sampled_drafts() -> None:
             assert size * 16 < kept <= held["distributions:model"] == 8 * 16 * size
             assert {lease.name: lease.nbytes for lease in pair.budget.leases} == held
         assert "distributions:model" not in {lease.name for lease in pair.budget.leases}
-
-
-def test_reproducible_text_refuses_trees() -> None:
-    made = session(drafter="suffix", draft_max=4, reproducible=True)
-    tree = Draft((3, 4), parents=(-1, -1), source="tree")
-    made._drafts.drafting.drafters["suffix"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
-    with pytest.raises(CapabilityError, match="reproducible text needs chains"):
-        made.generate("hello", max_tokens=8)
 
 
 def test_close_with_a_failing_drafter_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,7 @@ def test_default_drafters_by_trim_entry(trim: TrimEntry | None, expected: str) -
     assert names(pair) == expected
 
 
-@pytest.mark.parametrize(
-    "first", [{"draft_max": 2}, {"drafter": "model"}, {"rule": Rule.RATIO}, {"reproducible": True}]
-)
+@pytest.mark.parametrize("first", [{"draft_max": 2}, {"drafter": "model"}, {"rule": Rule.RATIO}])
 def test_recommended_trim_is_available_after_sessions_that_did_not_need_it(first: dict[str, object]) -> None:
     pair, runtime = pair_with(TRIM)
     assert names(pair, **first) == "model"
