@@ -146,8 +146,6 @@ class Bundle:
     """Native libraries that the project has to fetch itself, because their licence forbids passing them on."""
     notes: tuple[str, ...] = ()
     """Limits that a developer must know, a sentence each."""
-    switch_threshold: Amount | None = None
-    """Calibrated threshold of entropy switching; None: never calibrated."""
 
     @classmethod
     def load(cls, root: Path) -> Bundle:
@@ -189,6 +187,10 @@ class Bundle:
             raise ManifestError(f"{error}; make the bundle again") from None
         for name in (*bundle.files, *bundle.named()):
             plain_path(name)
+        if lacking := sorted(bundle.named() - bundle.files.keys()):
+            raise ManifestError(f"it refers to {lacking[0]}, which is not among its files; make the bundle again")
+        if "target" not in bundle.models:
+            raise ManifestError("it has no target model; make the bundle again")
         return bundle
 
     def to_json(self) -> str:

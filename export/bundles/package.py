@@ -170,7 +170,6 @@ def _copied(
         profile=speeds.name,
         cuts=fit.cuts,
     )
-    switching = manifest.switching
     return Bundle(
         target=target.name,
         name=manifest.name,
@@ -190,7 +189,6 @@ def _copied(
         adapters=parts.adapters,
         libraries=target.libraries,
         notes=notes,
-        switch_threshold=None if switching is None or not switching.points else switching.points[0].up,
     )
 
 

@@ -12,7 +12,7 @@ from edgedecode.text.messages import Message
 
 from .bundle import Bundle
 from .request import PackageRequest
-from .targets import TARGETS, Target
+from .targets import Target
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEVICE = Path(__file__).parent / "device"
@@ -35,14 +35,6 @@ def copy_templates(root: Path, request: PackageRequest, bundle: Bundle) -> None:
         place.write_bytes(data)
         if path.suffix == ".sh":
             place.chmod(0o755)
-
-
-def required_files(target: str) -> set[str]:
-    """Return the names of the files that every bundle for this target has besides its models; none if it is unknown."""
-    if target not in TARGETS:
-        return set()
-    genai = {"models/genai_config.json", "models/tokenizer_config.json", "models/target/model.onnx"}
-    return {name for name, _ in _sources(TARGETS[target])} | (genai if TARGETS[target].provider == "cpu" else set())
 
 
 def _sources(target: Target) -> list[tuple[str, Path]]:

@@ -10,46 +10,31 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, add_json, positive_count, print_json
 
 if TYPE_CHECKING:
-    from ..selftest.lane import LaneResult
+    from ..selftest import LaneResult
 
 
 class SelftestCommand:
     """Runs a bundle as devices would, as far as this machine can."""
 
     name = "selftest"
-    help = "run a bundle's self-test on this processor and on emulated devices"
+    help = "run a bundle's self-test on this processor and on an emulated arm64 one"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
-        parser.add_argument(
-            "--lane",
-            metavar="A,B",
-            help="cpu, arm64 (under qemu), npu (or its emulator), llama (default: all)",
-        )
-        parser.add_argument("--soc", metavar="N", help="npu: the chip, as in `package` (default: the bundle's first)")
+        parser.add_argument("--lane", metavar="A,B", help="cpu, arm64 (under qemu) (default: all)")
         parser.add_argument(
             "--sysroot",
             type=Path,
             metavar="DIR",
             help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)",
         )
-        parser.add_argument(
-            "--llama-server", type=Path, metavar="FILE", help="llama: the program (default: the one on PATH)"
-        )
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="default: as planned")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        from ..request import read_chip
-        from ..selftest.lane import Options
-        from ..selftest.selftest import check_bundle, run_lanes
+        from ..selftest import Options, check_bundle, run_lanes
 
-        options = Options(
-            soc=None if arguments.soc is None else read_chip(arguments.soc).number,
-            sysroot=arguments.sysroot,
-            server=arguments.llama_server,
-            threads=arguments.threads,
-        )
+        options = Options(sysroot=arguments.sysroot, threads=arguments.threads)
         names = None if arguments.lane is None else [name.strip() for name in arguments.lane.split(",")]
         bundle = check_bundle(arguments.bundle)
         results: list[LaneResult] = []

@@ -1,1 +1,0 @@
-"""Checks bundles for what otherwise fails on a device."""
