@@ -82,6 +82,6 @@ def test_calibration_reduces_the_error_on_unseen_text(demo_pair: Path, tmp_path:
     losses = []
     for calibrated in (False, True):
         stored, text = replace(recipe(4), calibrated=calibrated), PROMPTS if calibrated else None
-        manifest = export(demo_pair / "target", tmp_path / f"{calibrated}", stored=stored, calibration=text)
+        manifest = export(demo_pair / "draft", tmp_path / f"{calibrated}", stored=stored, calibration=text)
         losses.append(manifest.models["target"].parity["loss_kl"])
     assert losses[1] < 0.8 * losses[0]

@@ -61,7 +61,7 @@ def test_divergences_of_equal_and_of_shifted_rows_are_0() -> None:
 def test_fewer_bits_lose_more(demo_pair: Path, tmp_path: Path) -> None:
     found = []
     for stored in (recipe(8), recipe(4), recipe(4, block_size=128)):
-        parity = export(demo_pair / "target", tmp_path / stored.name, stored=stored).models["target"].parity
+        parity = export(demo_pair / "draft", tmp_path / stored.name, stored=stored).models["target"].parity
         assert parity["loss_positions"] > 100
         found.append((parity["loss_kl"], -parity["loss_top1"]))
     assert found == sorted(found)

@@ -199,7 +199,7 @@ def test_export_on_a_disk_that_becomes_full_leaves_no_files(
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
 def test_export_that_is_interrupted_leaves_no_files(ending: str, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "pack"
-    words = ["export", "--target", str(llama), "--out", str(out), "--noise-positions", "1000000"]
+    words = ["export", "--target", str(llama), "--out", str(out), "--activations", "8", "--noise-positions", "1000000"]
     command = [sys.executable, "-m", "edgedecode.cli", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None

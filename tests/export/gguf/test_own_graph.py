@@ -86,12 +86,18 @@ def test_own_graph_matches_transformers_for_long_rope(long: bool, tmp_path: Path
     assert largest_error(LONG, tmp_path, span=Span(long_rope=long), logits=own_logits) < EXACT
 
 
-@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
-    "family", ["llama", "llama tied", "phi3", "gemma2", "gemma3", "qwen2", "qwen3", "granite", "smollm3"]
+    ("family", "bits"),
+    [
+        *(("llama", 8), ("llama", 4), ("llama tied", 8), ("phi3", 4), ("gemma2", 8)),
+        *(("gemma3", 4), ("qwen2", 8), ("qwen3", 4), ("granite", 8), ("smollm3", 4)),
+    ],
 )
 def test_quantized_blocks_give_the_same_bits_at_every_width(family: str, bits: int, tmp_path: Path) -> None:
-    """Text that is verified in any widths is the same; the float model's logits show that they are the right ones."""
+    """Text that is verified in any widths is the same; the float model's logits show that they are the right ones.
+
+    Blocks do not depend on the family: each has one of the two widths, llama both.
+    """
     shape = TinyModel(tied=True) if family == "llama tied" else GGUF_SHAPES.get(family, TinyModel(family="qwen2"))
     model = write_model(tmp_path / "model", replace(shape, context=128))
     manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
