@@ -260,8 +260,9 @@ def test_ratio_with_a_smaller_head_is_exact(options: SamplingOptions) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-@pytest.mark.parametrize("share", [True, False], ids=["target's noise", "most likely"])
+@pytest.mark.parametrize(
+    ("options", "share"), [(PLAIN, True), (TRUNCATED, False)], ids=["target's noise", "most likely, top-k and penalty"]
+)
 def test_tree_drafter_is_exact(options: SamplingOptions, share: bool) -> None:
     """With the target's noise and by probability only; four nodes have more accepted tokens than a chain of two."""
     ranked = options if share else replace(options, temperature=0.0)
