@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -79,22 +78,6 @@ def open_source(name: str) -> Source:
 def license_files(folder: Path) -> list[Path]:
     """Return the licence files in a model's folder."""
     return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
-
-
-def copy_text_files(model: Path, folder: Path) -> None:
-    """Copy a model's configuration, tokenizer, template and licences, but not its weights."""
-    for path in sorted({path for pattern in _TEXTS for path in model.glob(pattern) if path.is_file()}):
-        shutil.copyfile(path, folder / path.name)
-
-
-def fetch_model(name: str, stages: Stages) -> Path:
-    """Return the folder `name`, or for a hub id the folder of its complete download. Raises ExportError."""
-    if (local := _local(name)) is not None:
-        return local
-    snapshot = find_snapshot(name, _TEXTS)
-    with stages.stage(f"{name}: download", snapshot.weights_nbytes) as advance:
-        fetch_files(name, snapshot.commit, WEIGHTS, progress=advance)
-    return snapshot.folder
 
 
 def open_texts(name: str) -> Texts:

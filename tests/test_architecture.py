@@ -57,7 +57,7 @@ MAX_MODULES = 18
 """Per folder, so that its contents can be taken in at a glance."""
 
 CORE_PACKAGES = {"numpy", "tokenizers", "jinja2", "msgspec"}
-TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
+TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "peft", "safetensors", "torch", "transformers"}
 HEAVY = {"h11", "huggingface_hub", "matplotlib", "prompt_toolkit", "starlette", "tqdm", "uvicorn"}
 ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
 EXPORT = CORE_PACKAGES | TRAINING | {"elftools", "huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich"}

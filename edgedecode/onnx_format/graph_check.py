@@ -17,8 +17,6 @@ from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from edgedecode.duplicate_names import add_once
 
 from .graph_file import ValueInfo
@@ -32,8 +30,6 @@ MOST_FIELDS = 1 << 17
 MOST_DEPTH = 8
 MOST_DIMENSIONS = 16
 _VARINT_NBYTES = 10
-_SMALL_NBYTES = 128
-"""Constants up to this size may be shapes: their numbers are read."""
 _STANDARD = "ai.onnx"
 """The domain of ONNX's operators, which is usually left empty."""
 _FLATBUFFER = b"ORTM"
@@ -111,27 +107,26 @@ class CheckedGraph:
         return (self.initializers[name] for name in names if name in self.initializers)
 
 
-def check_graph(path: Path, weights: Weights, *, joins: bool = False) -> CheckedGraph:
+def check_graph(path: Path, weights: Weights) -> CheckedGraph:
     """Validate the graph at `path`. The file is mapped, not loaded.
 
-    joins: the graph concatenates past and present keys and values itself. Raises OSError, or ValueError with a short
-    reason for malformed bytes, for a tensor outside `weights` or of another size than its shape, and for anything that
-    no language model's graph needs.
+    Raises OSError, or ValueError with a short reason for malformed bytes, for a tensor outside `weights` or of another
+    size than its shape, and for anything that no language model's graph needs.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise ValueError("it is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return check_content(content, weights, joins=joins)
+            return check_content(content, weights)
 
 
-def check_content(content: bytes | mmap.mmap, weights: Weights, *, joins: bool = False) -> CheckedGraph:
+def check_content(content: bytes | mmap.mmap, weights: Weights) -> CheckedGraph:
     """Validate a graph's bytes. Raises ValueError like `check_graph`."""
     if content[4:8] == _FLATBUFFER:
         raise ValueError("it is in ONNX Runtime's own format")
     walk = _Walk(content, weights)
     walk.model()
-    check_operations(walk.operations, walk.constants(), joins=joins, folded=weights.folded)
+    check_operations(walk.operations, walk.constants(), folded=weights.folded)
     return walk.found
 
 
@@ -270,7 +265,7 @@ class _Walk:
 
     def _tensor(self, tensor: _Span, *, alias: str = "") -> tuple[str, tuple[int, ...]]:
         """Check a tensor and return its name and shape. alias: the name under which nodes read it, if another."""
-        name, kind, location, dims, data = "", 0, 0, list[int](), list[Field]()
+        name, kind, location, dims = "", 0, 0, list[int]()
         entries: dict[str, str] = {}
         for item in self._inside(tensor, once=(2, 8, 9, 14)):
             number = item[0]
@@ -280,8 +275,6 @@ class _Walk:
                 kind = self._integer(item)
             elif number == 8:
                 name = self._text(item)
-            elif number in (5, 7, 9) and item[4] - item[3] <= _SMALL_NBYTES:
-                data.append(self._field(item))
             elif number == 13:
                 texts = {part[0]: self._text(part) for part in self._inside(item) if part[0] in (1, 2)}
                 add_once(entries, texts.get(1, ""), texts.get(2, ""), what="entry of an external tensor")
@@ -297,8 +290,7 @@ class _Walk:
             self._external(name, kind, entries, count=prod(dims))
         elif prod(dims) > 8 * (tensor[4] - tensor[3]):
             raise ValueError(f"its tensor {name[:40]!r} claims {prod(dims)} elements in {tensor[4] - tensor[3]} bytes")
-        numbers = _numbers(kind, data) if prod(dims) <= MOST_DIMENSIONS else None
-        found, before = ConstantTensor(prod(dims), tuple(dims), numbers), self._constants.get(alias or name)
+        found, before = ConstantTensor(prod(dims), tuple(dims)), self._constants.get(alias or name)
         if before is None or before.elements <= found.elements:  # inner graphs may reuse a name
             self._constants[alias or name] = found
         return name, tuple(dims)
@@ -344,17 +336,6 @@ def _sizes(item: Field) -> list[int]:
     if len(item.content) > MOST_DIMENSIONS * _VARINT_NBYTES:
         raise ValueError(f"a tensor has more than {MOST_DIMENSIONS} dimensions")
     return [int(size) for size in integer_values(item)]
-
-
-def _numbers(kind: int, data: list[Field]) -> tuple[int, ...] | None:
-    """Return the integers of a small int32 or int64 tensor; None for other types."""
-    if kind not in (6, 7):
-        return None
-    raw = b"".join(field.content for field in data if field.number == 9)
-    if len(raw) % (_BITS[kind] // 8):
-        raise ValueError(f"a small tensor has {len(raw)} bytes, not a multiple of {_BITS[kind]} bits")
-    listed = [int(number) for field in data if field.number != 9 for number in integer_values(field)]
-    return (*(int(number) for number in np.frombuffer(raw, f"<i{_BITS[kind] // 8}")), *listed)
 
 
 def _unsigned(text: str) -> int:

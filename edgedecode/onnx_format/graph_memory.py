@@ -29,13 +29,7 @@ _OTHER = frozenset((
     "Concat", "Constant", "Conv", "Einsum", "Gather", "GatherElements", "GatherND", "Gemm", "If", "MatMul",
     "ScatterElements", "ScatterND", "TopK",
 ))
-_SIZED = frozenset((
-    "ConstantOfShape", "Expand", "Range", "Tile",
-))
-"""Operators whose output size is given by the values of an input."""
 # fmt: on
-_CONCAT_ONLY = frozenset({"DequantizeLinear", "Pad"}) | _SIZED
-"""Operators needed only by graphs that compute masks and positions themselves, such as optimum's."""
 _ALLOWED = _ONE_TO_ONE | _BROADCASTING | _OTHER
 _STANDARD = ("", "ai.onnx")
 _DIMENSIONS = 16
@@ -49,11 +43,10 @@ class UnknownOperator(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConstantTensor:
-    """A tensor whose content is known before the first pass. numbers: its integers, if it is small."""
+    """A tensor whose content is known before the first pass."""
 
     elements: int
     dims: tuple[int, ...] | None = None
-    numbers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +59,28 @@ class Operation:
     outputs: Sequence[str]
 
 
-def check_operations(
-    operations: Sequence[Operation], constants: Mapping[str, ConstantTensor], *, joins: bool, folded: int
-) -> None:
+def check_operations(operations: Sequence[Operation], constants: Mapping[str, ConstantTensor], *, folded: int) -> None:
     """Raise ValueError for an operator that no model needs, or if folded constants exceed `folded` elements.
 
-    operations: in topological order, those of inner graphs before the outer node. joins: the graph concatenates past
-    and present keys and values itself.
+    operations: in topological order, those of inner graphs before the outer node.
     """
     known = dict(constants)
-    allowed, most = _ALLOWED | _CONCAT_ONLY if joins else _ALLOWED, folded + _SHAPE_ELEMENTS
-    left = most
+    left = most = folded + _SHAPE_ELEMENTS
     for each in operations:
-        if each.domain in _STANDARD and each.kind not in allowed:
+        if each.domain in _STANDARD and each.kind not in _ALLOWED:
             raise UnknownOperator(f"no model of this kind needs its operator {each.kind[:40]!r}")
         inputs = [known.get(name) for name in each.inputs if name]
-        elements = _sized(each.kind, inputs) if each.kind in _SIZED else 0
         constant = [value for value in inputs if value is not None]
         if each.kind != "Constant" and len(constant) == len(inputs):
-            elements = elements or _elements(each, constant)
+            elements = _elements(each, constant)
             left -= elements * len(each.outputs)
             dims = _broadcast(constant) if each.kind in _BROADCASTING else None
             known.update((name, ConstantTensor(elements, dims)) for name in each.outputs)
-        if elements > most or left < 0:
-            raise ValueError(
-                f"its operator {each.kind[:40]!r} computes {elements} elements of constants, "
-                f"the limit for all operators is {most}"
-            )
-
-
-def _sized(kind: str, inputs: Sequence[ConstantTensor | None]) -> int:
-    """Return the number of output elements that constant sizes request; 0: the sizes are not constant."""
-    numbers = [None if value is None else value.numbers for value in inputs]
-    if kind == "Range":
-        start, end, step = (each[0] if each else None for each in (*numbers, None, None, None)[:3])
-        return 0 if start is None or end is None or not step else max(0, -((start - end) // step)) + 1
-    sizes = numbers[-1] if numbers else None
-    if sizes is None:
-        return 0
-    first = inputs[0] if kind != "ConstantOfShape" else None
-    return prod(max(1, size) for size in sizes) * (1 if first is None else first.elements)
+            if left < 0:
+                raise ValueError(
+                    f"its operator {each.kind[:40]!r} computes {elements} elements of constants, "
+                    f"the limit for all operators is {most}"
+                )
 
 
 def _elements(operation: Operation, inputs: Sequence[ConstantTensor]) -> int:

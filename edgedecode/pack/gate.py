@@ -30,8 +30,6 @@ _GATE = 3
 """Version of the checks; increase it when they change, so that cached results no longer count."""
 _IGNORED = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
 """Files of repositories and downloads next to the manifest. No pack entry can refer to them."""
-_CONCAT = "concat"
-"""The capability of graphs that concatenate past and present keys and values themselves."""
 _TEXTS = ("LICENSE", "NOTICE", "README")
 _TEXT_SUFFIXES = ("", ".md", ".pdf", ".rst", ".txt")
 """Prefixes and suffixes of documents allowed next to the manifest; nothing reads them."""
@@ -143,7 +141,7 @@ def _check_models(manifest: Manifest, root: Path) -> None:
         for graph in entry.graphs.values():
             path = root / graph.file
             try:
-                _check_graph(path, graph, entry, replace(weights, folded=_folded(graph, entry, nbytes)))
+                _check_graph(path, graph, entry, replace(weights, folded=_folded(entry, nbytes)))
             except (ValueError, OSError) as error:
                 newer = _upgrade(manifest) if isinstance(error, UnknownOperator) else ""
                 raise ManifestError(
@@ -168,11 +166,9 @@ def _upgrade(manifest: Manifest) -> str:
     return f", or upgrade edgedecode: the pack was created by {manifest.created_by[:40]}"
 
 
-def _folded(graph: Graph, entry: ModelEntry, nbytes: int) -> int:
-    """Return how many weights constant folding converts before the first pass: 16 to 32 bits, or transposed."""
-    if 16 in (entry.bits, entry.head_bits):
-        return nbytes // 2
-    return nbytes // 4 if _CONCAT in graph.capabilities else 0
+def _folded(entry: ModelEntry, nbytes: int) -> int:
+    """Return how many weights constant folding converts from 16 to 32 bits before the first pass."""
+    return nbytes // 2 if 16 in (entry.bits, entry.head_bits) else 0
 
 
 def _check_small(manifest: Manifest, root: Path, name: str, most: int) -> None:
@@ -204,7 +200,7 @@ def _check_graph(path: Path, graph: Graph, entry: ModelEntry, weights: Weights) 
     most = _GRAPH_NBYTES + _LAYER_NBYTES * entry.layers + trimmed
     if (nbytes := path.stat().st_size) > most:
         raise ValueError(f"it has {nbytes} bytes, a graph of {entry.layers} layers needs less than {most}")
-    found = check_graph(path, weights, joins=_CONCAT in graph.capabilities)
+    found = check_graph(path, weights)
     for what, declared, actual in (("inputs", graph.inputs, found.inputs), ("outputs", graph.outputs, found.outputs)):
         if sorted(declared) != sorted(actual):
             differing = sorted({*declared} ^ {*actual}) or ["a name twice"]

@@ -56,10 +56,9 @@ _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 class Graph:
     """One graph over a model's weights, with its declared inputs and outputs.
 
-    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), concat
-    (concatenates past and present itself, as optimum's graphs do: chains only), trim (has the smaller head of
-    `HeadedModel`), static (fixed shapes, see `width` and `slots`; returns only the new rows of the cache). Older
-    packs may also list local, a head that is no longer used.
+    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), trim (has the
+    smaller head of `HeadedModel`), static (fixed shapes, see `width` and `slots`; returns only the new rows of the
+    cache). Older packs may also list local, a head that is no longer used.
     """
 
     file: str

@@ -149,8 +149,7 @@ def _builder_graph(model: ir.Model, *, rows: int) -> int:
 
 def _base_graph(entry: ModelEntry, role: str) -> Graph:
     graph = entry.graphs.get(BASE)
-    usable = graph is not None and {"rows", "input_ids"} <= {*graph.inputs} and "concat" not in graph.capabilities
-    if graph is None or not usable or entry.window:
+    if graph is None or entry.window or not {"rows", "input_ids", "seqlens_k"} <= {*graph.inputs}:
         raise CapabilityError(
             f"the {role} has no graph that onnxruntime-genai can run, one without an attention window that updates its "
             f"KV cache in place"

@@ -144,9 +144,7 @@ def soc_map_of(models: Mapping[str, BundleModel]) -> dict[str, JsonValue]:
 def _app_graph(entry: ModelEntry) -> Graph | None:
     """Return the graph that an app opens on the processor; None: the pack has none with a cache updated in place."""
     graph = entry.graphs.get(_BASE)
-    if graph is None or "concat" in graph.capabilities or not {"rows", "input_ids", "seqlens_k"} <= {*graph.inputs}:
-        return None
-    return graph
+    return graph if graph is not None and {"rows", "input_ids", "seqlens_k"} <= {*graph.inputs} else None
 
 
 def _copy_graph(root: Path, pack: Path, graph: Graph, role: str) -> list[BundleGraph]:

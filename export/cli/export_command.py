@@ -10,7 +10,7 @@ from edgedecode.commands import Command, add_json, count
 
 from .common import add_prepare, finish, quiet
 from .compile_command import add_device, check_device, compile_exported
-from .export_modes import add_comparison, add_optimum, run_comparison, run_optimum
+from .export_modes import add_comparison, run_comparison
 from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
 
@@ -59,21 +59,14 @@ class ExportCommand:
         add_device(parser)
         add_prepare(parser)
         add_comparison(parser)
-        add_optimum(parser)
         parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
 
     def run(self, arguments: Namespace) -> int:
         if arguments.prepare and (arguments.dry_run or arguments.compare):
             mode = "--dry-run" if arguments.dry_run else "--compare"
             arguments.usage_error(f"argument --prepare: {mode} makes no pack whose weights could be prepared")
-        if arguments.make_environment and arguments.exporter != "optimum":
-            arguments.usage_error("argument --make-environment: it needs --exporter optimum")
         with quiet(debug=arguments.debug):
-            if arguments.exporter == "optimum":
-                report = run_optimum(arguments)
-            else:
-                report = run_comparison(arguments) if arguments.compare else _make(arguments)
-            return finish(arguments, report)
+            return finish(arguments, run_comparison(arguments) if arguments.compare else _make(arguments))
 
 
 def _make(arguments: Namespace) -> Report:

@@ -1,4 +1,4 @@
-"""Modes of `export` other than making a pack itself: `--compare` and `--exporter optimum`."""
+"""The mode `export --compare`, which makes no pack."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .display import Report
 
 _COMPARING = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
-_FOR_OPTIMUM = ("exporter", "make_environment", "target", "draft", "out", "name", "license", "noise_positions")
-"""The options that each mode accepts; others are refused."""
+"""The options that it accepts; others are refused."""
 
 
 def add_comparison(parser: ArgumentParser) -> None:
@@ -68,41 +67,3 @@ def run_comparison(arguments: Namespace) -> Report:
         if role == "target" and arguments.plot is not None:
             write_plot(arguments.plot, comparison_figure(comparison))
     return reports
-
-
-def add_optimum(parser: ArgumentParser) -> None:
-    """Add the options."""
-    group = parser.add_argument_group("other architectures")
-    group.add_argument(
-        "--exporter",
-        choices=("builder", "optimum"),
-        default="builder",
-        help="optimum: more architectures, in float, chains only, in a separate environment (default builder)",
-    )
-    group.add_argument(
-        "--make-environment",
-        action="store_true",
-        help="let --exporter optimum create its environment in the cache folder: downloads about 300 MB",
-    )
-
-
-def run_optimum(arguments: Namespace) -> Report:
-    """Export float graphs with optimum and import them."""
-    refuse_others(arguments, _FOR_OPTIMUM, message="argument --exporter: optimum does not take {}")
-    if arguments.out is None:
-        arguments.usage_error("the following arguments are required: --out")
-    require_frameworks("import")
-    from ..imports.imported_pack import ImportRequest
-    from ..imports.optimum import OptimumRequest, export_with_optimum
-    from .pack_tables import shown
-
-    importing = ImportRequest(
-        target=Path(),
-        draft=None,
-        out=arguments.out,
-        name=arguments.name,
-        license=arguments.license,
-        noise_positions=arguments.noise_positions,
-    )
-    request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
-    return shown(lambda stages: export_with_optimum(request, stages), out=arguments.out)

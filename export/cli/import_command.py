@@ -20,7 +20,7 @@ class ImportCommand:
     """Makes a pack from ONNX folders or GGUF files, using their weights in place by default."""
 
     name = "import"
-    help = "make a pack from GGUF files, or from ONNX models made by onnxruntime-genai or optimum"
+    help = "make a pack from GGUF files, or from ONNX models made by onnxruntime-genai"
 
     def configure(self, parser: ArgumentParser) -> None:
         large = parser.add_mutually_exclusive_group(required=True)

@@ -94,8 +94,7 @@ def read_shape(config: Fields, *, name: str) -> Shape:
                 f"use a model whose architecture is supported: {', '.join(ARCHITECTURES)}"
             )
         raise ExportError(
-            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and with --exporter optimum all that "
-            f"optimum exports (chains only)"
+            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and others as GGUF files on llama.cpp"
         )
     if (method := config.values.get("quantization_config")) is not None:
         kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method

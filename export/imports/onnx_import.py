@@ -29,18 +29,18 @@ from ..pack_texts import (
 )
 from ..stages import Stages
 from .foreign_graphs import (
-    has_builder_attention,
+    ContextLimit,
+    check_operators,
+    context_limit,
     read_builder_sizes,
-    read_optimum_sizes,
     rewrite_builder_graph,
-    rewrite_optimum_graph,
 )
 from .graph_sizes import GraphSizes
 from .imported_pack import Imported, ImportRequest, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
-from .reference_graph import ContextLimit, OriginalGraph, check_import, context_limit
+from .reference_graph import OriginalGraph, check_import
 
-_BUILDER_CAPABILITIES = ("tree", "rows")
+_CAPABILITIES = ("tree", "rows")
 
 
 def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -73,6 +73,7 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
 def _job(
     role: str, source: OnnxSource, *, request: ImportRequest, template: ChatTemplate | None, generation: Generation
 ) -> ImportJob:
+    check_operators(source)
     limit = context_limit(source)
     if limit.context < LEAST_CONTEXT:
         raise ExportError(
@@ -99,9 +100,8 @@ class ImportJob:
     @property
     def nbytes(self) -> int:
         """Approximate size in the pack."""
-        weights = self.source.weights
-        graph = self.source.graph.stat().st_size
-        return graph + (weights.stat().st_size if weights is not None and self.copy else 0)
+        weights = self.source.weights.stat().st_size if self.copy else 0
+        return self.source.graph.stat().st_size + weights
 
 
 def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
@@ -113,13 +113,12 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     folder.mkdir()
     source = job.source
     with stages.stage(f"{job.role}: structure"):
-        optimum = not has_builder_attention(source)
-        sizes = read_optimum_sizes(source) if optimum else read_builder_sizes(source)
+        sizes = read_builder_sizes(source)
         original = OriginalGraph(source.model, source.weights, sizes)
-        capabilities = rewrite_optimum_graph(source.model) if optimum else _rewrite(job, sizes)
-        entry = _entry(job, sizes, capabilities)
-    nbytes = source.weights.stat().st_size if source.weights is not None else 0
-    with stages.stage(f"{job.role}: weights", nbytes) as advance:
+        early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"  # at the same place as `export` does
+        rewrite_builder_graph(source.model, head_size=sizes.head_size, early_rows=early, name=source.name)
+        entry = _entry(job, sizes)
+    with stages.stage(f"{job.role}: weights", source.weights.stat().st_size) as advance:
         imported = _placed(job, entry, folder=folder, progress=advance)
     with stages.stage(f"{job.role}: parity"):
         _write_exact(folder)
@@ -130,29 +129,16 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
 
 
-def _rewrite(job: ImportJob, sizes: GraphSizes) -> tuple[str, ...]:
-    """Rewrite a builder graph, selecting rows at the same place as `export` does."""
-    early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
-    rewrite_builder_graph(job.source.model, head_size=sizes.head_size, early_rows=early, name=job.source.name)
-    return _BUILDER_CAPABILITIES
-
-
 def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
     """Write the graph, and its weights if they belong into the pack."""
     model, weights = job.source.model, job.source.weights
-    inside = replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}")
-    if weights is None:  # they are stored in the graph's file
-        ir.save(model, folder / GRAPH_FILE, external_data=WEIGHTS_FILE)
-        if not (folder / WEIGHTS_FILE).is_file():
-            raise ExportError(f"the graph in {folder.name} has almost no weights: it is not a language model's")
-        return Imported(inside, None)
     if job.copy:
         shutil.copyfile(weights, folder / WEIGHTS_FILE)
         progress(weights.stat().st_size)
         _rename_weights(model, WEIGHTS_FILE, folder)
     ir.save(model, folder / GRAPH_FILE)
     if job.copy:
-        return Imported(inside, None)
+        return Imported(replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}"), None)
     outside = outside_file(weights, progress=progress)
     return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
 
@@ -185,14 +171,14 @@ def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stage
     return replace(imported, entry=with_noise(imported.entry, noise))
 
 
-def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:
+def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
     """Return the model's manifest entry; its weights file is set later."""
     graph = job.source.model.graph
     base = Graph(
         file=f"{job.role}/{GRAPH_FILE}",
         inputs=tuple(str(value.name) for value in graph.inputs),
         outputs=tuple(str(value.name) for value in graph.outputs),
-        capabilities=capabilities,
+        capabilities=_CAPABILITIES,
     )
     return ModelEntry(
         architecture=job.source.architecture,

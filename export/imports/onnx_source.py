@@ -1,7 +1,4 @@
-"""Opens a folder made by another exporter: one ONNX graph, its weights and its tokenizer.
-
-The configuration is onnxruntime-genai's genai_config.json or Hugging Face's config.json.
-"""
+"""Opens a folder made by onnxruntime-genai's model builder: one ONNX graph, its weights, its tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from ..pack_texts import TOKENIZER
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_GENAI, _CONFIG, _GRAPH = "genai_config.json", "config.json", "model.onnx"
+_GENAI = "genai_config.json"
 _OTHER_PARTS = ("vision", "speech", "embedding", "encoder")
 
 
@@ -33,10 +30,10 @@ class OnnxSource:
     folder: Path
     graph: Path
     model: ir.Model
-    weights: Path | None
-    """The weights file, with links resolved; None: the weights are stored in the graph's file."""
+    weights: Path
+    """The weights file, with links resolved."""
     config: Fields
-    """The model's configuration: `model` of genai_config.json, else config.json."""
+    """The model's configuration: `model` of genai_config.json."""
     search: Fields | None
     """The decoding defaults of genai_config.json."""
     tokenizer: Tokenizer
@@ -57,11 +54,14 @@ def open_onnx_source(folder: Path) -> OnnxSource:
 
 
 def _open(folder: Path) -> OnnxSource:
-    genai = _optional(folder / _GENAI)
-    config = genai.child("model") if genai is not None else _optional(folder / _CONFIG)
-    if config is None:
-        raise ExportError(f"{folder} has neither {_GENAI} nor {_CONFIG}, which describe the model")
-    graph = _graph_file(folder, config if genai is not None else None)
+    if (described := read_json(folder / _GENAI)) is None:
+        raise ExportError(
+            f"{folder} has no {_GENAI}: only graphs of onnxruntime-genai's model builder are imported; give the base "
+            f"model's folder to `edgedecode export`, or a GGUF file to `import --target`"
+        )
+    genai = Fields.of(described, _GENAI)
+    config = genai.child("model")
+    graph = _graph_file(folder, config)
     if not (folder / TOKENIZER).is_file():
         raise ExportError(f"{folder} has no {TOKENIZER}: copy it there from the base model's folder")
     model = _load(graph)
@@ -79,33 +79,22 @@ def _open(folder: Path) -> OnnxSource:
         model=model,
         weights=_weights(model, graph),
         config=config,
-        search=genai.child("search") if genai is not None and "search" in genai.values else None,
+        search=genai.child("search") if "search" in genai.values else None,
         tokenizer=tokenizer,
         rows=rows,
-        architecture=_architecture(config),
-        context=config.integer("context_length" if genai is not None else "max_position_embeddings", low=1),
+        architecture=config.optional_text("type") or "unknown",
+        context=config.integer("context_length", low=1),
         window=_window(config),
         license=read_license(folder, config),
     )
 
 
-def _optional(path: Path) -> Fields | None:
-    value = read_json(path)
-    return None if value is None else Fields.of(value, path.name)
-
-
-def _graph_file(folder: Path, genai: Fields | None) -> Path:
-    """Return the graph that genai_config.json names; without it model.onnx, or the only graph in the folder."""
-    if genai is not None:
-        decoder = genai.child("decoder")
-        if "pipeline" in decoder.values or any(part in genai.values for part in _OTHER_PARTS):
-            raise ExportError(f"{folder} has a model of several graphs: only plain decoders can be imported")
-        name = decoder.text("filename")
-    else:
-        found = sorted(path.name for path in folder.glob("*.onnx"))
-        if len(found) > 1 and _GRAPH not in found:
-            raise ExportError(f"{folder} has {len(found)} graphs ({', '.join(found[:3])}), none named {_GRAPH}")
-        name = found[0] if len(found) == 1 else _GRAPH
+def _graph_file(folder: Path, config: Fields) -> Path:
+    """Return the graph that genai_config.json names."""
+    decoder = config.child("decoder")
+    if "pipeline" in decoder.values or any(part in config.values for part in _OTHER_PARTS):
+        raise ExportError(f"{folder} has a model of several graphs: only plain decoders can be imported")
+    name = decoder.text("filename")
     if Path(name).name != name or not (folder / name).is_file():
         raise ExportError(f"{folder} has no {name}: give the output folder of the exporter")
     return folder / name
@@ -128,16 +117,15 @@ def _rows(model: ir.Model, graph: Path) -> int:
     return logits.shape[-1]
 
 
-def _weights(model: ir.Model, graph: Path) -> Path | None:
+def _weights(model: ir.Model, graph: Path) -> Path:
     """Return the file of all external weights, and rename it in the graph to the name that its link resolves to."""
     import onnx_ir as ir
 
     tensors = list(_external(model))
     names = sorted({str(tensor.location) for _, tensor in tensors})
-    if not names:
-        return None
-    if len(names) > 1:
-        raise ExportError(f"{graph} has its weights in {len(names)} files ({names[0]} first): save them as one")
+    if len(names) != 1:
+        where = f"{len(names)} files ({names[0]} first)" if names else "the graph's own file"
+        raise ExportError(f"{graph} has its weights in {where}: save them as one file next to it")
     if Path(names[0]).name != names[0]:
         raise ExportError(f"{graph} has its weights in {names[0]!r}, which is not next to it: unsupported")
     path = graph.parent / names[0]
@@ -169,17 +157,9 @@ def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
             yield value, value.const_value
 
 
-def _architecture(config: Fields) -> str:
-    named = config.texts("architectures") if config.values.get("architectures") else ()
-    return named[0] if named else config.optional_text("type") or config.optional_text("model_type") or "unknown"
-
-
 def _window(config: Fields) -> int:
-    """Return the sliding window of genai_config.json or config.json; 0 if there is none or it is disabled."""
-    inner = config.child("decoder") if "decoder" in config.values else config
-    value = inner.values.get("sliding_window")
-    if value is None or inner.values.get("use_sliding_window") is False:
-        return 0
-    if isinstance(value, dict):
-        return inner.child("sliding_window").optional_integer("window_size") or 0
-    return inner.integer("sliding_window", low=0)
+    """Return the sliding window; 0 if there is none."""
+    decoder = config.child("decoder")
+    if isinstance(decoder.values.get("sliding_window"), dict):
+        return decoder.child("sliding_window").optional_integer("window_size") or 0
+    return decoder.optional_integer("sliding_window") or 0

@@ -1,9 +1,9 @@
-"""Checks a rewritten graph against the original one, run by plain onnxruntime, and finds its usable context."""
+"""Checks a rewritten graph against the original one, run by plain onnxruntime."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,31 +19,23 @@ from ..checks.model_checks import CheckTexts, opened
 from ..checks.parity import TOLERANCE, check_exact, check_kernels, own_rows
 from ..frameworks import reason_of
 from ..graph.passes.stored_weights import exact_products
-from .foreign_graphs import cached_positions, has_builder_attention, read_optimum_sizes, window_of
 from .graph_sizes import GraphSizes
-from .onnx_source import OnnxSource
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 _FATAL_ONLY = 4
 """ONNX Runtime's log severity."""
-_LONGEST_PROBE = 4096
-"""Maximum number of tokens for probing a sliding window; more take too long."""
-_LARGEST_LOGITS = 1 << 30
-"""Maximum bytes of logits while probing."""
 
 
 class OriginalGraph:
-    """A copy of a graph before it is rewritten. weights: its weights file; None if they are stored in the graph."""
+    """A copy of a graph before it is rewritten. weights: its weights file."""
 
-    def __init__(self, model: ir.Model, weights: Path | None, sizes: GraphSizes) -> None:
+    def __init__(self, model: ir.Model, weights: Path, sizes: GraphSizes) -> None:
         self._model = model.clone()
         for node in self._model.graph:  # a ring buffer needs a cache of the window's size; here the cache is empty
             node.attributes.pop("sliding_window_cache", None)
-        self._weights = weights
-        self._nbytes = 0 if weights is None else weights.stat().st_size
-        self._sizes = sizes
+        self._weights, self._sizes = weights, sizes
 
     def logits(self, tokens: Sequence[int], *, exact: bool) -> FloatArray:
         """Return the logits of one pass over a text, [tokens, rows]; `exact`: products do not round activations.
@@ -67,13 +59,11 @@ class OriginalGraph:
             exact_products(model)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
-        if self._weights is not None:
-            key = "session.model_external_initializers_file_folder_path"
-            options.add_session_config_entry(key, str(self._weights.parent))
+        key = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(key, str(self._weights.parent))
         content = ir.to_proto(model).SerializeToString()
-        folded = max(self._nbytes, len(content)) // 2
-        weights = Weights("" if self._weights is None else self._weights.name, self._nbytes, folded)
-        check_content(content, weights, joins=True)  # an untrusted graph names no other file
+        nbytes = self._weights.stat().st_size
+        check_content(content, Weights(self._weights.name, nbytes, nbytes // 2))  # it is untrusted, and may name files
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _feed(self, value: Any, tokens: Sequence[int]) -> npt.NDArray[np.generic]:  # noqa: ANN401
@@ -124,47 +114,3 @@ def _difference(found: FloatArray, original: OriginalGraph, texts: CheckTexts) -
             f"this model cannot be imported"
         )
     return error
-
-
-@dataclass(frozen=True, slots=True)
-class ContextLimit:
-    """The context within which results are correct, and a note if it is shorter than the declared one."""
-
-    context: int
-    notes: tuple[str, ...] = ()
-
-
-def context_limit(source: OnnxSource) -> ContextLimit:
-    """Find the limit. Runs the graph if it is optimum's and its configuration has a window. Raises ExportError."""
-    if has_builder_attention(source):
-        # The engine counts its window in cache slots, which is wrong for trees, so the context ends at the window.
-        context = min(source.context, cached_positions(source))
-        return _within(window_of(source) or source.window, context, "the model's sliding window")
-    if not 0 < source.window < source.context:
-        return ContextLimit(source.context)
-    applied = _applies_window(source)
-    if applied:
-        return ContextLimit(source.context)
-    reason = "which the graph ignores" if applied is False else "which is too long to probe"
-    return _within(source.window, source.context, f"the model's sliding window, {reason}")
-
-
-def _within(window: int, context: int, reason: str) -> ContextLimit:
-    if not 0 < window < context:
-        return ContextLimit(context)
-    return ContextLimit(window, (f"context limited to {window} of {context} tokens: {reason}",))
-
-
-def _applies_window(source: OnnxSource) -> bool | None:
-    """Return whether a token outside all windows leaves the last row's logits unchanged; None: too long to probe.
-
-    A layer attends to window - 1 earlier positions, so all layers together reach layers · (window - 1).
-    """
-    sizes = read_optimum_sizes(source)
-    length = sizes.layers * (source.window - 1) + 2
-    if length > min(_LONGEST_PROBE, source.context) or length * sizes.rows * 4 > _LARGEST_LOGITS:
-        return None
-    graph = OriginalGraph(source.model, source.weights, sizes)
-    text = [3 + index % 17 for index in range(length)]
-    before, after = (graph.logits([first, *text[1:]], exact=True)[-1] for first in (text[0], text[0] + 50))
-    return bool((before == after).all())

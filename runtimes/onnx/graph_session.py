@@ -26,7 +26,6 @@ LOCAL_ROWS, LOCAL_IDS = "local_rows", "local_ids"
 TRIM_LOGITS = "trim_logits"
 ADAPTER_INPUT = "lora."
 """Prefix of the inputs that take an adapter's matrices."""
-CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
 # other processes; threads that never spin wake up too late. One millisecond covers the host overhead between passes.
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
@@ -157,11 +156,6 @@ def check_contract(
         raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
     if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
         raise ManifestError(f"{path} has no adapter inputs, the manifest says it does: export the pack again")
-
-
-def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs of one that concatenates past and present."""
-    _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
 
 
 def check_static_contract(

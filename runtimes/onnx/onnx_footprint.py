@@ -5,7 +5,7 @@ Plans are upper bounds. Figures next to constants were measured with onnxruntime
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isqrt
 
 from edgedecode.pack.manifest import ModelEntry
@@ -34,8 +34,6 @@ BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
 """Limit of one pass's other intermediate values. Wide MLPs therefore get fewer rows per pass."""
-LOGITS_NBYTES = 16 * 2**20
-"""Limit of one pass's logits if the graph computes them for every row."""
 SCORE_COPIES = 2
 """Scores and their softmax, for every head; the mask is counted among a row's values."""
 SPREAD_COPIES = 4
@@ -156,17 +154,3 @@ def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
     return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)
-
-
-def widen_footprint(base: Footprint, entry: ModelEntry) -> Footprint:
-    """Return the plan of a graph that concatenates past and present itself, from that of a base graph.
-
-    Its attention consists of basic operators, whose intermediate values all exist.
-    """
-    rows = base.rows_per_pass
-    if "rows" not in entry.graphs["base"].capabilities:
-        rows = max(2, min(rows, LOGITS_NBYTES // (FLOAT_NBYTES * entry.rows)))
-    heads = -(-entry.hidden_size // entry.head_size)
-    spread = SPREAD_COPIES * heads * entry.head_size * entry.context * FLOAT_NBYTES
-    workspace = base.workspace_nbytes + SCORE_COPIES * heads * base.bias_nbytes + spread
-    return replace(base, workspace_nbytes=workspace, rows_per_pass=rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,17 +28,16 @@ from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
 from .gguf.opening import gguf_fault, gguf_graph_nbytes, served_types, with_gguf_graph
 from .graph_choice import GGUF, choose_graph, file_nbytes
 from .graph_needs import measured_sizes
-from .graph_session import OwnKernels, check_concat_contract, check_contract, open_session
+from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_engine import import_engine
-from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
+from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider
@@ -106,14 +105,8 @@ class OnnxRuntime:
     @staticmethod
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
-        reason = "ONNX Runtime's own kernels: the graph concatenates past and present itself"
         entry = with_gguf_graph(entry, root)
-        return [
-            GraphKernels(name, "", reason)
-            if CONCAT in graph.capabilities
-            else explain(entry, root, name=name, graph=graph)
-            for name, graph in entry.graphs.items()
-        ]
+        return [explain(entry, root, name=name, graph=graph) for name, graph in entry.graphs.items()]
 
     @staticmethod
     def block_types() -> Collection[str]:
@@ -183,29 +176,19 @@ class OnnxRuntime:
                 limit_nbytes=None if budget.limit is None else footprint.arena_nbytes(logits_row_nbytes=4 * entry.rows),
                 region_nbytes=footprint.workspace_nbytes,
             )
-            if found.concat:
-                check_concat_contract(session, entry, path=found.path)
-            else:
-                replaced = None if served is None else served.rewritten.biases
-                check_contract(session, entry, graph, path=found.path, replaced=replaced)
+            replaced = None if served is None else served.rewritten.biases
+            check_contract(session, entry, graph, path=found.path, replaced=replaced)
             chooses = threads is None and found.chooses_threads
             card = replace(found.card, threads=most_threads() if chooses else found.threads)
-            make: Callable[..., LanguageModel] = (
-                ConcatModel
-                if found.concat
-                else partial(
-                    OnnxModel,
-                    provider=found.provider,
-                    trimmed=read_trimmed(
-                        session, entry=entry, graph=graph, root=request.root, vocabulary_size=card.vocabulary_size
-                    ),
-                    tiles=tiles,
-                    tiled=own is not None,
-                    use_threads=None if served is None else served.library.use_threads,
-                )
-            )
-            model = make(
+            model = OnnxModel(
                 self._engine,
+                provider=found.provider,
+                trimmed=read_trimmed(
+                    session, entry=entry, graph=graph, root=request.root, vocabulary_size=card.vocabulary_size
+                ),
+                tiles=tiles,
+                tiled=own is not None,
+                use_threads=None if served is None else served.library.use_threads,
                 session=session,
                 entry=entry,
                 card=card,
@@ -217,7 +200,7 @@ class OnnxRuntime:
             self._code[budget] = code
         if GGUF in found.graph.capabilities:
             release_pages()  # of the graph that was made in memory
-        if chooses and isinstance(model, OnnxModel):
+        if chooses:
             model.choose_threads(self._kept_choice(found), otherwise=found.threads)
         return model
 
@@ -231,9 +214,6 @@ class OnnxRuntime:
         loaded = (*_code(found.provider), *_loaded(request.name, found.footprint))
         if found.static:
             return static_footprint(request.entry, found.card, found.static, loaded)
-        if found.concat:
-            inputs = concat_buffers(found.card, found.footprint, picks="rows" in found.graph.capabilities)
-            return ModelFootprint(found.card, (*loaded, *inputs), partial(concat_holders, request.entry, found.card))
         buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
         holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
         return ModelFootprint(found.card, (*loaded, buffers), holders)
@@ -255,7 +235,6 @@ class OnnxRuntime:
             raise CapabilityError(f"the provider {provider.full_name} cannot run the {name}: {reason}")
         _check_gguf(graph, provider)
         path = root / graph.file
-        concat = CONCAT in graph.capabilities
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         served: Served | None = None
         if STATIC in graph.capabilities:
@@ -263,10 +242,10 @@ class OnnxRuntime:
             with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
                 static = plan_static(entry, root, graph, provider)
             card, footprint = static_card(card, static), whole_footprint(static)
-            return _Found(provider, graph, path, concat, threads, served, footprint, card, static)
+            return _Found(provider, graph, path, threads, served, footprint, card, static)
         nbytes = gguf_graph_nbytes(entry, path) if GGUF in graph.capabilities else file_nbytes(path)
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
-            if provider.own_kernels and not concat:
+            if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
                 served = serve(entry, path, root=root, threads=request.threads or most_threads(), rows=rows)
             footprint = _planned(entry, graph, path, served)
@@ -279,7 +258,7 @@ class OnnxRuntime:
             kernels="" if served is None else served.library.instruction_set,
             weights_nbytes=footprint.weights_nbytes,
         )
-        return _Found(provider, graph, path, concat, threads, served, footprint, card)
+        return _Found(provider, graph, path, threads, served, footprint, card)
 
 
 class _Found(NamedTuple):
@@ -288,7 +267,6 @@ class _Found(NamedTuple):
     provider: Provider
     graph: Graph
     path: Path
-    concat: bool
     threads: int
     """The engine's threads, unless they are measured."""
     served: Served | None
@@ -340,8 +318,7 @@ def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None)
     except (ValueError, IndexError) as error:
         raise ManifestError(f"{path} cannot be read ({error}): export or import the pack again") from None
     if served is None:
-        footprint = plan_footprint(entry, sizes, graph_nbytes=len(data), adapters=adapters)
-        return widen_footprint(footprint, entry) if CONCAT in graph.capabilities else footprint
+        return plan_footprint(entry, sizes, graph_nbytes=len(data), adapters=adapters)
     return plan_own_footprint(
         entry,
         sizes,

@@ -80,7 +80,7 @@ def test_genai_folder_refuses_graphs_that_genai_cannot_run(pack: Path, tmp_path:
 
     entry = Manifest.load(pack).located("target")
     folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])
-    joined = {name: replace(graph, capabilities=("concat",)) for name, graph in entry.graphs.items()}
+    joined = {name: replace(graph, inputs=("input_ids", "attention_mask")) for name, graph in entry.graphs.items()}
     for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
         with pytest.raises(CapabilityError, match="has no graph that onnxruntime-genai can run"):
             folder.add_model("target", odd, pack, threads=1)

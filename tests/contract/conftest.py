@@ -18,13 +18,12 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables
-from tests.contract.concat_graph import write_concat
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
 TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
 PROVIDERS = ["webgpu", "webgpu hidden", "openvino", "openvino window"]
-NAMES = [*TOYS, *PROVIDERS, "llama", "table", "concat", "static", "static window", *(["pack"] if PACK else [])]
+NAMES = [*TOYS, *PROVIDERS, "llama", "table", "static", "static window", *(["pack"] if PACK else [])]
 
 
 def assert_planned(figures: Mapping[str, int]) -> None:
@@ -47,11 +46,6 @@ class Opener:
         if shape not in self._entries:
             self._entries[shape] = write_toy(self.root(shape), shape)
         return self._entries[shape]
-
-    def concat(self) -> LanguageModel:
-        """Open a graph that concatenates its KV cache itself, without position ids, which some exporters leave out."""
-        root = self._folder / "concat"
-        return open_entry(write_concat(root, positions=False), root, budget=Budget(), threads=1)
 
     def __call__(
         self,
@@ -200,10 +194,6 @@ def _table(opener: Opener) -> LanguageModel:
     return TableModel(toy_tables(61, seed=3))
 
 
-def _concat(opener: Opener) -> LanguageModel:
-    return opener.concat()
-
-
 def _static_of(provider: str = "cpu", **sizes: int) -> Callable[[Opener], LanguageModel]:
     """Return a function that opens graphs of fixed widths."""
 
@@ -234,7 +224,6 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "openvino window": _static_of("openvino", window=24),
     "llama": _llama,
     "table": _table,
-    "concat": _concat,
     "static": _static_of(),
     "static window": _static_of(window=24),
     "pack": _pack,

@@ -16,7 +16,6 @@ from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import TrimEntry
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.token_map import write_token_ids
-from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry
 from tests.contract.toy_graph import WEIGHTS, ToyShape, write_toy
 from tests.contract.toy_heads import KEPT, MAP, add_heads, open_headed, write_headed
@@ -183,12 +182,6 @@ def test_add_heads_refuses_heads_of_another_form(
     onnx.save(graph, path)
     with pytest.raises(ExportError, match=words):
         add_heads(entry, pack)
-
-
-def test_add_heads_refuses_a_graph_that_concatenates_its_kv_cache(tmp_path: Path) -> None:
-    concat = write_concat(tmp_path, positions=True)
-    with pytest.raises(ExportError, match="concatenates its KV cache itself"):
-        add_heads(concat, tmp_path)
 
 
 def test_add_heads_refuses_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:

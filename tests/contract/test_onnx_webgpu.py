@@ -65,8 +65,8 @@ def test_graph_that_reads_positions_elsewhere_is_refused(opener: Opener, tmp_pat
 def test_graph_that_does_not_run_there_is_refused(opener: Opener, graph: str, words: str) -> None:
     entry = opener.entry(ToyShape(graphs=("base", "hidden", "lora", "kv8")))
     assert WebGpuProvider().refusal(entry, entry.graphs[graph]) == words
-    concat = replace(entry.graphs["base"], capabilities=("concat",))
-    assert "edgedecode's own export only" in WebGpuProvider().refusal(entry, concat)
+    static = replace(entry.graphs["base"], capabilities=("static",))
+    assert "edgedecode's own export only" in WebGpuProvider().refusal(entry, static)
     assert WebGpuProvider().refusal(entry, entry.graphs["hidden"]) == ""
 
 

@@ -252,8 +252,6 @@ def test_export_with_an_adapter_that_does_not_fit_leaves_no_files(
     [
         (["--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
         (["--adapter", "b"], "is not NAME=PATH"),
-        (["--exporter", "optimum", "--adapter", "a=b"], "--exporter: optimum does not take --adapter"),
-        (["--exporter", "optimum", "--imatrix-text", "b"], "--exporter: optimum does not take --imatrix-text"),
         (["--compare", "--adapter", "a=b"], "--adapter"),
         (["--compare", "--imatrix", "b"], "--imatrix"),
     ],

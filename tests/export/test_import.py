@@ -139,18 +139,6 @@ def test_import_follows_a_link_to_the_weights(copied: Path, tmp_path: Path) -> N
     edgedecode.load(tmp_path / "pack").close()
 
 
-def test_import_copies_weights_inside_the_graph_into_the_pack(copied: Path, tmp_path: Path) -> None:
-    model = ir.load(copied / GRAPH)
-    for value in model.graph.initializers.values():
-        assert value.const_value is not None
-        value.const_value = ir.tensor(value.const_value.numpy(), name=value.name, dtype=value.dtype)
-    ir.save(model, copied / GRAPH)
-    (copied / WEIGHTS).unlink()
-    manifest = imported(copied, tmp_path / "pack")
-    assert not manifest.outside
-    assert manifest.weights_nbytes("target") > 50_000
-
-
 def test_load_refuses_changed_and_moved_weights(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     imported(copied, tmp_path / "pack")
@@ -211,6 +199,14 @@ def operator_of_another_provider(model: ir.Model) -> None:
     attention(model)[0].domain = "com.qti.aisw"
 
 
+def weights_inside(folder: Path) -> None:
+    model = ir.load(folder / GRAPH)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy(), name=value.name, dtype=value.dtype)
+    ir.save(model, folder / GRAPH)
+
+
 def weights_elsewhere(model: ir.Model) -> None:
     for value in model.graph.initializers.values():
         tensor = value.const_value
@@ -230,13 +226,6 @@ def truncated(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5000])
 
 
-def two_graphs(folder: Path) -> None:
-    (folder / "genai_config.json").unlink()
-    (folder / "config.json").write_text("{}")
-    (folder / GRAPH).rename(folder / "decoder_model.onnx")
-    shutil.copyfile(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
-
-
 def constant_elsewhere(model: ir.Model) -> None:
     tensor = ir.ExternalTensor("/etc/hostname", 0, 4, ir.DataType.UINT8, shape=ir.Shape([4]), name="c", base_dir="/")
     model.graph.append(ir.node("Constant", [], {"value": tensor}))
@@ -244,17 +233,24 @@ def constant_elsewhere(model: ir.Model) -> None:
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no graph": (without(GRAPH), "has no model.onnx: give the output folder of the exporter"),
-    "several graphs": (two_graphs, "has 2 graphs .*none named model.onnx"),
-    "no configuration": (without("genai_config.json"), "neither genai_config.json nor config.json"),
+    "no builder's folder": (
+        without("genai_config.json"),
+        "has no genai_config.json: .* GGUF file to `import --target`",
+    ),
     "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json: copy it there"),
     "larger tokenizer": (many_tokens, "do not belong together"),
     "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
     "truncated weights": (truncated, "is truncated: it has"),
+    "weights inside": (weights_inside, "has its weights in the graph's own file: save them as one file next to it"),
     "weights elsewhere": (edited(weights_elsewhere), "not next to it: unsupported"),
     "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' is stored in '/etc/hostname'"),
     "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is not a valid ONNX file"),
     "another input": (edited(another_input), "has the unknown input prompt_lengths"),
     "no logits": (edited(renamed_logits), "has the outputs scores.*, but no logits"),
+    "concatenated caches": (
+        edited(renamed_attention("Attention")),
+        "has no GroupQueryAttention, which updates its cache in place: give the base model's folder to .*export",
+    ),
     "another attention": (edited(renamed_attention("MultiHeadAttention")), "uses com.microsoft.MultiHeadAttention"),
     "sparse attention": (edited(renamed_attention("SparseAttention")), "uses com.microsoft.SparseAttention"),
     "operator of another provider": (edited(operator_of_another_provider), "uses com.qti.aisw.GroupQueryAttention"),

@@ -135,9 +135,9 @@ def test_check_pack_reads_only_a_changed_pack_again(
     root = copy_of(valid, tmp_path / "pack")
     read: list[str] = []
 
-    def recording(path: Path, weights: Weights, *, joins: bool) -> CheckedGraph:
+    def recording(path: Path, weights: Weights) -> CheckedGraph:
         read.append(path.name)
-        return check_graph(path, weights, joins=joins)
+        return check_graph(path, weights)
 
     monkeypatch.setattr(pack_gate, "check_graph", recording)
     check_pack(root)

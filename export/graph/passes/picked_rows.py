@@ -1,8 +1,7 @@
 """Restricts a graph's logits to the requested rows.
 
 All operations after the last attention are row-wise, so rows can be selected there: the last MLP then only runs on the
-selected rows, which saves much of a two-layer draft's prefill. In graphs from other exporters only the head is
-restricted.
+selected rows, which saves much of a two-layer draft's prefill.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import onnx_ir as ir
 from edgedecode.errors import ExportError
 
 from .surgery import add_input, attention_nodes, insert_before
-
-_ELEMENTWISE = ("Cast", "Mul", "Div", "Add", "Tanh")
 
 
 def picked_rows(model: ir.Model, *, early: bool) -> None:
@@ -106,36 +103,3 @@ def head_of(model: ir.Model) -> ir.Node:
 def _flat(value: ir.Value) -> ir.Shape:
     assert value.shape is not None
     return ir.Shape(["R", value.shape[-1]])
-
-
-def picked_head_rows(model: ir.Model) -> bool:
-    """Add input `rows`, int64 [R], make the logits [R, V] and return True; return False for an unsupported head.
-
-    Between head and logits only element-wise operations are supported: scaling, capping, a cast.
-    """
-    logits = next(value for value in model.graph.outputs if value.name == "logits")
-    head = head_of(model)
-    tail = _tail(logits, head)
-    hidden = head.inputs[0]
-    if tail is None or hidden is None or logits.shape is None:
-        return False
-    rows = add_input(model, "rows", ir.DataType.INT64, ["R"])
-    picked = insert_before(head, ir.node("Gather", [hidden, rows], {"axis": 1}, name="/rows/Gather"))
-    axes = insert_before(head, ir.node("Constant", [], {"value": ir.tensor([0])}, name="/rows/axes"))
-    flat = insert_before(head, ir.node("Squeeze", [picked, axes], name="/rows/Squeeze"))
-    picked.name, axes.name, flat.name = "/rows/picked", "/rows/axes", "/rows/hidden"
-    head.replace_input_with(0, flat)
-    width = logits.shape[-1]
-    for value in tail:
-        value.shape = ir.Shape(["R", width])
-    return True
-
-
-def _tail(logits: ir.Value, head: ir.Node) -> list[ir.Value] | None:
-    """Return the values from the logits back to the head's output; None if other operations are in between."""
-    values = [logits]
-    while (node := values[-1].producer()) is not head:
-        if node is None or node.op_type not in _ELEMENTWISE or node.inputs[0] is None:
-            return None
-        values.append(node.inputs[0])
-    return values

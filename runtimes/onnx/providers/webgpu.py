@@ -16,7 +16,6 @@ from edgedecode.onnx_format.node import Node
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
-from ..concat.concat_model import CONCAT
 from ..inputs.pass_inputs import POSITIONS
 from ..onnx_engine import SILENT, Untyped
 from .attention_check import SIZE, attention_graph, right_widths
@@ -58,7 +57,7 @@ class WebGpuProvider(PluginProvider):
             return f"its attention has no {graph.kv_type} keys and values: leave out --kv-type, or use --provider cpu"
         if "lora" in graph.capabilities:  # the engine cannot bind optional inputs on this device
             return "its graphs take no adapters: leave out --adapter, or use --provider cpu"
-        if {CONCAT, STATIC} & set(graph.capabilities):
+        if STATIC in graph.capabilities:
             return "it runs graphs of edgedecode's own export only: export the pack again, or use --provider cpu"
         return ""
 

@@ -1,1 +1,0 @@
-"""Graphs that concatenate past and present keys and values themselves: model, state and memory plan."""
