@@ -95,6 +95,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         return {entry.filename: entry.file_size for entry in archive.infolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="names compilers by variables")
 @pytest.mark.parametrize("kernels", ["0", "1"])
 def test_wheel_tag_allows_every_python_version(tmp_path: Path, kernels: str) -> None:
@@ -116,6 +117,7 @@ def test_kernel_library_does_not_use_the_python_api() -> None:
     assert not [name for name in (b"PyInit", b"PyObject", b"Py_", b"PyErr") if name in content]
 
 
+@pytest.mark.slow
 def test_wheel_contains_the_package_and_nothing_else(wheel: dict[str, int]) -> None:
     modules = {_installed_path(file) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     data = {_installed_path(path) for pattern in DATA for path in ROOT.glob(pattern) if path.is_file()}
@@ -124,5 +126,6 @@ def test_wheel_contains_the_package_and_nothing_else(wheel: dict[str, int]) -> N
     assert any(name.endswith("/LICENSE") for name in records)
 
 
+@pytest.mark.slow
 def test_wheel_limits_the_size_of_the_bundled_pack(wheel: dict[str, int]) -> None:
     assert sum(size for name, size in wheel.items() if name.startswith("edgedecode/packs/")) <= PACK_LIMIT

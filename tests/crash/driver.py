@@ -16,17 +16,27 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.shim import Shim
 
+_IMPORTED = ("edgedecode.pack.gate", "edgedecode.runtimes.onnx", "onnxruntime", "edgedecode.cli")
+_FRAMEWORKS = (
+    *("torch", "transformers.models.llama.modeling_llama", "onnxruntime_genai.models.builder"),
+    *("edgedecode.export.pair_export", "tests.export.tiny"),
+)
+"""Of `export` alone. Without them, each fork would import for seconds."""
 _SECONDS = 120
 """A child that takes longer is considered hanging."""
 
 
 def main(name: str, root: str, most: str) -> None:
     """Print a report of at most `most` kills; `all` means at every event, before and after it."""
+    for module in (*_IMPORTED, *(_FRAMEWORKS if name == "export" else ())):
+        with suppress(ImportError):
+            import_module(module)
     report = crashed(SCENARIOS[name](), Path(root), most=None if most == "all" else int(most))
     print(json.dumps(report))
 

@@ -32,6 +32,7 @@ def conversation(session: Session, steps: list[Step]) -> list[tuple[int, ...]]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_checked_switching_gives_the_text_of_the_target(seed: int) -> None:
     rng = random.Random(seed)

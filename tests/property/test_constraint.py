@@ -125,6 +125,7 @@ def test_a_mask_is_computed_for_the_emitted_tokens_only() -> None:
     assert steps.asked == len(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [None, [1, 1, 1], [2, 3]])
 def test_shares_are_the_targets_over_the_allowed_tokens(drafts: list[int] | None) -> None:
     after = [[1, 2, 3], [1, 2], [2, 3, 5], [1, 2, 5], [0], [3, 5]]

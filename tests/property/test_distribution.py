@@ -272,6 +272,7 @@ def test_tree_drafter_is_exact(options: SamplingOptions, share: bool) -> None:
     assert drawn.accepted > 4 * draw(chains, options=options, share=share, draws=DRAWS // 4).accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [lookup(SuffixSource()), lookup(RecycleSource())],
@@ -294,6 +295,7 @@ def test_match_is_exact(drafter: Callable[[], Drafter], draft_max: int, options:
     assert_exact(draw(drafter, options=options, draft_max=draft_max), exact(options))
 
 
+@pytest.mark.slow
 @OPTIONS
 def test_ratio_is_exact(options: SamplingOptions) -> None:
     assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))

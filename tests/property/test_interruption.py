@@ -227,6 +227,7 @@ def test_stream_is_closed_by_other_calls(other: str) -> None:
 # -- interrupts at every call ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @dataclass
 class Interrupter:
     """Count calls, and raise KeyboardInterrupt in the one numbered `at`, before or after its work."""

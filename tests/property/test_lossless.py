@@ -142,6 +142,7 @@ def lookup(kind: str) -> Drafter:
     return sources[kind].open(draft_setting(VOCABULARY))
 
 
+@pytest.mark.slow
 @dataclass
 class Seen:
     """Counters of the covered cases over all runs of a test."""

@@ -66,6 +66,7 @@ def ids(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
     return tokenizer.encode(tokenizer.render(messages))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_ordinary_conversations_have_the_ids_of_transformers(folder: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the export extra is not installed")

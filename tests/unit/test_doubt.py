@@ -126,6 +126,7 @@ def new_cost(machine: Machine, free: float | None, model: float | None, seed: in
     return answered(Experience(), machine, seed, **texts(free, model, seed)).cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize(
     ("machine", "free", "model"),
@@ -142,6 +143,7 @@ def test_answer_after_a_false_memory_takes_as_long_as_with_a_new_cache(
     assert found <= 1.05 * new, f"{found / new:.3f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spikes", [0.0, 0.1])
 @pytest.mark.parametrize(("free", "model"), [(0.95, None), (None, 0.9), (0.8, 0.8), (0.0, 0.0)])
 @pytest.mark.parametrize("again", [False, True], ids=["same process", "next process"])

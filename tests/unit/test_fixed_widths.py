@@ -74,6 +74,7 @@ def scheduled(machine: Machine, share: float, seed: int, *, widths: tuple[int, .
     return found.cost, Counter(1 + drafted for _, _, drafted, _ in found.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_scheduler_that_knows_the_widths_is_not_slower(machine: Machine) -> None:
     """In the mean over easy and hard texts; on one text it may explore later than a scheduler that interpolates."""

@@ -60,6 +60,7 @@ def transformers() -> Any:
         return pytest.importorskip("transformers")
 
 
+@pytest.mark.slow
 def test_probs_equal_the_logits_processors_of_transformers_in_order(transformers: Any) -> None:
     import torch
 

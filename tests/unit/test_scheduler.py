@@ -158,6 +158,7 @@ def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
     return best / cost, len(SEEDS) * plain / cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["free", "model"])
 @pytest.mark.parametrize("machine", [*MACHINES, *map(noisy, MACHINES)])
 def test_scheduler_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
