@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, cause
@@ -30,8 +30,8 @@ _LARGEST_JSON = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """A model folder whose configuration has been read: enough to forecast the size of its export."""
+class Source:
+    """A model folder whose configuration and tokenizer have passed the checks."""
 
     name: str
     """The hub id, or the folder's name without its path."""
@@ -42,19 +42,13 @@ class Texts:
     """The commit downloaded from the hub; None for a local folder."""
     download_nbytes: int
     """Bytes left to download; 0 for a local folder, and when the hub could not be reached."""
+    tokenizer: Tokenizer
+    license: str
 
     @property
     def origin(self) -> str:
         """The model's source as the manifest names it: the name, with the commit if there is one."""
         return f"{self.name}@{self.commit}" if self.commit else self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Source(Texts):
-    """A model folder whose configuration and tokenizer have passed the checks."""
-
-    tokenizer: Tokenizer
-    license: str
 
     @property
     def rows(self) -> int:
@@ -63,25 +57,6 @@ class Source(Texts):
 
 def open_source(name: str) -> Source:
     """Find and check a model: a folder, or a hub id whose text files are downloaded. Raises ExportError."""
-    texts = open_texts(name)
-    with refused():
-        tokenizer = Tokenizer.from_file(texts.folder / "tokenizer.json")
-    if tokenizer.size > texts.shape.rows:
-        raise ExportError(
-            f"{texts.name}: its tokenizer has {tokenizer.size} ids, but vocab_size in its config.json is "
-            f"{texts.shape.rows}: the files do not belong together"
-        )
-    known = {field.name: getattr(texts, field.name) for field in fields(texts)}
-    return Source(**known, tokenizer=tokenizer, license=read_license(texts.folder, texts.config))
-
-
-def license_files(folder: Path) -> list[Path]:
-    """Return the licence files in a model's folder."""
-    return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
-
-
-def open_texts(name: str) -> Texts:
-    """Find a model and read its configuration, without its tokenizer. Raises ExportError."""
     local = _local(name)
     snapshot = None if local else find_snapshot(name, _TEXTS)
     folder = snapshot.folder if snapshot else local
@@ -90,8 +65,19 @@ def open_texts(name: str) -> Texts:
     config = _config(folder)
     with refused():
         shape = read_shape(config, name=title)
+        tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    if tokenizer.size > shape.rows:
+        raise ExportError(
+            f"{title}: its tokenizer has {tokenizer.size} ids, but vocab_size in its config.json is "
+            f"{shape.rows}: the files do not belong together"
+        )
     commit, nbytes = (snapshot.commit, snapshot.weights_nbytes) if snapshot else (None, 0)
-    return Texts(title, folder, config, shape, commit, nbytes)
+    return Source(title, folder, config, shape, commit, nbytes, tokenizer, read_license(folder, config))
+
+
+def license_files(folder: Path) -> list[Path]:
+    """Return the licence files in a model's folder."""
+    return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
 
 
 def find_weights(source: Source, stages: Stages) -> list[Path]:

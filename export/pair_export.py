@@ -19,6 +19,7 @@ from edgedecode.text.chat_template import ChatTemplate
 from .base_model import Source, find_weights, open_source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest, check_gguf
+from .graph.checkpoint import has_weights, weight_files
 from .graph.graph_request import (
     BASE_ONLY,
     LEAST_CONTEXT,
@@ -94,11 +95,17 @@ class PairPlan:
     generation: Generation
     template: ChatTemplate | None
     adapters: Mapping[str, PeftAdapter]
+    adapters_nbytes: int
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes that concern the pack rather than one model."""
-        return () if self.template is not None else (NO_TEMPLATE,)
+    def nbytes(self) -> int:
+        """Estimated disk space that making the pack needs."""
+        return sum(job.nbytes for job in self.jobs) + self.adapters_nbytes
+
+    def notes_on(self, job: ModelJob) -> tuple[str, ...]:
+        """Return what users of a model need to know, as far as it is known before the export."""
+        template = (NO_TEMPLATE,) if self.template is None and job.role == "target" else ()
+        return (*template, *job.span.notes_on(job.source.shape))
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
@@ -107,9 +114,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     If it is interrupted or the other model fails, finished steps stay in the cache, and a rerun resumes from there.
     """
     with stages.stage("check"):
-        check_place(request.out, nbytes=0)
-        plan = plan_pair(request)
-        check_place(request.out, nbytes=sum(job.nbytes for job in plan.jobs) + adapters_nbytes(request.adapters))
+        plan = check_pair(request, out=request.out)
     target, jobs = plan.jobs[0].source, plan.jobs
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
@@ -127,8 +132,23 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             return write_manifest(folder, texts, models, adapters=adapters)
 
 
-def plan_pair(request: PairRequest) -> PairPlan:
-    """Run all checks that need neither the weights nor the output folder. Raises EdgeDecodeError."""
+def check_pair(request: PairRequest, *, out: Path | None) -> PairPlan:
+    """Run all checks of an export that need no weights, which may be missing. Raises EdgeDecodeError.
+
+    out: must not exist yet and have enough disk space; None: unknown.
+    """
+    if out is not None:
+        check_place(out, nbytes=0)
+    plan = _plan(request)
+    for job in plan.jobs:
+        if job.source.commit is None and has_weights(job.source.folder):
+            weight_files(job.source.folder)
+    if out is not None:
+        check_place(out, nbytes=plan.nbytes)
+    return plan
+
+
+def _plan(request: PairRequest) -> PairPlan:
     adapters = {name: read_peft_adapter(path / CONFIG, path / WEIGHTS) for name, path in request.adapters.items()}
     target = open_source(request.target)
     draft = open_source(request.draft) if request.draft is not None else None
@@ -146,13 +166,9 @@ def plan_pair(request: PairRequest) -> PairPlan:
         model_job(role, source, request=replace(request, graphs=graphs[role]), template=template, generation=generation)
         for role, source in sources.items()
     ]
-    return PairPlan(tuple(jobs), generation, template, adapters)
-
-
-def adapters_nbytes(folders: Mapping[str, Path]) -> int:
-    """Return the size of adapters' files."""
-    files = [folder / file for folder in folders.values() for file in (CONFIG, WEIGHTS)]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    files = [folder / file for folder in request.adapters.values() for file in (CONFIG, WEIGHTS)]
+    nbytes = sum(file.stat().st_size for file in files)
+    return PairPlan(tuple(jobs), generation, template, adapters, nbytes)
 
 
 def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, base: Source) -> GraphRequest:

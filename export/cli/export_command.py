@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, count
+from edgedecode.memory.sizes import format_nbytes
 
 from .common import add_prepare, finish, quiet
 from .compile_command import add_device, check_device, compile_exported
@@ -46,7 +47,7 @@ class ExportCommand:
             "run where they can, round alike)",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="run the checks that need no weights, and forecast the rest"
+            "--dry-run", action="store_true", help="run the checks that need no weights, and make nothing"
         )
         parser.add_argument(
             "--no-cache", action="store_true", help="do not cache finished steps for a rerun after an interruption"
@@ -70,7 +71,7 @@ class ExportCommand:
 
 
 def _make(arguments: Namespace) -> Report:
-    """Make a pack, or forecast it with --dry-run."""
+    """Make a pack, or check with --dry-run whether it can be made."""
     from ..frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
@@ -100,7 +101,7 @@ def _make(arguments: Namespace) -> Report:
         cache=not arguments.no_cache,
     )
     if arguments.dry_run:
-        return _forecast(request, arguments)
+        return _dry_run(request, arguments.out)
     report = _export(request)
     if arguments.trim_vocab is not None:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
@@ -116,13 +117,26 @@ def _export(request: PairRequest) -> Report:
     return shown(lambda stages: export_pair(request, stages), out=request.out)
 
 
-def _forecast(request: PairRequest, arguments: Namespace) -> Report:
-    from ..forecast import forecast_pair
-    from .forecast_tables import forecast_report, show_forecast
+def _dry_run(request: PairRequest, out: Path | None) -> Report:
+    from ..pair_export import check_pair
 
-    forecast = forecast_pair(request, out=arguments.out)
-    show_forecast(forecast)
-    return forecast_report(forecast)
+    plan = check_pair(request, out=out)
+    models: Report = {}
+    for job in plan.jobs:
+        source, notes = job.source, plan.notes_on(job)
+        download = f", download of {format_nbytes(source.download_nbytes)}" if source.download_nbytes else ""
+        print(f"{job.role}: {source.shape.parameters / 1e6:.1f}M parameters, context of {job.context}{download}")
+        for note in notes:
+            print(f"{job.role}: {note}")
+        models[job.role] = {
+            "source": source.origin,
+            "parameters": source.shape.parameters,
+            "context": job.context,
+            "download_nbytes": source.download_nbytes,
+            "notes": list(notes),
+        }
+    print(f"dry run: nothing was written. Making the pack needs about {format_nbytes(plan.nbytes)} of disk space")
+    return {"dry_run": True, "nbytes": plan.nbytes, "models": models}
 
 
 export: Command = ExportCommand()

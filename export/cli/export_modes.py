@@ -6,8 +6,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.plot_file import check_plot, write_plot
-
 from ..frameworks import require_frameworks
 from .common import refuse_others
 from .pack_options import read_span
@@ -15,7 +13,7 @@ from .pack_options import read_span
 if TYPE_CHECKING:
     from .display import Report
 
-_COMPARING = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
+_COMPARING = ("compare", "compare_text", "target", "draft", "context", "rope", "calibrate_text")
 """The options that it accepts; others are refused."""
 
 
@@ -33,27 +31,19 @@ def add_comparison(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="score this .txt, or the answers of this .jsonl with messages and answer, instead of a built-in line",
     )
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="plot the target's comparison, size against agreement, to .svg or .png",
-    )
 
 
 def run_comparison(arguments: Namespace) -> Report:
-    """Compare the recipes on the target, then on the draft: print tables, write the plot, return JSON values."""
+    """Compare the recipes on the target, then on the draft: print tables, return JSON values."""
     refuse_others(arguments, _COMPARING, message="argument --compare: it measures a fixed set of recipes, leave out {}")
     text, calibration = arguments.compare_text, arguments.calibrate_text
     if text is not None and calibration is not None and text.resolve() == calibration.resolve():
         arguments.usage_error("argument --calibrate-text: it is also the scored text, which would bias the result")
-    if arguments.plot is not None:
-        check_plot(arguments.plot)
     require_frameworks()
     from ..recipes.comparison import compare_model
     from ..stages import Stages
     from .display import LiveDisplay
-    from .recipe_tables import comparison_figure, comparison_report, show_comparison
+    from .recipe_tables import comparison_report, show_comparison
 
     span = read_span(arguments)
     models = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
@@ -64,6 +54,4 @@ def run_comparison(arguments: Namespace) -> Report:
             comparison = compare_model(name, text=text, calibration_text=calibration, span=span, stages=stages)
         show_comparison(comparison, stages.records)
         reports[role] = comparison_report(comparison, stages.records)
-        if role == "target" and arguments.plot is not None:
-            write_plot(arguments.plot, comparison_figure(comparison))
     return reports

@@ -86,8 +86,8 @@ def read_recipe(arguments: Namespace) -> Recipe:
         arguments.usage_error("argument --calibrate-text: --no-calibrated leaves it unused, give one of them")
     if calibrated and 4 not in (bits, head):
         arguments.usage_error("argument --calibrated: it only affects 4-bit weights, add --bits 4")
-    if arguments.compare_text is not None or arguments.plot is not None:
-        arguments.usage_error("arguments --compare-text and --plot: they need --compare")
+    if arguments.compare_text is not None:
+        arguments.usage_error("argument --compare-text: it needs --compare")
     return recipe
 
 

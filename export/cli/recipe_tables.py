@@ -1,4 +1,4 @@
-"""Output of `export --compare`: a table, a chart of size and agreement, and the same as JSON values."""
+"""Output of `export --compare`: a table, and the same as JSON values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ..stages import StageRecord
 from .display import Report, stage_table, timings
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..recipes.comparison import Comparison, Result
 
 _ENOUGH = 1000
@@ -93,20 +91,3 @@ def _warning(scored: int) -> list[str]:
     if scored >= _ENOUGH:
         return []
     return [f"{scored} tokens resolve top-1 only to {1 / scored:.1%}: give a longer text with --compare-text"]
-
-
-def comparison_figure(comparison: Comparison) -> Figure:
-    """Plot every recipe's size and agreement, calibrated ones as triangles."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((9, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(f"{comparison.model}: recipes compared")
-    axes.set_xlabel("weights, MB")
-    axes.set_ylabel("top-1 agreement with the original weights, %")
-    axes.grid(alpha=0.3)
-    for result in comparison.results:
-        recipe = result.recipe
-        axes.plot(result.nbytes / 1e6, 100 * result.agreement, "^" if recipe.calibrated else "o", label=recipe.name)
-    figure.legend(loc="outside lower center", ncols=2)
-    return figure

@@ -1,25 +1,16 @@
-"""`export --compare`: measurements, chart and refusals."""
+"""`export --compare`: measurements and refusals."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.engines.text_scores import ScoredText, Scores
-from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
-from edgedecode.export.graph.quantize import Scheme
-from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.recipes.comparison import Comparison, Result
-from edgedecode.export.recipes.pass_speeds import Speeds
+from edgedecode.engines.text_scores import ScoredText
+from edgedecode.errors import ExportError
 from edgedecode.export.recipes.scored_texts import read_texts
-from edgedecode.plot_file import check_plot, write_plot
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -85,7 +76,7 @@ def test_compare_measures_every_recipe(
         (("--compare", "--graphs", "lora", "--noise-positions", "5"), "leave out --noise-positions, --graphs"),
         (("--compare", "--compare-text", "a.txt", "--calibrate-text", "a.txt"), "also the scored text"),
         ((), "required: --out"),
-        (("--out", "pack", "--compare-text", "a.txt"), "they need --compare"),
+        (("--out", "pack", "--compare-text", "a.txt"), "it needs --compare"),
         (("--out", "pack", "--mixed"), "add --bits 4"),
         (("--out", "pack", "--calibrated"), "add --bits 4"),
     ],
@@ -99,30 +90,15 @@ def test_compare_refuses_bad_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_compare_refuses_an_unknown_chart_format(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("export", "--target", "x", "--compare", "--plot", "plot.txt") == 1
-    assert "--plot plot.txt: charts are .svg or .png files" in capsys.readouterr().err
-
-
 def test_compare_without_a_target_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("export", "--compare")
     assert "--target" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--compare-text", "nowhere.txt"), "nowhere.txt cannot be read"),
-        (("--plot", "nowhere/plot.svg"), "there is no folder"),
-    ],
-)
-def test_compare_refuses_missing_files(
-    words: tuple[str, ...], message: str, llama: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("export", "--target", llama, "--compare", *words) == 1
-    error = capsys.readouterr().err
-    assert message in error
+def test_compare_refuses_a_missing_text(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", llama, "--compare", "--compare-text", "nowhere.txt") == 1
+    assert "nowhere.txt cannot be read" in capsys.readouterr().err
 
 
 def read(path: Path, folder: Path, *, template: bool = True) -> tuple[ScoredText, ...]:
@@ -167,47 +143,3 @@ def test_read_texts_refuses_invalid_files(
 def test_read_texts_of_conversations_needs_a_template(llama: Path, calibration: Path) -> None:
     with pytest.raises(ExportError, match="no chat template"):
         read(calibration, llama, template=False)
-
-
-def test_comparison_figure_has_a_point_per_recipe(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from edgedecode.export.cli.recipe_tables import comparison_figure
-
-    int4, int8 = Scheme(4, 32), Scheme(8, 32)
-    recipes = [Recipe(int8, int8), Recipe(int4, int8), Recipe(int4, int8, calibrated=True)]
-    scores, speeds = Scores(np.zeros(1), np.zeros(1)), Speeds()
-    results = tuple(Result(recipe, 10**6, scores, 0.5, speeds) for recipe in recipes)
-    figure = comparison_figure(Comparison("x < y", results, scores, "text", "text", ()))
-    write_plot(tmp_path / "plot.svg", figure)
-    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
-    words = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"x < y: recipes compared", *(recipe.name for recipe in recipes)} <= words
-    assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "o", "^"]
-
-
-def test_write_plot_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    taken = tmp_path / "taken.svg"
-    taken.mkdir()
-    with pytest.raises(InputError, match="cannot be written"):
-        write_plot(taken, figure)
-    assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
-
-
-def test_check_plot_refuses_unusable_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for name, expected in (("x.pdf", "charts are .svg or .png files"), ("no/such/folder/x.svg", "there is no folder")):
-        with pytest.raises(InputError, match=expected):
-            check_plot(tmp_path / name)
-    monkeypatch.setattr("edgedecode.plot_file.tempfile.TemporaryFile", full)
-    monkeypatch.setattr("edgedecode.plot_file.find_spec", lambda name: name)
-    with pytest.raises(InputError, match=r"x\.png cannot be written: No space left on device"):
-        check_plot(tmp_path / "x.png")
-
-
-def test_check_plot_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.plot_file.find_spec", lambda name: None)
-    with pytest.raises(RuntimeUnavailable, match=r"--plot needs matplotlib.*pip install 'edgedecode\[plot\]'"):
-        check_plot(tmp_path / "x.svg")

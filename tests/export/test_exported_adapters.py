@@ -17,8 +17,7 @@ from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse
-from edgedecode.export.forecast import forecast_pair
-from edgedecode.export.pair_export import PairRequest, export_pair
+from edgedecode.export.pair_export import PairRequest, check_pair, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
@@ -278,15 +277,7 @@ def test_dry_run_checks_the_adapter(name: str, tmp_path: Path, capsys: pytest.Ca
 def test_dry_run_counts_the_graph_and_files_of_an_adapter(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", model)
-    plain = PairRequest(target=str(model), draft=None, out=tmp_path / "pack", recipe=recipe(8), noise_positions=0)
-    forecasts = [forecast_pair(request, out=None) for request in (plain, replace(plain, adapters={"a": folder}))]
-    titles = [[stage.title for stage in forecast.models[0].stages] for forecast in forecasts]
-    assert [title for title in titles[1] if title not in titles[0]] == ["target: lora graph"]
-    files = sum(path.stat().st_size for path in folder.iterdir())
-    assert forecasts[1].nbytes - forecasts[0].nbytes > files
-    pair = replace(plain, draft=str(model))
-    forecasts = [forecast_pair(replace(pair, adapters=each), out=None) for each in ({}, {"draft:a": folder})]
-    titles = [[stage.title for model in forecast.models for stage in model.stages] for forecast in forecasts]
-    assert [title for title in titles[1] if title not in titles[0]] == ["draft: lora graph"]
-    assert forecasts[1].models[0].nbytes == forecasts[0].models[0].nbytes
-    assert forecasts[1].models[1].nbytes - forecasts[0].models[1].nbytes > files
+    pair = PairRequest(str(model), str(model), tmp_path / "pack", recipe(8), noise_positions=0)
+    plain, more = (check_pair(replace(pair, adapters=each), out=None) for each in ({}, {"draft:a": folder}))
+    assert [job.graphs.names for job in more.jobs] == [("base",), ("base", "lora")]
+    assert more.nbytes - plain.nbytes >= sum(path.stat().st_size for path in folder.iterdir())

@@ -15,10 +15,9 @@ from safetensors.numpy import load_file, save_file
 from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.export import frameworks
-from edgedecode.export.forecast import forecast_pair
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair_export import PairRequest
+from edgedecode.export.pair_export import PairRequest, check_pair
 from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
@@ -159,7 +158,7 @@ def test_export_refuses(name: str, model: Path, tmp_path: Path, own_cache: Path)
 def test_dry_run_refuses_the_same_models(change_folder: Callable[[Path], None], model: Path) -> None:
     change_folder(model)
     with pytest.raises(ExportError):
-        forecast_pair(PairRequest(str(model), None, Path(), recipe(8)), out=None)
+        check_pair(PairRequest(str(model), None, Path(), recipe(8)), out=None)
 
 
 @pytest.mark.usefixtures("tables_too")
