@@ -79,9 +79,9 @@ def add_colour_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--color",
         choices=["auto", "always", "never"],
-        default="auto",
+        default="never",
         help="colour tokens by source: green for accepted ones of a draft model, cyan for repeated text, yellow for "
-        "those that no target verified (default: auto, only on a terminal)",
+        "those that no target verified; auto: only on a terminal (default: never)",
     )
 
 

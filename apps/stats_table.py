@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,13 +18,40 @@ if TYPE_CHECKING:
 
 
 def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None = None) -> Table:
-    """Return the table that --stats and /stats show. peak: the sampled memory peak, if there is one."""
+    """Return the table of `--stats full` and /stats. peak: the sampled memory peak, if there is one."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in _rows(stats, finish_reason, peak):
         table.add_row(name, value)
     return table
+
+
+def add_stats(parser: ArgumentParser) -> None:
+    """Add --stats. The command line writes `--stats=short` for it alone, since a prompt may follow."""
+    parser.add_argument(
+        "--stats",
+        choices=("short", "full"),
+        metavar="full",
+        help="show speed, drafts and peak memory after each answer; `--stats full`: all that was counted",
+    )
+
+
+def show_stats(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None, full: bool) -> None:
+    """Print an answer's statistics on standard error, in two lines or in full."""
+    if not full:
+        print(stats_lines(stats, finish_reason=finish_reason, peak=peak), file=sys.stderr)
+        return
+    from rich.console import Console
+
+    Console(stderr=True).print(stats_table(stats, finish_reason=finish_reason, peak=peak))
+
+
+def stats_lines(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None) -> str:
+    """Return the two lines of --stats: speed and drafts, then memory."""
+    first = f"first token after {1000 * stats.time_to_first_token:.0f} ms"
+    line = stats_line(stats, finish_reason=finish_reason)
+    return f"{line} · {first}\nmemory: {memory_line(stats.planned_nbytes, _known(stats, peak))}"
 
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
@@ -101,8 +130,12 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "time", _split(stats)
     yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first token; prefill {_prefill(stats)}"
     yield "time to first token", f"{1000 * stats.time_to_first_token:.1f} ms"
-    known = peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
-    yield "memory", memory_line(stats.planned_nbytes, known)
+    yield "memory", memory_line(stats.planned_nbytes, _known(stats, peak))
+
+
+def _known(stats: Stats, peak: ProcessMemory | None) -> ProcessMemory | None:
+    """Return the sampled peak, else what the engine reported."""
+    return peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
 
 
 def _switching(stats: Stats) -> str:

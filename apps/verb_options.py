@@ -59,8 +59,8 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--runtime",
         metavar="NAME",
-        help=f"engine: {', '.join(installed(RUNTIMES))}, or auto, which measures once which engine runs the pack "
-        "faster (default: EDGEDECODE_RUNTIME, else auto)",
+        help=f"engine: {', '.join(installed(RUNTIMES))}, or auto: onnx where it can run the pack, else llama "
+        "(default: EDGEDECODE_RUNTIME, else auto)",
     )
     group.add_argument(
         "--provider",
@@ -124,7 +124,9 @@ def add_session_options(parser: ArgumentParser) -> None:
         "a tree of N nodes",
     )
     thinking = parser.add_argument_group("chat template")
-    thinking.add_argument("--think", choices=EFFORTS, help="whether, or how much, the model thinks before it answers")
+    thinking.add_argument(
+        "--think", choices=EFFORTS, metavar="EFFORT", help="how much the model thinks first: off, on, low, high, ..."
+    )
     thinking.add_argument(
         "--template-arg",
         action="append",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from edgedecode.commands import Command, json_alone
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.text.printable import piped_bytes, shown, shown_lines
+from edgedecode.verb_help import ALL, HelpParser, ShowAll, overview
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)
@@ -24,7 +24,7 @@ _DESCRIPTION = "Run and export small language models: speculative decoding insid
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _stats_joined(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read by ONNX Runtime when it is imported; nothing leaves here
     piped_bytes.cache_clear()
     _open_streams()
@@ -59,6 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.stream.fileno())
 
 
+def _stats_joined(words: Sequence[str]) -> list[str]:
+    """Give a bare `--stats` its value and join `--stats full`: argparse would take a prompt for the value."""
+    joined: list[str] = []
+    for word in words:
+        if word == "full" and joined and joined[-1] == "--stats=short":
+            joined[-1] = "--stats=full"
+        else:
+            joined.append("--stats=short" if word == "--stats" else word)
+    return joined
+
+
 class _Output:
     """Standard output that records a failed write or flush."""
 
@@ -88,7 +99,7 @@ class _Writable(Protocol):
     def write(self, text: str, /) -> object: ...
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(HelpParser):
     """Reports a usage error in one line and refers to --help, because the usage may be longer than a screen."""
 
     def _print_message(self, message: str, file: _Writable | None = None) -> None:
@@ -100,14 +111,24 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{choice_hint(message)}\n{usage}")
 
 
+class _Program(_Parser):
+    """Parses the command line of the program; its help names the commands."""
+
+    def __init__(self) -> None:
+        super().__init__(prog="edgedecode", allow_abbrev=False)
+        self.commands: dict[str, Command] = {}
+
+    def format_help(self) -> str:
+        return overview({name: command.help for name, command in self.commands.items()}, _DESCRIPTION) + "\n"
+
+
 def _run(arguments: list[str]) -> int:
     from edgedecode import __version__
 
-    parser = _Parser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
+    parser = _Program()
     parser.add_argument("--version", action="version", version=f"edgedecode {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    commands: dict[str, Command] = {}
-    parsers: dict[str, argparse.ArgumentParser] = {}
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    parsers: dict[str, ArgumentParser] = {}
     entries = installed(COMMANDS)
     if arguments[:1] in (["help"], ["-h"], ["--help"]) and arguments[1:2] and arguments[1] in entries:
         arguments = [arguments[1], "--help"]
@@ -122,11 +143,12 @@ def _run(arguments: list[str]) -> int:
         return 0
     for name, entry in entries.items():
         if asked == name or asked not in entries:
-            commands[name] = command = cast(Command, entry.load())
+            parser.commands[name] = command = cast(Command, entry.load())
             parsers[name] = verb = verbs.add_parser(
                 name, help=command.help, description=command.help, allow_abbrev=False
             )
             command.configure(verb)
+            verb.add_argument(ALL, action=ShowAll)
             verb.add_argument("--debug", action="store_true", help="show tracebacks and the engines' logs")
     if any("\0" in word for word in arguments):
         parser.error("an argument contains a NUL character, which file names and command lines cannot have")
@@ -138,7 +160,7 @@ def _run(arguments: list[str]) -> int:
     namespace, unknown = parser.parse_known_args(arguments)
     _check_words(namespace, unknown, parsers[namespace.verb])
     with json_alone() if getattr(namespace, "json", False) else nullcontext():
-        return commands[namespace.verb].run(namespace)
+        return parser.commands[namespace.verb].run(namespace)
 
 
 def _check_words(namespace: Namespace, unknown: Sequence[str], verb: ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..memory_table import sampling
+from ..stats_table import add_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 
@@ -32,7 +33,7 @@ class ChatCommand:
             help="what to do when the conversation outgrows the context; drop: drop the oldest turns, keep the system "
             "message and prefill the rest again; stop: end the answer (default: %(default)s)",
         )
-        parser.add_argument("--stats", action="store_true", help="show statistics after each answer, with peak memory")
+        add_stats(parser)
         parser.add_argument(
             "--no-history",
             action="store_true",
@@ -54,7 +55,7 @@ class ChatCommand:
         lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
         if arguments.prompt_text not in (None, "-"):  # it reads standard input anyway
             lines = BegunLines(checked_text(arguments.prompt_text, "the first message"), lines)
-        with sampling(arguments.stats) as sampler, open_pair(arguments, swaps=True) as pair:
+        with sampling(arguments.stats is not None) as sampler, open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
                 pair,
                 lines,
@@ -65,6 +66,7 @@ class ChatCommand:
                 max_tokens=arguments.max_tokens,
                 sampler=sampler,
             )
+            conversation.full_stats = arguments.stats == "full"
             if lines.interactive:
                 session = conversation.session
                 conversation.say(

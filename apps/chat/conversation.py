@@ -29,7 +29,7 @@ from edgedecode.text.printable import shown, shown_lines
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
-from ..stats_table import stats_line, stats_table
+from ..stats_table import show_stats, stats_line
 from .answer_writer import AnswerWriter, terminal_columns
 from .lines import Lines
 from .modes import mode_of
@@ -75,6 +75,8 @@ class Conversation:
         self.lines = lines
         self._run_slash = run_slash
         self._max_tokens = max_tokens
+        self.full_stats = False
+        """Whether statistics after each answer are complete, not two lines."""
 
     @property
     def status(self) -> str:
@@ -151,16 +153,14 @@ class Conversation:
         if self.sampler is None:
             self.say(stats_line(self._last_stats, finish_reason=self.last_finish))
         else:
-            self.show_stats(self.last_finish)
+            self.show_stats(self.last_finish, full=self.full_stats)
         if self.session.stats.context_full:
             self.say("the context is full: /reset starts over")
 
-    def show_stats(self, finish: FinishReason) -> None:
-        """Write the statistics table of the last answer."""
-        from rich.console import Console
-
+    def show_stats(self, finish: FinishReason, *, full: bool = True) -> None:
+        """Write the statistics of the last answer."""
         peak = None if self.sampler is None else self.sampler.peak
-        Console(stderr=True).print(stats_table(self._last_stats, finish_reason=finish, peak=peak))
+        show_stats(self._last_stats, finish_reason=finish, peak=peak, full=full)
 
     def start_over(self, messages: Sequence[Message]) -> None:
         """Replace the conversation."""

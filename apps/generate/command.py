@@ -17,6 +17,7 @@ from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
 from ..memory_table import memory_json, sampling
+from ..stats_table import add_stats, show_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 
@@ -104,7 +105,7 @@ class GenerateCommand:
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
-        parser.add_argument("--stats", action="store_true", help="show statistics after the text, with peak memory")
+        add_stats(parser)
         add_json(parser)
         parser.add_argument(
             "--plot",
@@ -126,7 +127,7 @@ class GenerateCommand:
                 raise InputError("--plot shows where the models switch: it needs --mode switch")
         messages = system_messages(arguments.system)
         with (
-            sampling(arguments.stats) as sampler,
+            sampling(arguments.stats is not None) as sampler,
             open_pair(arguments) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
@@ -162,11 +163,7 @@ def _finish(arguments: Namespace, session: Session, reply: Reply, *, sampler: Pe
     reply.end()
     peak = None if sampler is None else sampler.peak
     if arguments.stats:
-        from rich.console import Console
-
-        from ..stats_table import stats_table
-
-        Console(stderr=True).print(stats_table(session.stats, finish_reason=reply.finish_reason, peak=peak))
+        show_stats(session.stats, finish_reason=reply.finish_reason, peak=peak, full=arguments.stats == "full")
     if arguments.json:
         value = reply.as_dict(session.stats, seed=session.seed)
         if arguments.stats:

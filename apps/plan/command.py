@@ -1,4 +1,4 @@
-"""The verb `plan`: the memory of a session by holder, and the cuts that make it fit a budget."""
+"""The verb `plan`: the memory of a session in parts, and the cuts that make it fit a budget."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode import BudgetExceeded, InputError, SessionOptions, SwitchOptions
 from edgedecode.commands import Command, add_json, count, positive_count, print_json
 from edgedecode.decoding.verify import Rule
+from edgedecode.memory.footprint import in_parts
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.open_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
@@ -104,7 +105,7 @@ def _options(arguments: Namespace) -> SessionOptions:
 def _show(made: PackPlan) -> None:
     memory, choice = made.memory, made.memory.choice
     console = table_console()
-    console.print(_holder_table(made))
+    console.print(_parts_table(made))
     drafters = f"{', '.join(choice.drafters)}, up to {choice.draft_max} tokens" if choice.drafters else "none"
     kv_type = f", {choice.kv_type} keys and values" if choice.kv_type else ""
     print(f"\nContext: {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
@@ -112,11 +113,9 @@ def _show(made: PackPlan) -> None:
         print(f"Cut to fit the budget: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
     if made.speed is not None:
         print(_speed_line(made.speed, made.speed_uncut))
-    smallest = f"{size_option(memory.least_running)} to run"
-    if memory.least_speculating is not None:
-        smallest += f", {size_option(memory.least_speculating)} to draft"
+    smallest = size_option(memory.least_running)
     if made.least_with_int8 is not None and made.least_with_int8 < memory.least_running:
-        smallest += f", {size_option(made.least_with_int8)} to run with --kv-type int8 (answers may differ slightly)"
+        smallest += f", or {size_option(made.least_with_int8)} with --kv-type int8 (answers may differ slightly)"
     print(f"Smallest budget: {smallest}.")
 
 
@@ -130,16 +129,16 @@ def _speed_line(speed: PredictedSpeed, uncut: PredictedSpeed | None) -> str:
     return f"Predicted from earlier runs on this machine: {predicted}; repetitive text is faster."
 
 
-def _holder_table(made: PackPlan) -> Table:
+def _parts_table(made: PackPlan) -> Table:
     from rich.table import Table
 
     memory, limit = made.memory, made.limit
     title = f"{made.pack} on {made.engine}"
     table = Table(title=title if limit is None else f"{title}, {format_nbytes(limit.nbytes)} ({limit.name})")
-    table.add_column("holder")
+    table.add_column("part")
     table.add_column("memory", justify="right")
-    for holder in sorted(memory.holders, key=lambda holder: -holder.nbytes):
-        table.add_row(holder.name, format_nbytes(holder.nbytes))
+    for part, nbytes in in_parts(memory.holders).items():
+        table.add_row(part, format_nbytes(nbytes))
     table.add_section()
     places = 1 if limit is None else decimals(memory.nbytes, limit.nbytes)
     table.add_row("sum", format_nbytes(memory.nbytes, places))

@@ -16,7 +16,7 @@ from ..terminal import progress, table_console
 
 
 class ShowCommand:
-    """Print tables of a pack's models, graphs and files, without an engine and without loading weights."""
+    """Print what a pack holds, shortly or in full, without an engine and without loading weights."""
 
     name = "show"
     help = "show the contents of a pack, and check its files"
@@ -24,6 +24,7 @@ class ShowCommand:
     def configure(self, parser: ArgumentParser) -> None:
         add_pack(parser, parser)
         parser.add_argument("--verify", action="store_true", help="hash every file and compare it with the manifest")
+        parser.add_argument("--full", action="store_true", help="list all facts, graphs and files")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
@@ -31,7 +32,9 @@ class ShowCommand:
         with opening(root):
             manifest = Manifest.load(root)
             checked = _checked(manifest, root) if arguments.verify else ""
-        _show(manifest, root)  # outside the lock: a slow reader of the output must not block other processes
+        _show(
+            manifest, root, full=arguments.full
+        )  # outside the lock: a slow reader of the output must not block other processes
         if checked:
             print(f"\n{checked}")
         if arguments.json:
@@ -40,10 +43,21 @@ class ShowCommand:
         return 0
 
 
-def _show(manifest: Manifest, root: Path) -> None:
-    from .manifest_tables import adapter_table, compiled_table, file_table, graph_table, model_table, pack_table
+def _show(manifest: Manifest, root: Path, *, full: bool) -> None:
+    from .manifest_tables import (
+        adapter_table,
+        compiled_table,
+        file_table,
+        graph_table,
+        model_table,
+        pack_table,
+        summary_table,
+    )
 
     console = table_console()
+    if not full:
+        console.print(summary_table(manifest, root))
+        return
     console.print(pack_table(manifest, root))
     for role, entry in manifest.models.items():
         console.print()

@@ -35,6 +35,32 @@ _CACHE = ("kv8_rms_error", "kv8_top1")
 _CONDITIONS = ("tokens", "deviation", "noise_largest", "noise_positions")
 
 
+def summary_table(manifest: Manifest, root: Path) -> Table:
+    """Return what a user asks about a pack first, in at most eight lines."""
+    first, models = next(iter(manifest.models.values())), manifest.models.items()
+    licences = dict.fromkeys(entry.license or "not named" for _, entry in models)
+    files = f"{format_nbytes(manifest.nbytes)} in {len(manifest.files)} files"
+    loss = {} if not all(name in first.parity for name in _LOSS) else dict(_parity({n: first.parity[n] for n in _LOSS}))
+    notes = sum(len(entry.notes) for _, entry in models)
+    return _pairs(
+        {
+            "pack": f"{manifest.name}, {files}, {root}",
+            **{role: _model_line(manifest, role) for role, _ in models},
+            **loss,
+            "licence": ", ".join(licences),
+            "chat template": "yes" if manifest.chat_template is not None else "none, a generic one is used",
+            **({"adapters": ", ".join(manifest.adapters)} if manifest.adapters else {}),
+            "more": f"`edgedecode show --full`{f', with {notes} notes of the export' if notes else ''}",
+        }
+    )
+
+
+def _model_line(manifest: Manifest, role: str) -> str:
+    entry = manifest.models[role]
+    weights = f"{format_nbytes(manifest.weights_nbytes(role))} ({_quantization(entry)})"
+    return f"{entry.parameters / 1e6:.1f}M parameters, {weights}, context of {entry.context} tokens"
+
+
 def pack_table(manifest: Manifest, root: Path) -> Table:
     """Return the facts of the pack as a whole."""
     generation = manifest.generation

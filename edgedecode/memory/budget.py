@@ -8,6 +8,7 @@ from types import TracebackType
 from edgedecode.errors import BudgetExceeded
 from edgedecode.turns import FairLock
 
+from .footprint import Holder, in_parts
 from .limit import ASKED, Limit
 from .sizes import decimals, format_nbytes
 
@@ -107,11 +108,11 @@ class Budget:
         return bool(reclaimable)
 
     def table(self, request: str = "", nbytes: int = 0) -> str:
-        """Render the leases, one per line, largest first, then the request (if any), the sum and the limit."""
-        held = sorted(self.leases, key=lambda lease: -lease.nbytes)
-        rows = [(lease.name, lease.nbytes) for lease in held if lease.nbytes]
+        """Render the leases in parts, one per line, then the request (if any), the sum and the limit."""
+        parts = in_parts(Holder(lease.name, lease.nbytes) for lease in self.leases)
+        rows = [(part, held) for part, held in parts.items() if held]
         if request:
-            rows.append((f"{request} (requested)", nbytes))
+            rows.append((f"{_purpose(request)} (requested)", nbytes))
         rows.append(("sum", self.used_nbytes + nbytes))
         if self.limit is not None:
             rows.append((f"budget{_set_by(self.limit)}", self.limit.nbytes))

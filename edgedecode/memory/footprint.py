@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -11,6 +11,31 @@ class Holder(NamedTuple):
 
     name: str
     nbytes: int
+
+
+_WORKING = "working memory"
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "weights": ("weights", "adapter", "graph"),
+    "KV cache": ("kv",),
+    _WORKING: (),
+    "program and engine": (
+        "process (interpreter, engine, tokenizer)",
+        "variation between processes",
+        "engine code",
+        "llama.cpp code",
+        "driver",
+    ),
+}
+"""What users are shown of a plan, and the holders of each part by their names before a colon."""
+
+
+def in_parts(holders: Iterable[Holder]) -> dict[str, int]:
+    """Return the bytes of each part of a plan. What belongs to no other part is working memory."""
+    part_of = {kind: part for part, kinds in _PARTS.items() for kind in kinds}
+    sums = dict.fromkeys(_PARTS, 0)
+    for name, nbytes in holders:
+        sums[part_of.get(name.partition(":")[0], _WORKING)] += nbytes
+    return sums
 
 
 def total_nbytes(holders: Iterable[Holder]) -> int:

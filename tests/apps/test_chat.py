@@ -140,7 +140,7 @@ def test_stats_after_each_answer_show_every_peak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     piped(monkeypatch, b"hello\nagain\n/memory\n")
-    assert main(["chat", "-n", "12", "--temp", "0", "--stats"]) == 0
+    assert main(["chat", "-n", "12", "--temp", "0", "--stats", "full"]) == 0
     err = capsys.readouterr().err
     assert err.count("acceptance length") == 2
     assert err.count("peak of the process: ") == 2

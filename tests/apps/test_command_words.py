@@ -24,6 +24,7 @@ from edgedecode.library.offers import Offer
 from edgedecode.memory.sizes import parse_nbytes
 from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
+from edgedecode.verb_help import RARE
 from tests.apps.conftest import Run, command_line
 
 
@@ -357,3 +358,30 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("-", "/dev/stdin", "-", "/dev/fd/0", "/proc/self/fd/0")
     assert [file_bytes(Path(name)) for name in names] == [b"abc"] * 5
     piped_bytes.cache_clear()
+
+
+def test_help_begins_with_common_options_and_names_the_way_to_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as leaving:
+            main(["generate", flag])
+        assert leaving.value.code == 0
+        texts[flag] = capsys.readouterr().out
+    assert len(texts["--help"].splitlines()) <= 45
+    assert "--temp" in texts["--help"]
+    assert "--switch-check" not in texts["--help"]
+    assert "--switch-check" in texts["--help-all"]
+    assert texts["--help"].splitlines()[-1].endswith("more options: edgedecode generate --help-all")
+
+
+def test_rare_options_and_grouped_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
+    assert {*RARE} - known == {"--debug"}, "every command has --debug"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "added by other packages" not in shown
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("  ")} == installed(COMMANDS).keys()

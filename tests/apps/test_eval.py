@@ -258,7 +258,7 @@ def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     assert (tmp_path / MANIFEST_NAME).read_bytes() == first  # the result does not depend on the time
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
     capsys.readouterr()
-    assert main(["show", str(tmp_path)]) == 0
+    assert main(["show", "--full", str(tmp_path)]) == 0
     assert "onnx (onnxruntime" in (shown := " ".join(capsys.readouterr().out.split()))
     assert f"{value['models']['target']['hits']} of {value['models']['target']['tokens']} tokens arg-max" in shown
 

@@ -129,11 +129,19 @@ def test_generate_text_is_the_same_with_every_drafter(capsys: pytest.CaptureFixt
 
 
 def test_stats_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*PLAIN, "--stats"])
+    main([*PLAIN, "--stats", "full"])
     out, err = capsys.readouterr()
     for word in ("mode", "by position", "acceptance length", "planned", "tokens/s", "first token", "draft"):
         assert word in err
         assert word not in out
+
+
+def test_stats_are_two_lines_and_take_no_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--stats", "hello", "-n", "4", "--seed", "1"]) == 0
+    speed, memory = capsys.readouterr().err.splitlines()
+    assert speed.startswith("4 tokens · ")
+    assert "first token after" in speed
+    assert memory.startswith("memory: planned ")
 
 
 def test_seed_is_reported_and_reproduces_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

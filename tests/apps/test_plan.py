@@ -29,15 +29,21 @@ def run_plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
     return captured.out, captured.err
 
 
-def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_four_parts_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = run_plan(capsys)
     value = json.loads(run_plan(capsys, "--json")[0])
     assert value["engine"] == "onnx"
     assert value["fits"]
     assert value["cuts"] == []
     assert sum(value["holders"].values()) == value["nbytes"]
-    assert all(name in out for name in value["holders"])
-    assert f"sum                                      │ {value['nbytes'] / 1e6:.1f} MB" in out
+    rows = [line.split("│") for line in out.splitlines() if line.startswith("│")]
+    shown = {row[1].strip(): float(row[2].split()[0]) for row in rows}
+    assert list(shown) == ["weights", "KV cache", "working memory", "program and engine", "sum"]
+    assert shown["sum"] == pytest.approx(value["nbytes"] / 1e6, abs=0.051)
+    assert shown["KV cache"] == pytest.approx(
+        sum(size for name, size in value["holders"].items() if name.startswith("kv:")) / 1e6, abs=0.051
+    )
+    assert sum(list(shown.values())[:4]) == pytest.approx(shown["sum"], abs=0.25)
     assert value["least_running"] <= value["least_speculating"] <= value["nbytes"]
     assert "Smallest budget: " in out
 
@@ -75,11 +81,10 @@ def test_plan_uses_the_experience_of_earlier_sessions(capsys: pytest.CaptureFixt
     assert value["tokens_per_second"]["plain"] > 0
 
 
-def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_that_does_not_fit_shows_the_table_and_the_smallest_budget(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = run_plan(capsys, "--memory", "70MB", code=1)
-    assert "weights:target" in out
-    assert " to run, " in out
-    assert " to draft" in out
+    assert "KV cache" in out
+    assert "Smallest budget: " in out
     assert err.count("\n") == 1
     assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
 

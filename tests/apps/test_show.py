@@ -37,7 +37,7 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_show_prints_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show"]) == 0
+    assert main(["show", "--full"]) == 0
     found = rows(capsys.readouterr().out)
     assert found["target"].startswith("LlamaForCausalLM, ")
     assert found["end ids"] == "2, 0"
@@ -49,6 +49,17 @@ def test_show_prints_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> Non
     assert "99.9th percentile" in found["kernel noise"]
     assert "tree, rows" in found["base"]
     assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
+
+
+def test_show_prints_eight_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 8
+    found = rows("\n".join(lines))
+    assert found["target"].startswith("10.0M parameters, 11.8 MB (int8, blocks of 32")
+    assert found["draft"].startswith("1.4M parameters")
+    assert found["loss"] == "KL 0.00073 from the original weights, same top token 97.7%, over 1024 positions"
+    assert found["licence"] == "Apache-2.0"
 
 
 def test_show_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +105,7 @@ def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[s
     )
     changed_manifest = replace(manifest, chat_template=None, models={"target": changed})
     (copy / MANIFEST_NAME).write_text(changed_manifest.to_json())
-    assert main(["show", str(copy)]) == 0
+    assert main(["show", "--full", str(copy)]) == 0
     found = rows(capsys.readouterr().out)
     assert found["context"] == "2048 positions, window of 512"
     assert found["weights"].endswith("recipe mixed-4")
@@ -114,16 +125,16 @@ def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(copy), "--verify"]) == 0
+    assert main(["show", str(copy), "--full", "--verify"]) == 0
     count = len(Manifest.load(copy).files)
     assert f"OK: all {count} files match the manifest" in capsys.readouterr().out
-    assert main(["show", str(copy), "--verify", "--json"]) == 0
+    assert main(["show", "--full", str(copy), "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verified"] is True
     path = copy / "draft" / "weights.bin"
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    assert main(["show", str(copy), "--verify"]) == 1
+    assert main(["show", str(copy), "--full", "--verify"]) == 1
     error = capsys.readouterr().err
     assert f"{path} is damaged: its sha256 is" in error
     assert error.count("\n") == 1
@@ -152,12 +163,12 @@ def test_show_prints_and_verifies_weights_outside_the_pack(
     moved = OutsideFile(str(outside), file.nbytes, file.sha256)
     changed = replace(manifest, files=files, outside={"target/weights.bin": moved})
     (copy / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
-    assert main(["show", str(copy), "--verify"]) == 0
+    assert main(["show", str(copy), "--full", "--verify"]) == 0
     printed = capsys.readouterr().out
     assert f"outside: {outside}" in printed
     assert f"OK: all {len(manifest.files)} files match the manifest" in printed
     outside.write_bytes(outside.read_bytes()[:-1] + b"x")
-    assert main(["show", str(copy), "--verify"]) == 1
+    assert main(["show", str(copy), "--full", "--verify"]) == 1
     assert "elsewhere/weights.bin" in capsys.readouterr().err
 
 
@@ -176,7 +187,7 @@ def test_verbs_escape_control_characters_of_a_manifest(copy: Path, capsys: pytes
     }
     value["files"]["tokenizer.json"]["sha256"] = f"f{hostile}"
     (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", str(copy)]) == 0
+    assert main(["show", "--full", str(copy)]) == 0
     assert main(["devices", "-m", str(copy)]) == 1  # no file has this digest
     assert main(["generate", "-m", str(copy), "-p", "a"]) == 1
     printed = capsys.readouterr()
@@ -189,7 +200,7 @@ def test_show_lists_adapters_with_their_format(copy: Path, capsys: pytest.Captur
     entry = {"file": "tokenizer.json", "role": "target", "rank": 4, "alpha": 8.0, "modules": ["q_proj"]}
     value["adapters"] = {"saved": entry | {"config": "tokenizer.json"}, "converted": entry}
     (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", str(copy)]) == 0
+    assert main(["show", "--full", str(copy)]) == 0
     lines = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert lines["saved"] == "saved target 4 8 q_proj PEFT tokenizer.json"
     assert lines["converted"] == "converted target 4 8 q_proj GGUF: llama.cpp only tokenizer.json"
@@ -200,7 +211,7 @@ def test_show_truncates_a_very_long_text(copy: Path, capsys: pytest.CaptureFixtu
     value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
     value["name"] = "\u00d7 " * 2_500
     (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", str(copy)]) == 0
+    assert main(["show", "--full", str(copy)]) == 0
     assert capsys.readouterr().out.count("\u00d7") == 1000
 
 

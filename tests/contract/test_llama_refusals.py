@@ -318,7 +318,7 @@ def test_adapter_pass_memory_is_leased(gguf_opener: GgufOpener, tmp_path: Path) 
     use, state = AdapterUse(name="formal", digest="d1"), model.new_state(40)
     plain = state.nbytes
     budget.limit = Limit(budget.used_nbytes)
-    with pytest.raises(BudgetExceeded, match="kv:target"):
+    with pytest.raises(BudgetExceeded, match="the target's keys and values"):
         model.forward([1, 2], state, adapter=use)
     assert (state.pending, state.nbytes) == (0, plain)
     budget.limit = None

@@ -155,7 +155,7 @@ def test_refused_session_names_the_smallest_budgets_and_opens_in_them(engine: st
                 refusal = error
                 break
     assert re.fullmatch(r"raise --memory to [\d.]+MB or more to run, [\d.]+MB to draft", refusal.advice)
-    assert "kv:target" in refusal.table
+    assert "keys and values (requested)" in refusal.table
     assert 0 < refusal.needed_nbytes - limit <= 400_000
     with edgedecode.load(runtime=engine, memory=refusal.needed_nbytes) as pair, pair.session() as session:
         assert (session.context, session.drafter_name) == (512, "none")
@@ -194,7 +194,7 @@ def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -
             assert session.context == 2048
             if memory is not None and engine == "onnx":  # llama.cpp's plan is an upper bound
                 assert leased(pair)["kv:draft"] < dict(whole.holders)["kv:draft"]
-            texts.append(session.collect(session.complete("Tell me about a boat. " * 190, max_tokens=100)).text)
+            texts.append(session.collect(session.complete("Tell me about a boat. " * 160, max_tokens=200)).text)
             assert len(session.tokens) > 1200
             assert session.stats.accepted > 30
             assert memory is None or pair.budget.used_nbytes <= memory
@@ -410,7 +410,8 @@ def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, 
 
 @pytest.mark.parametrize("drafter", ["model", "trim"])
 def test_plan_counts_the_draft_model_with_the_named_drafters_head(engine: str, drafter: str) -> None:
-    """On llama.cpp the trimmed draft is a file of its own."""
+    if drafter == "trim" and engine == "llama":
+        pytest.skip("drafts are trimmed on ONNX Runtime only")
     options = SessionOptions(drafter=drafter, context=1024)
     planned = dict(edgedecode.plan(None, options, runtime=engine).memory.holders)
     with edgedecode.load(runtime=engine) as pair, pair.session(options) as session:

@@ -144,9 +144,9 @@ def test_buffers_shrink_to_the_need_of_the_open_states(opener: Opener) -> None:
     model.forward([1, 2, 3], first)
     assert np.array_equal(model.forward([4], first).logits, expected)
     budget.limit = Limit(budget.used_nbytes + 100_000)
-    with pytest.raises(BudgetExceeded, match="logits:target"):
+    with pytest.raises(BudgetExceeded, match="the target's logits"):
         model.new_state(10, rows=100_000)
-    with pytest.raises(BudgetExceeded, match="buffers:target"):
+    with pytest.raises(BudgetExceeded, match="the target's buffers"):
         model.new_state(10, rows=90, tree=True)
     assert {lease.name: lease.nbytes for lease in budget.leases} == leases
     model.close()
@@ -192,7 +192,7 @@ def test_model_that_does_not_fit_is_refused_before_loading(opener: Opener, monke
     opened: list[Any] = []
     monkeypatch.setattr(runtime, "open_session", lambda *given, **options: opened.append(given))
     budget = Budget(10 * MIB)
-    with pytest.raises(BudgetExceeded, match="weights:target"):
+    with pytest.raises(BudgetExceeded, match="the target's weights"):
         opener(budget=budget)
     assert opened == []
     assert budget.leases == ()
@@ -204,7 +204,7 @@ def test_state_that_does_not_fit_is_refused_before_allocation(opener: Opener, mo
     budget.limit = Limit(budget.used_nbytes + 10 * MIB)
     leases = budget.leases
     monkeypatch.setattr(np, "zeros", None)  # an allocation would raise another error
-    with pytest.raises(BudgetExceeded, match="kv:target"):
+    with pytest.raises(BudgetExceeded, match="the target's keys and values"):
         model.new_state(100_000)
     assert budget.leases == leases
     monkeypatch.undo()
@@ -219,9 +219,9 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) 
     state = model.new_state(300)
     model.forward([1], state)
     budget.limit = Limit(budget.used_nbytes)
-    with pytest.raises(BudgetExceeded, match="logits:target"):
+    with pytest.raises(BudgetExceeded, match="the target's logits"):
         model.forward([1] * 200, state, rows="all")
-    with pytest.raises(BudgetExceeded, match="buffers:target"):
+    with pytest.raises(BudgetExceeded, match="the target's buffers"):
         model.forward([1, 2], state, parents=[-1, -1])
     assert state.pending == 1
     assert model.forward([2], state).logits.shape == (1, 128)

@@ -124,7 +124,7 @@ def test_window_bias_is_leased_with_the_first_state_longer_than_the_window(opene
     model.new_state(WINDOW)
     before = planned()
     budget.limit = Limit(budget.used_nbytes + 100_000)
-    with pytest.raises(BudgetExceeded, match="buffers:target"):
+    with pytest.raises(BudgetExceeded, match="the target's buffers"):
         model.new_state(WINDOW + 1)
     assert planned() == before
     budget.limit = None

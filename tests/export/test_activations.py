@@ -92,7 +92,7 @@ def test_activations_choice_is_recorded_in_the_manifest(
     assert found.text.endswith("tokens of built-in prompts and the model's answers")
     assert int(found.text.split()[0]) >= TOKENS
     assert Manifest.load(tmp_path / "pack").models["target"] == entry
-    assert main(["show", str(tmp_path / "pack")]) == 0
+    assert main(["show", "--full", str(tmp_path / "pack")]) == 0
     shown = capsys.readouterr().out
     assert "16 bits in 9 of 9 matmul inputs (chosen by error" in shown
     assert "largest at 8 bits" in shown

@@ -30,9 +30,10 @@ def test_reserve_refused_shows_the_full_table_and_changes_nothing() -> None:
         "4.0 MB are needed for the draft's keys and values, but only 3.0 MB of the 10.0 MB budget are free: "
     )
     rows = {line[:30].strip(): line[-10:].strip() for line in refusal.value.table.splitlines()}
-    assert list(refusal.value.table.split()).count("MB") == 5
-    assert "kv:draft (requested)" in refusal.value.table
-    assert len(rows) == 5
+    assert list(refusal.value.table.split()).count("MB") == 4
+    assert "working memory" in rows
+    assert "the draft's keys and values (requested)" in refusal.value.table
+    assert len(rows) == 4
     assert budget.used_nbytes == 7_000_000
     assert [lease.name for lease in budget.leases] == ["target weights", "tokenizer"]
 

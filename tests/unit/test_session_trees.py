@@ -144,7 +144,7 @@ def test_tree_that_does_not_fit_the_budget_falls_back_to_chains(
     enlarge_tree_states(2_000_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
         pair.budget.limit = Limit(pair.budget.used_nbytes + 1_000_000)
-        with pytest.raises(BudgetExceeded, match="kv:table"):
+        with pytest.raises(BudgetExceeded, match="the table's keys and values"):
             pair.session(SessionOptions(drafter="tree"))
         with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(seed=1, **options)) as session:  # type: ignore[arg-type]
             assert "drafts are chains: trees do not fit the budget" in caplog.text
@@ -168,6 +168,6 @@ def test_tree_that_does_not_fit_the_draft_model_falls_back_with_a_notice(
         assert len(notices) == 1
         assert notices[0].startswith("the draft model cannot draft trees (0.9 MB are needed for ")
         assert notices[0].endswith("; drafting with model, suffix, recycle")
-        with pytest.raises(BudgetExceeded, match="kv:table"):
+        with pytest.raises(BudgetExceeded, match="the table's keys and values"):
             pair.session(SessionOptions(drafter="tree"))
         assert [lease for lease in pair.budget.leases if lease.name.startswith("kv:")] == []

@@ -90,7 +90,7 @@ def test_trim_warns_of_text_outside_the_vocabulary(
     assert not [warning for warning in entry.warnings if warning.startswith("generated")]
     printed = capsys.readouterr().out
     assert f"warning: {warning}" in printed
-    assert main(["show", str(toy)]) == 0
+    assert main(["show", "--full", str(toy)]) == 0
     shown = capsys.readouterr().out
     assert "330 of 1300 ids" in shown
     assert "trim warning 1" in shown
