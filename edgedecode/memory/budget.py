@@ -169,7 +169,9 @@ def _set_by(limit: Limit) -> str:
 
 
 def _purpose(name: str) -> str:
-    """Describe a lease: `weights:target` becomes `the target's weights`."""
+    """Describe a lease: `weights:target` becomes `the target's weights`, `adapter:formal` `the adapter formal`."""
     kind, *owner = name.split(":")
+    if kind == "adapter":
+        return f"the adapter {' '.join(owner)}"
     kind = {"kv": "keys and values", "work": "workspace"}.get(kind, kind)
     return f"the {owner[0]}'s {kind}" if owner else kind

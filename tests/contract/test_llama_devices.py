@@ -89,7 +89,7 @@ def test_load_gives_layers_to_the_device(
         seen["layers"] = options.n_gpu_layers
         seen["first"] = ctypes.cast(options.devices, ctypes.POINTER(ctypes.c_void_p))[0]
 
-    monkeypatch.setattr(engine, "_ggml", lambda name: Library())
+    monkeypatch.setattr(engine, "_ggml", Library)
     monkeypatch.setattr(engine.api, "llama_model_load_from_file", load)
     with pytest.raises(ManifestError, match="cannot be loaded"):
         engine.load(Path("model.gguf"), Loading(offload=offload))
