@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgedecode.cli import main
+from edgedecode.export.bundles import recording
 from tests.made_once import made_once, run_folder
 
 
@@ -21,9 +23,17 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(run_folder(tmp_path_factory) / "android-cpu bundle", _package)
 
 
-@pytest.fixture(scope="session")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Words of `package` for tests that do not read the recorded answers: one prompt, two tokens."""
-    prompts = tmp_path_factory.mktemp("prompts") / "one.jsonl"
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words of `package` for tests that do not read the recorded answers: one prompt, two tokens, no child process."""
+
+    def ask(function: str, *words: object) -> Any:
+        told: list[object] = []
+        monkeypatch.setattr(recording, "tell_parent", told.append)
+        getattr(recording, function)(*map(str, words))
+        return json.loads(json.dumps(told[-1]))
+
+    monkeypatch.setattr(recording, "_ask", ask)
+    prompts = tmp_path / "one.jsonl"
     prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n", encoding="utf-8")
     return ["--prompts", str(prompts), "--test-tokens", "2"]
