@@ -227,7 +227,6 @@ def test_stream_is_closed_by_other_calls(other: str) -> None:
 # -- interrupts at every call ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @dataclass
 class Interrupter:
     """Count calls, and raise KeyboardInterrupt in the one numbered `at`, before or after its work."""
@@ -276,6 +275,7 @@ CALLED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("place", "drafter", "sampling"), CALLED)
 def test_interrupt_at_any_call_leaves_a_usable_session(

@@ -142,7 +142,6 @@ def lookup(kind: str) -> Drafter:
     return sources[kind].open(draft_setting(VOCABULARY))
 
 
-@pytest.mark.slow
 @dataclass
 class Seen:
     """Counters of the covered cases over all runs of a test."""
@@ -164,6 +163,7 @@ class Seen:
         return sum(stats.accepted for stats in self.runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSING)
 @pytest.mark.parametrize(
     ("kind", "quality"),
