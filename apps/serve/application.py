@@ -15,7 +15,7 @@ from typing import TypeAlias
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,15 +24,15 @@ from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishR
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 
-from .guards import CORS, Guards, error_response
+from .guards import CORS, Guards, JsonResponse, error_response
 from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
-from .offered import described_model, memory, model_names, named_model, props
+from .offered import Health, Models, described_model, memory, model_names, named_model, props
 from .openapi import description
 from .page import page_routes
 from .reasoning import as_able
-from .replies import CompletionsReply, Reply, calls_of, text_of
+from .replies import Answered, CompletionsReply, Event, calls_of, text_of
 from .requests.asked import Asked, ChatBody, CompletionBody, read_chat, read_completion
 from .requests.fields import UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody, read_response
@@ -49,7 +49,8 @@ _FIELDS = (
     | {each.name for kind in (ChatBody, CompletionBody, ResponseBody) for each in fields(kind)}
 )
 _PATH = re.compile(r"([a-z_]+)[\w.\[\]$-]*")
-_Form: TypeAlias = Callable[[Asked, str], Reply]
+_Reply: TypeAlias = CompletionsReply | ResponsesReply
+_Form: TypeAlias = Callable[[Asked, str], _Reply]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
 _LONGEST_NOTE = 2000
@@ -117,30 +118,30 @@ class _Endpoints:
     async def health(self, _: Request) -> Response:
         """Answer whether requests are taken."""
         if self._service.closing:
-            return JSONResponse({"status": "closing"}, 503)
-        return JSONResponse({"status": "ok", "version": edgedecode.__version__})
+            return JsonResponse(Health("closing"), 503)
+        return JsonResponse(Health("ok", edgedecode.__version__))
 
     async def metrics_text(self, _: Request) -> Response:
         return PlainTextResponse(self._metrics.text(self._service), media_type="text/plain; version=0.0.4")
 
     async def props(self, _: Request) -> Response:
-        return JSONResponse(props(self._service, self._defaults))
+        return JsonResponse(props(self._service, self._defaults))
 
     async def memory(self, _: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(memory, self._service))
+        return JsonResponse(await asyncio.to_thread(memory, self._service))
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(description(model_names(self._service.pair)))
+        return JsonResponse(description(model_names(self._service.pair)))
 
     async def models(self, _: Request) -> Response:
         data = [described_model(name, self._service) for name in model_names(self._service.pair)]
-        return JSONResponse({"object": "list", "data": data})
+        return JsonResponse(Models("list", data))
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if not name or named_model(name, self._service.pair, strict=True) is None:
             return _unknown_model(name, self._service.pair)
-        return JSONResponse(described_model(name, self._service))
+        return JsonResponse(described_model(name, self._service))
 
     async def chat(self, request: Request) -> Response:
         return await self._answered(request, read_chat)
@@ -168,12 +169,12 @@ class _Endpoints:
         except EdgeDecodeError as error:
             return _refused(error)
 
-    async def _whole(self, reply: Reply) -> Response:
+    async def _whole(self, reply: _Reply) -> Response:
         """Answer without streaming, as many answers at a time as the service runs: a list does not fill its queue."""
         places = asyncio.Semaphore(self._service.parallel)
 
-        async def one(number: int) -> tuple[str, FinishReason | None, Stats, list[Entry], str]:
-            text, thought, reason = "", "", None
+        async def one(number: int) -> Answered:
+            text, thought, reason = "", "", FinishReason.STOP
             entries, logprobs = Entries(self._service.pair.tokenizer), list[Entry]()
             async with places, self._service.answering(reply.asked, number=number) as running:
                 async for piece in _pieces(running):
@@ -181,15 +182,14 @@ class _Endpoints:
                     logprobs += entries.of(piece.chunk.logprobs, text)
                     reason = piece.chunk.finish_reason or reason
                 stats = running.stats
-            self._metrics.count_answer(stats, calls_of(reply.asked, text, reason))
-            return text, reason, stats, logprobs, thought
+            self._metrics.count_answer(stats, calls_of(reply.asked, text))
+            return Answered(text, reason, stats, logprobs, thought)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(number)) for number in range(reply.asked.answers)]
-        texts, reasons, stats, logprobs, thoughts = zip(*(task.result() for task in tasks), strict=True)
-        return JSONResponse(reply.whole(texts, reasons, stats, logprobs, thoughts))
+        return JsonResponse(reply.whole([task.result() for task in tasks]))
 
-    async def _streamed(self, reply: Reply) -> Response:
+    async def _streamed(self, reply: _Reply) -> Response:
         """Answer with server-sent events, one answer after the other. The first begins before headers are sent, so
         that a refusal has its status."""
         stack = AsyncExitStack()
@@ -200,32 +200,32 @@ class _Endpoints:
             await stack.aclose()
             raise
 
-        async def events() -> AsyncIterator[bytes]:
+        async def events() -> AsyncIterator[Event]:
             every: list[Stats] = []
             async with stack:
-                for event in reply.begins(0):
-                    yield reply.encoded(event)
                 async for part in self._parts(reply, 0, running, every, first=first):
                     yield part
             for number in range(1, reply.asked.answers):
                 try:
                     async with self._service.answering(reply.asked, number=number) as other:
-                        for event in reply.begins(number):
-                            yield reply.encoded(event)
                         async for part in self._parts(reply, number, other, every):
                             yield part
                 except EdgeDecodeError as error:
                     for event in reply.fails(" ".join(str(error).split())):
-                        yield reply.encoded(event)
+                        yield event
             for event in reply.closes(every):
+                yield event
+
+        async def sent() -> AsyncIterator[bytes]:
+            async for event in events():
                 yield reply.encoded(event)
             yield reply.done
 
-        return _Stream(events(), stack, seconds=self._seconds)
+        return _Stream(sent(), stack, seconds=self._seconds)
 
     async def _parts(
-        self, reply: Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None
-    ) -> AsyncIterator[bytes]:
+        self, reply: _Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None
+    ) -> AsyncIterator[Event]:
         """Yield an answer's events, from its `first` chunk on if that was taken already.
 
         An answer that may be a call is held back until it ends. Log probabilities are sent with the text of their
@@ -235,27 +235,28 @@ class _Endpoints:
         text, sent, calls = "", 0, tuple[Call, ...]()
         entries, unsent = Entries(self._service.pair.tokenizer), list[Entry]()
         try:
+            for event in reply.begins(number):
+                yield event
             async for piece in _with_first(first, running.pieces()):
                 text += piece.chunk.text
                 reason = piece.chunk.finish_reason
-                ended = reason is not None
                 held = reply.asked.tools is not None and reply.asked.tools.may_call(text)
-                calls = calls_of(reply.asked, text, reason) if held and ended else ()
-                shown = "" if calls or (held and not ended) else text_of(reply.asked, text)[sent:]
+                calls = calls_of(reply.asked, text) if held and reason is not None else ()
+                shown = "" if calls or (held and reason is None) else text_of(reply.asked, text)[sent:]
                 sent += len(shown)
                 unsent += entries.of(piece.chunk.logprobs, text)
                 logprobs = unsent if shown else []
                 unsent = [] if shown else unsent
-                report = piece.report
-                for event in reply.thinks(number, piece.thought) if piece.thought else ():
-                    yield reply.encoded(event)
-                for event in reply.writes(number, shown, report, logprobs) if shown or report is not None else ():
-                    yield reply.encoded(event)
-                for event in reply.ends(number, text, reason, calls, unsent) if ended else ():
-                    yield reply.encoded(event)
+                events = reply.thinks(number, piece.thought) if piece.thought else []
+                if shown or piece.report is not None:
+                    events += reply.writes(number, shown, logprobs, piece.report)
+                if reason is not None:
+                    events += reply.ends(number, Answered(text, reason, running.stats, unsent))
+                for event in events:
+                    yield event
         except EdgeDecodeError as error:
             for event in reply.fails(" ".join(str(error).split())):
-                yield reply.encoded(event)
+                yield event
         every.append(running.stats)
         self._metrics.count_answer(running.stats, calls)
 

@@ -7,9 +7,11 @@ import hmac
 from collections.abc import Collection, MutableMapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from starlette.responses import JSONResponse, Response
+from msgspec import Struct
+from msgspec.json import encode
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .page import ASSETS
@@ -18,18 +20,44 @@ _OPEN = ("/health", "/")
 """Paths that need no key, with those below the page's `ASSETS`."""
 
 
+ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
+
+
+class ErrorDetails(Struct):
+    """param: the path of the field of the body that is wrong, if known."""
+
+    message: str
+    type: ErrorType
+    param: str | None = None
+    code: str | None = None
+
+
+class Error(Struct):
+    """The reply of every status from 400 on."""
+
+    error: ErrorDetails
+
+
+class JsonResponse(Response):
+    """A reply with what `msgspec.json` can encode."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return encode(content)
+
+
 def error_response(
     status: int,
     message: str,
     *,
-    kind: str = "invalid_request_error",
+    kind: ErrorType = "invalid_request_error",
     code: str | None = None,
     param: str | None = None,
-) -> JSONResponse:
+) -> Response:
     """Return an error in OpenAI's form. param: the path of the field of the body that is wrong, if known."""
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(body, status, headers=headers)
+    return JsonResponse(Error(ErrorDetails(message, kind, param, code)), status, headers=headers)
 
 
 _MOST_HEADERS = 100
@@ -43,7 +71,7 @@ class _Body:
 
     data: bytes = b""
     complete: bool = False
-    refusal: JSONResponse | None = None
+    refusal: Response | None = None
 
 
 class Guards:
@@ -107,7 +135,7 @@ class Guards:
         allowed = {"Access-Control-Allow-Origin": "*" if any_page else origin, "Access-Control-Expose-Headers": "*"}
         return allowed if any_page else allowed | {"Vary": "Origin"}
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes], *, allowed: bool = False) -> JSONResponse | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes], *, allowed: bool = False) -> Response | None:
         host = headers.get(b"host", b"").decode("latin-1").casefold()
         name = _name(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
         if self._hosts and name not in self._hosts:

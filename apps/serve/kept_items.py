@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
+
+from msgspec.json import decode, encode
 
 from edgedecode import BudgetExceeded
 from edgedecode.memory.budget import Budget
+
+from .responses import Item
 
 _NBYTES, _ITEM_NBYTES = 1 << 20, 300
 """Of all items, and of one besides its JSON."""
@@ -24,10 +27,10 @@ class KeptItems:
         self._found: dict[str, bytes] = {}
         self._nbytes = 0
 
-    def keep(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def keep(self, items: Iterable[Item]) -> None:
         """Keep items in the place of the oldest."""
         for item in items:
-            self._found[item["id"]] = data = json.dumps(item).encode()
+            self._found[item.id] = data = encode(item)
             self._nbytes += _ITEM_NBYTES + len(data)
         while self._nbytes > self._most():
             self._nbytes -= _ITEM_NBYTES + len(self._found.pop(next(iter(self._found))))
@@ -35,7 +38,7 @@ class KeptItems:
     def find(self, id: str) -> dict[str, Any] | None:
         """Return the item of an id, if it is still kept."""
         data = self._found.get(id)
-        return None if data is None else dict(json.loads(data))
+        return None if data is None else decode(data, type=dict[str, Any])
 
     def _most(self) -> int:
         """Return the room for items, which is leased for the first."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 
+from msgspec import Struct
+
 from edgedecode import TokenLogprob
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -13,17 +15,43 @@ _LEAST = -9999.0
 """Stands for impossible tokens, as in OpenAI's replies: JSON has no infinity."""
 
 
+class TopLogprob(Struct):
+    """bytes: empty for special tokens, which add no text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Logprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[Logprob]
+    refusal: None
+
+
+class CompletionLogprobs(Struct):
+    """text_offset: characters of the choice's text before each token. With echo the prompt's first token has null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A token of an answer. token: its own text, with U+FFFD for the parts of a character. data: its exact bytes.
 
-    A special token adds no text: it has no bytes, and its `token` is the vocabulary's name. logprob: None for the first
+    A special token adds no text: it has no bytes, and its `token` is the vocabulary's name. logprob: NaN for the first
     token of a prompt.
     """
 
     token: str
     data: bytes
-    logprob: float | None
+    logprob: float
     top: tuple[Entry, ...] = ()
     offset: int = 0
     """Characters of the answer before the token."""
@@ -49,15 +77,15 @@ class Entries:
     def _entry(self, token: int, logprob: float, *, top: tuple[Entry, ...] = ()) -> Entry:
         data = self._tokenizer.token_bytes(token)
         text = data.decode("utf-8", "replace") if data else self._tokenizer.token_text(token) or ""
-        return Entry(text, data, None if isnan(logprob) else max(logprob, _LEAST), top, self._offset)
+        return Entry(text, data, max(logprob, _LEAST), top, self._offset)
 
 
-def chat_form(entries: Sequence[Entry]) -> dict[str, object] | None:
+def chat_form(entries: Sequence[Entry]) -> ChatLogprobs | None:
     """Return `choices[].logprobs` of a chat completion; None without entries."""
-    return {"content": [_full(each) for each in entries], "refusal": None} if entries else None
+    return ChatLogprobs(response_form(entries), None) if entries else None
 
 
-def completion_form(entries: Sequence[Entry]) -> dict[str, object] | None:
+def completion_form(entries: Sequence[Entry]) -> CompletionLogprobs | None:
     """Return `choices[].logprobs` of a completion; None without entries.
 
     As in OpenAI's replies, the emitted token is among `top_logprobs` too. Of alternatives with the same text (parts of
@@ -65,30 +93,26 @@ def completion_form(entries: Sequence[Entry]) -> dict[str, object] | None:
     """
     if not entries:
         return None
-    return {
-        "tokens": [each.token for each in entries],
-        "token_logprobs": [each.logprob for each in entries],
-        "top_logprobs": [None if each.logprob is None else _by_text(each) for each in entries],
-        "text_offset": [each.offset for each in entries],
-    }
+    return CompletionLogprobs(
+        [each.token for each in entries],
+        [None if isnan(each.logprob) else each.logprob for each in entries],
+        [None if isnan(each.logprob) else _by_text(each) for each in entries],
+        [each.offset for each in entries],
+    )
 
 
-def _by_text(entry: Entry) -> dict[str, float | None]:
+def _by_text(entry: Entry) -> dict[str, float]:
     """Return the log probabilities of an entry's token and its alternatives, of equal texts that of the likeliest."""
-    found: dict[str, float | None] = {}
+    found: dict[str, float] = {}
     for each in (*entry.top, entry):
         found.setdefault(each.token, each.logprob)
     return found
 
 
-def response_form(entries: Sequence[Entry]) -> list[dict[str, object]]:
+def response_form(entries: Sequence[Entry]) -> list[Logprob]:
     """Return `logprobs` of a response's text."""
-    return [_full(each) for each in entries]
+    return [Logprob(each.token, each.logprob, [*each.data], [*map(_plain, each.top)]) for each in entries]
 
 
-def _full(entry: Entry) -> dict[str, object]:
-    return _plain(entry) | {"top_logprobs": [_plain(each) for each in entry.top]}
-
-
-def _plain(entry: Entry) -> dict[str, object]:
-    return {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.data)}
+def _plain(entry: Entry) -> TopLogprob:
+    return TopLogprob(entry.token, entry.logprob, [*entry.data])

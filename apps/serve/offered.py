@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions
@@ -15,6 +18,28 @@ from .running import Service
 
 _LATEST = "latest"
 """The version of a model that Ollama's clients name."""
+
+
+class Model(Struct):
+    """context_length, max_model_len and meta.n_ctx: the same, under the names that clients look for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int
+    max_model_len: int
+    meta: dict[str, int]
+
+
+class Health(Struct):
+    status: Literal["ok", "closing"]
+    version: str | UnsetType = UNSET
+
+
+class Models(Struct):
+    object: Literal["list"]
+    data: list[Model]
 
 
 def adapter_names(pair: Pair) -> list[str]:
@@ -49,18 +74,11 @@ def named_model(name: str, pair: Pair, *, strict: bool) -> ModelName | None:
     return replace(asked, pack=own) if known else None
 
 
-def described_model(name: str, service: Service) -> dict[str, object]:
-    """Return a model as `/v1/models` has it, with the context length under the names that clients look for."""
+def described_model(name: str, service: Service) -> Model:
+    """Return a model as `/v1/models` has it."""
     card, context = service.pair.target.card, context_length(service)
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "edgedecode",
-        "context_length": context,
-        "max_model_len": context,
-        "meta": {"n_ctx": context, "n_ctx_train": card.context, "n_vocab": card.vocabulary_size},
-    }
+    meta = {"n_ctx": context, "n_ctx_train": card.context, "n_vocab": card.vocabulary_size}
+    return Model(name, "model", service.created, "edgedecode", context, context, meta)
 
 
 def context_length(service: Service) -> int:

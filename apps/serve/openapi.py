@@ -2,183 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.json import schema_components
 
 import edgedecode
 
+from .guards import Error
+from .offered import Health, Model, Models
+from .replies import ChatCompletion, Completion
 from .requests.asked import ChatBody, CompletionBody
 from .requests.fields import NO_EFFECT, UNSUPPORTED
 from .requests.responses import UNSUPPORTED_RESPONSES, ResponseBody
-from .responses import ResponseError, ResponseStatus
+from .responses import Response
 
 _Object: TypeAlias = dict[str, Any]
-_FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorDetails:
-    """param: the path of the field of the body that is wrong, if known."""
-
-    message: str
-    type: Literal["invalid_request_error", "server_error"]
-    param: str | None
-    code: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """The reply of every status from 400 on."""
-
-    error: ErrorDetails
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    status: Literal["ok", "closing"]
-    version: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    context_length: int
-    max_model_len: int
-    meta: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    object: Literal["list"]
-    data: list[Model]
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogprob:
-    """bytes: empty for special tokens, which add no text."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatLogprobs:
-    content: list[Logprob]
-    refusal: None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionLogprobs:
-    """text_offset: characters of the choice's text before each token. With echo the prompt's first token has null."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CalledFunction:
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerMessage:
-    role: Literal["assistant"]
-    content: str | None
-    tool_calls: list[ToolCall] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChatChoice:
-    index: int
-    finish_reason: _FinishReason
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionChoice:
-    index: int
-    finish_reason: _FinishReason
-    text: str
-    logprobs: CompletionLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """accepted_prediction_tokens: drafted tokens that the target accepted."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCompletion:
-    """timings: llama.cpp's figures."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    timings: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """timings: llama.cpp's figures."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    timings: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """output: a message, or calls of functions. timings: llama.cpp's figures.
-
-    usage and timings: of a response that has ended, the last of a stream's events.
-    """
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: ResponseStatus
-    error: ResponseError | None
-    incomplete_details: dict[str, str] | None
-    model: str
-    output: list[dict[str, Any]]
-    usage: dict[str, Any] | None
-    timings: dict[str, float] | None = None
-
 
 _OBJECT: _Object = {"type": "object"}
 _BODIES = (ChatBody, CompletionBody, ResponseBody)

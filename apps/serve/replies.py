@@ -2,98 +2,114 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Protocol, TypeAlias
+from typing import Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.json import encode
+from msgspec.structs import asdict
 
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
 
-from .logprobs import Entry, chat_form, completion_form
+from .guards import ErrorDetails
+from .logprobs import ChatLogprobs, CompletionLogprobs, Entry, chat_form, completion_form
 from .requests.asked import Asked
 from .requests.tools import Call
 
-_NAMES = {FinishReason.LENGTH: "length"}
-
-
-def finish_name(reason: FinishReason | None) -> str | None:
-    """Return OpenAI's name of a reason."""
-    return None if reason is None else _NAMES.get(reason, "stop")
-
-
+FinishName: TypeAlias = Literal["stop", "length", "tool_calls"]
 Event: TypeAlias = Mapping[str, object]
 """A part of a streamed reply."""
 
 
-class Reply(Protocol):
-    """How an endpoint writes its reply, whole or as events. `number` is that of the answer, from 0."""
-
-    asked: Asked
-    done: bytes
-    """What ends the stream."""
-
-    def whole(
-        self,
-        texts: Sequence[str],
-        reasons: Sequence[FinishReason | None],
-        stats: Sequence[Stats],
-        logprobs: Sequence[Sequence[Entry]],
-        thoughts: Sequence[str],
-    ) -> dict[str, object]:
-        """Return the reply of a request without `stream`. thoughts: each answer's, which its text lacks."""
-        ...
-
-    def begins(self, number: int) -> Sequence[Event]:
-        """Return the events before an answer."""
-        ...
-
-    def writes(
-        self,
-        number: int,
-        text: str,
-        report: Mapping[str, object] | None = None,
-        logprobs: Sequence[Entry] = (),
-    ) -> Sequence[Event]:
-        """Return the events of a piece of text. report: how it was made. logprobs: of its tokens, if asked for."""
-        ...
-
-    def thinks(self, number: int, thought: str) -> Sequence[Event]:
-        """Return the events of a piece of a thought."""
-        ...
-
-    def ends(
-        self,
-        number: int,
-        text: str,
-        reason: FinishReason | None,
-        calls: Sequence[Call],
-        logprobs: Sequence[Entry] = (),
-    ) -> Sequence[Event]:
-        """Return the events after an answer. text: the whole answer's. calls: those it makes, which were not written.
-
-        logprobs: those that no earlier event had.
-        """
-        ...
-
-    def fails(self, message: str) -> Sequence[Event]:
-        """Return the events of an answer that fails in the middle. The status has been sent."""
-        ...
-
-    def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
-        """Return the events after all answers."""
-        ...
-
-    def encoded(self, event: Event) -> bytes:
-        """Return an event as it is sent."""
-        ...
+class CalledFunction(Struct):
+    name: str
+    arguments: str
 
 
-def calls_of(asked: Asked, text: str, reason: FinishReason | None) -> tuple[Call, ...]:
-    """Return the calls that an answer makes, the last of them maybe cut off."""
-    return () if asked.tools is None else asked.tools.calls(text, ended=reason is not None)
+class ToolCall(Struct):
+    """schema_error: why the arguments do not follow the schema, of which a grammar may follow only a part."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+    schema_error: str | UnsetType = UNSET
+
+
+class AnswerMessage(Struct):
+    """reasoning_content: what the model thought before its answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    index: int
+    finish_reason: FinishName
+    logprobs: ChatLogprobs | None
+    message: AnswerMessage
+
+
+class CompletionChoice(Struct):
+    index: int
+    finish_reason: FinishName
+    logprobs: CompletionLogprobs | None
+    text: str
+
+
+class Usage(Struct):
+    """accepted_prediction_tokens: drafted tokens that the target accepted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class ChatCompletion(Struct):
+    """timings: llama.cpp's figures."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: dict[str, float]
+
+
+class Completion(Struct):
+    """timings: llama.cpp's figures."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A finished answer. text: without the thought before it. logprobs: of a stream, those that were not sent yet."""
+
+    text: str
+    reason: FinishReason
+    stats: Stats
+    logprobs: Sequence[Entry]
+    thought: str = ""
+
+
+def calls_of(asked: Asked, text: str) -> tuple[Call, ...]:
+    """Return the calls that a finished answer makes, the last of them maybe cut off."""
+    return () if asked.tools is None else asked.tools.calls(text, ended=True)
 
 
 def text_of(asked: Asked, text: str) -> str:
@@ -104,15 +120,22 @@ def text_of(asked: Asked, text: str) -> str:
     return "" if asked.tools is not None and asked.tools.is_call(text) else text
 
 
-def _end(reason: FinishReason | None, calls: Sequence[Call]) -> str | None:
+def tool_call(call: Call) -> ToolCall:
+    """Return a call as replies have it, with an id of its own."""
+    fault = UNSET if call.fault is None else call.fault
+    return ToolCall(f"call_{secrets.token_hex(12)}", "function", CalledFunction(call.name, call.arguments), fault)
+
+
+def _end(reason: FinishReason, calls: Sequence[Call]) -> FinishName:
     """Return OpenAI's name of why an answer ended."""
-    whole = calls and not calls[-1].cut and reason is FinishReason.STOP
-    return "tool_calls" if whole else finish_name(reason)
+    if calls and not calls[-1].cut and reason is FinishReason.STOP:
+        return "tool_calls"
+    return "length" if reason is FinishReason.LENGTH else "stop"
 
 
 @dataclass(slots=True)
 class CompletionsReply:
-    """The reply of /v1/chat/completions and /v1/completions."""
+    """The reply of both endpoints of completions, whole or as events. `ResponsesReply` has the same methods."""
 
     asked: Asked
     model: str
@@ -120,116 +143,106 @@ class CompletionsReply:
     created: int = field(default_factory=lambda: int(time()))
 
     done = b"data: [DONE]\n\n"
+    """What ends the stream."""
 
-    def whole(
-        self,
-        texts: Sequence[str],
-        reasons: Sequence[FinishReason | None],
-        stats: Sequence[Stats],
-        logprobs: Sequence[Sequence[Entry]],
-        thoughts: Sequence[str],
-    ) -> dict[str, object]:
-        choices: list[dict[str, object]] = []
-        for number, (text, reason, entries, thought) in enumerate(zip(texts, reasons, logprobs, thoughts, strict=True)):
-            calls = calls_of(self.asked, text, reason)
-            body: dict[str, object] = {"index": number, "finish_reason": _end(reason, calls)}
-            body["logprobs"] = self._logprobs(entries)
-            if calls:
-                said: dict[str, object] = {"content": None, "tool_calls": [call.as_dict() for call in calls]}
-            else:
-                said = {"content": text_of(self.asked, text)}
-            if thought:
-                said["reasoning_content"] = thought
-            body |= {"message": {"role": "assistant", **said}} if self.asked.chat else {"text": text}
-            choices.append(body)
-        kind = "chat.completion" if self.asked.chat else "text_completion"
-        return self._head(kind) | {"choices": choices} | self._figures(stats)
+    def whole(self, answers: Sequence[Answered]) -> ChatCompletion | Completion:
+        """Return the reply of a request without `stream`."""
+        every = [each.stats for each in answers]
+        figures = usage(every, each=self.asked.each), timings(every)
+        if self.asked.chat:
+            chats = [self._chat_choice(number, each) for number, each in enumerate(answers)]
+            return ChatCompletion(self._id, "chat.completion", self.created, self.model, chats, *figures)
+        texts = [
+            CompletionChoice(number, _end(each.reason, ()), completion_form(each.logprobs), each.text)
+            for number, each in enumerate(answers)
+        ]
+        return Completion(self._id, "text_completion", self.created, self.model, texts, *figures)
 
-    def begins(self, number: int) -> Sequence[Event]:
-        return [self._part(number, {"role": "assistant", "content": ""}, None)] if self.asked.chat else []
+    def _chat_choice(self, number: int, answer: Answered) -> ChatChoice:
+        calls = calls_of(self.asked, answer.text)
+        message = AnswerMessage(
+            "assistant",
+            None if calls else text_of(self.asked, answer.text),
+            [*map(tool_call, calls)] if calls else UNSET,
+            answer.thought or UNSET,
+        )
+        return ChatChoice(number, _end(answer.reason, calls), chat_form(answer.logprobs), message)
 
-    def writes(
-        self,
-        number: int,
-        text: str,
-        report: Mapping[str, object] | None = None,
-        logprobs: Sequence[Entry] = (),
-    ) -> Sequence[Event]:
-        part = self._part(number, {"content": text}, None, text=text, logprobs=logprobs)
+    def begins(self, number: int) -> list[Event]:
+        """Return the events before an answer. number: the answer's, from 0."""
+        return [self._part(number, {"role": "assistant", "content": ""})] if self.asked.chat else []
+
+    def thinks(self, number: int, thought: str) -> list[Event]:
+        """Return the events of a piece of a thought."""
+        return [self._part(number, {"reasoning_content": thought})]
+
+    def writes(self, number: int, text: str, logprobs: Sequence[Entry], report: Event | None) -> list[Event]:
+        """Return the events of a piece of text. logprobs: of its tokens, if asked for. report: how it was made."""
+        part = self._part(number, {"content": text}, text=text, logprobs=logprobs)
         return [part if report is None else part | {"edgedecode": report}]
 
-    def thinks(self, number: int, thought: str) -> Sequence[Event]:
-        return [self._part(number, {"reasoning_content": thought}, None)]
+    def ends(self, number: int, answer: Answered) -> list[Event]:
+        """Return the events after an answer: its calls, which were not written, and log probabilities not sent yet."""
+        calls = calls_of(self.asked, answer.text)
+        deltas = [{"tool_calls": [{"index": index, **asdict(tool_call(call))}]} for index, call in enumerate(calls)]
+        end = self._part(number, {}, _end(answer.reason, calls), logprobs=answer.logprobs)
+        return [*(self._part(number, delta) for delta in deltas), end]
 
-    def ends(
-        self,
-        number: int,
-        text: str,
-        reason: FinishReason | None,
-        calls: Sequence[Call],
-        logprobs: Sequence[Entry] = (),
-    ) -> Sequence[Event]:
-        deltas = [{"tool_calls": [{"index": index, **call.as_dict()}]} for index, call in enumerate(calls)]
-        end = self._part(number, {}, _end(reason, calls), logprobs=logprobs)
-        return [*(self._part(number, delta, None) for delta in deltas), end]
+    def fails(self, message: str) -> list[Event]:
+        """Return the events of an answer that fails in the middle. The status has been sent."""
+        return [{"error": ErrorDetails(message, "server_error")}]
 
-    def fails(self, message: str) -> Sequence[Event]:
-        return [{"error": {"message": message, "type": "server_error", "param": None, "code": None}}]
-
-    def closes(self, stats: Sequence[Stats]) -> Sequence[Event]:
+    def closes(self, stats: Sequence[Stats]) -> list[Event]:
+        """Return the events after all answers."""
         if not self.asked.include_usage or not stats:
             return []
-        return [self._head(self._kind) | {"choices": []} | self._figures(stats)]
+        return [self._head | {"choices": [], "usage": usage(stats, each=self.asked.each), "timings": timings(stats)}]
 
     def encoded(self, event: Event) -> bytes:
-        return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
-
-    @property
-    def _kind(self) -> str:
-        return "chat.completion.chunk" if self.asked.chat else "text_completion"
-
-    def _figures(self, stats: Sequence[Stats]) -> dict[str, object]:
-        return {"usage": usage(stats, each=self.asked.each), "timings": timings(stats)}
-
-    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, object] | None:
-        return chat_form(entries) if self.asked.chat else completion_form(entries)
+        """Return an event as it is sent."""
+        return b"data: %b\n\n" % encode(event)
 
     def _part(
         self,
         number: int,
-        delta: Mapping[str, object],
-        reason: str | None,
+        delta: Event,
+        reason: FinishName | None = None,
         *,
         text: str = "",
         logprobs: Sequence[Entry] = (),
     ) -> dict[str, object]:
-        body: dict[str, object] = {"index": number, "finish_reason": reason, "logprobs": self._logprobs(logprobs)}
-        body |= {"delta": delta} if self.asked.chat else {"text": text}
-        return self._head(self._kind) | {"choices": [body]}
+        body: dict[str, object] = {"index": number, "finish_reason": reason}
+        if self.asked.chat:
+            body |= {"logprobs": chat_form(logprobs), "delta": delta}
+        else:
+            body |= {"logprobs": completion_form(logprobs), "text": text}
+        return self._head | {"choices": [body]}
 
-    def _head(self, kind: str) -> dict[str, object]:
-        prefix = "chatcmpl" if self.asked.chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+    @property
+    def _id(self) -> str:
+        return f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self.id}"
+
+    @property
+    def _head(self) -> dict[str, object]:
+        """What each event begins with."""
+        kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
+        return {"id": self._id, "object": kind, "created": self.created, "model": self.model}
 
 
-def usage(answers: Sequence[Stats], *, each: int) -> dict[str, object]:
+def usage(answers: Sequence[Stats], *, each: int) -> Usage:
     """Return the tokens of all answers to a request. each: answers to a prompt, which is counted once."""
     prompt, written = sum(stats.prompt_tokens for stats in answers[::each]), sum(stats.tokens for stats in answers)
     accepted, proposed = sum(stats.accepted for stats in answers), sum(stats.proposed for stats in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in answers[::each])},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": proposed - accepted,
-            "reasoning_tokens": sum(stats.thought_tokens for stats in answers),
-        },
+    details = {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": proposed - accepted,
+        "reasoning_tokens": sum(stats.thought_tokens for stats in answers),
     }
+    cached = {"cached_tokens": sum(stats.cached_tokens for stats in answers[::each])}
+    return Usage(prompt, written, prompt + written, cached, details)
 
 
-def timings(answers: Sequence[Stats]) -> dict[str, object]:
+def timings(answers: Sequence[Stats]) -> dict[str, float]:
     """Return llama.cpp's figures of the first answer, and how many turns were dropped to make room for it."""
     stats = answers[0]
     seconds = stats.time.total

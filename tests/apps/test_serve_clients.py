@@ -21,13 +21,15 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
+from msgspec import to_builtins
 from openai.types.responses import ResponseUsage
 
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.kept_items import KeptItems
+from edgedecode.apps.serve.replies import Answered
 from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.responses import read_response
-from edgedecode.apps.serve.responses import ResponsesReply
+from edgedecode.apps.serve.responses import OutputMessage, OutputText, ResponsesReply
 from tests.apps.test_serve import Running
 from tests.apps.test_serve_tool_messages import USER, read
 from tests.apps.test_serve_tools import TOOLS
@@ -229,11 +231,11 @@ def test_the_limit_cuts_off_the_last_call_only(*, stream: bool) -> None:
     assert asked.tools is not None
     text, reply, reason = f'{call}\n{call}\n{{"name": "now", "arg', ResponsesReply(asked, "demo"), FinishReason.LENGTH
     if stream:
-        events = reply.ends(0, text, reason, asked.tools.calls(text, ended=True))
+        events = reply.ends(0, Answered(text, reason, Stats(), []))
         items: Any = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     else:
-        items = reply.whole([text], [reason], [Stats()], [[]], [""])["output"]
-    assert [each["status"] for each in items] == ["completed", "completed", "incomplete"]
+        items = reply.whole([Answered(text, reason, Stats(), [])]).output
+    assert [each.status for each in items] == ["completed", "completed", "incomplete"]
 
 
 def test_an_error_in_a_namespace_has_its_place() -> None:
@@ -362,14 +364,18 @@ def test_items_that_should_not_be_stored_are_not(server: Running) -> None:
     assert (status, refused["error"]["param"]) == (400, "input[0]")
 
 
+def message(id: str) -> OutputMessage:
+    return OutputMessage(id, "assistant", "completed", [OutputText("x" * 600, [], [])])
+
+
 def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
     budget, tight = Budget(4 << 20), Budget(1 << 19)
     kept, none = KeptItems(budget), KeptItems(tight)
     for number in range(3000):
-        kept.keep([{"id": f"msg_{number}", "text": "x" * 700}])
-    none.keep([{"id": "msg_0"}])
+        kept.keep([message(f"msg_{number}")])
+    none.keep([message("msg_0")])
     assert (kept.find("msg_0"), none.find("msg_0"), tight.used_nbytes, budget.used_nbytes) == (None, None, 0, 1 << 20)
-    assert kept.find("msg_2999") == {"id": "msg_2999", "text": "x" * 700}
+    assert kept.find("msg_2999") == to_builtins(message("msg_2999"))
     assert 900 < sum(kept.find(f"msg_{number}") is not None for number in range(3000)) < 1100
 
 

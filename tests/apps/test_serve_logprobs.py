@@ -210,4 +210,4 @@ def test_parts_of_a_character_have_exact_bytes_and_one_offset() -> None:
     chat, legacy = chat_form(found), completion_form(found)
     assert chat is not None
     assert legacy is not None
-    assert json.loads(json.dumps(chat))["content"][4]["logprob"] == legacy["token_logprobs"][4] == -9999.0  # type: ignore[index]
+    assert chat.content[4].logprob == legacy.token_logprobs[4] == -9999.0

@@ -18,8 +18,10 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
 import jsonschema_rs
+from msgspec import to_builtins
 
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.replies import tool_call
 from edgedecode.apps.serve.requests.tools import Tools, arguments_fault, read_tools
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, nearest
@@ -236,8 +238,8 @@ def test_arguments_are_checked_against_the_given_schema() -> None:
     assert right.fault is None
     assert wrong.fault is not None
     assert wrong.fault.startswith("arguments.tags: ")
-    assert wrong.as_dict()["schema_error"] == wrong.fault
-    assert "schema_error" not in right.as_dict()
+    assert to_builtins(tool_call(wrong))["schema_error"] == wrong.fault
+    assert "schema_error" not in to_builtins(tool_call(right))
 
 
 def test_a_refusal_names_the_function_the_place_and_the_keyword(server: Running) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -67,12 +66,6 @@ class Call:
     arguments: str
     fault: str | None = None
     cut: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """Return it as OpenAI's replies have it."""
-        function = {"name": self.name, "arguments": self.arguments}
-        fault = {} if self.fault is None else {"schema_error": self.fault}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function, **fault}
 
 
 @dataclass(frozen=True, slots=True)
