@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 from msgspec.json import encode
-from msgspec.structs import asdict
 
 from edgedecode import FinishReason
 from edgedecode.decoding.stats import Stats
@@ -184,7 +183,8 @@ class CompletionsReply:
     def ends(self, number: int, answer: Answered) -> list[Event]:
         """Return the events after an answer: its calls, which were not written, and log probabilities not sent yet."""
         calls = calls_of(self.asked, answer.text)
-        deltas = [{"tool_calls": [{"index": index, **asdict(tool_call(call))}]} for index, call in enumerate(calls)]
+        written = [to_builtins(tool_call(call)) for call in calls]
+        deltas = [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(written)]
         end = self._part(number, {}, _end(answer.reason, calls), logprobs=answer.logprobs)
         return [*(self._part(number, delta) for delta in deltas), end]
 

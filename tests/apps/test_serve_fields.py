@@ -103,7 +103,7 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options needs stream"),
         (CHAT, {"max_completion_tokens": 3}, "max_tokens and max_completion_tokens differ"),
-        (CHAT, {"truncation": "middle"}, "truncation must be auto or disabled"),
+        (CHAT, {"truncation": "middle"}, "truncation must be one of auto, disabled"),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "function", "name": "wether"}}, "names no function"),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "allowed_tools"}}, "names no function"),
         (COMPLETIONS, {"suffix": "the end"}, "suffix is not supported"),

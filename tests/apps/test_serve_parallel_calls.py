@@ -19,9 +19,9 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
 from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.requests.tools import Call, call_text, read_tools
+from edgedecode.apps.serve.requests.tools import Call, call_text
 from tests.apps.test_serve import Running
-from tests.apps.test_serve_tools import QUESTION, TOOLS, check_call
+from tests.apps.test_serve_tools import QUESTION, TOOLS, check_call, offered
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -106,7 +106,7 @@ def test_a_response_has_an_item_for_each_call(server: Running, *, stream: bool) 
 
 
 def test_several_calls_and_their_results_are_read_back_as_they_were_written(server: Running) -> None:
-    tools = read_tools(TOOLS, None, several=True)
+    tools = offered(TOOLS, None, several=True)
     assert tools is not None
     text = "\n".join(map(call_text, CALLS))
     assert list(tools.calls(text)) == CALLS

@@ -20,9 +20,9 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.requests.asked import Asked, read_chat
-from edgedecode.apps.serve.requests.tools import Call, read_tools
+from edgedecode.apps.serve.requests.tools import Call
 from tests.apps.test_serve import Running
-from tests.apps.test_serve_tools import QUESTION, TOOLS, WEATHER
+from tests.apps.test_serve_tools import QUESTION, TOOLS, WEATHER, offered
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -143,7 +143,7 @@ WRITTEN = '{"name": "weather", "arguments": {"city": "Athens", "days": 3}}'
 
 @pytest.mark.parametrize("text", [WRITTEN, WRITTEN.replace(" ", ""), WRITTEN.replace("{", "{\n  ")])
 def test_every_beginning_of_a_call_is_text_or_that_call(text: str) -> None:
-    tools = read_tools(TOOLS, "required")
+    tools = offered(TOOLS, "required")
     assert tools is not None
     seen = set[tuple[Call, ...]]()
     for end in range(1, len(text)):

@@ -22,10 +22,11 @@ from msgspec import to_builtins
 
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.replies import tool_call
-from edgedecode.apps.serve.requests.tools import Tools, arguments_fault, read_tools
+from edgedecode.apps.serve.requests.tools import Tools, arguments_fault
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, nearest
 from tests.apps.test_serve import Running
+from tests.apps.test_serve_tools import offered
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -125,7 +126,7 @@ def ask(server: Running, tools: list[dict[str, Any]], **more: Any) -> tuple[int,
 
 @pytest.mark.parametrize("schema", FOLLOWED, ids=str)
 def test_schemas_that_are_followed_stay_as_they_are(schema: dict[str, Any]) -> None:
-    assert only(read_tools([tool(schema, strict=True)], "required")).changes == ()
+    assert only(offered([tool(schema, strict=True)], "required")).changes == ()
 
 
 @pytest.mark.parametrize(("schema", "place"), LOOSENED, ids=lambda each: str(each)[:60])
@@ -135,7 +136,7 @@ def test_what_cannot_be_followed_is_left_out_and_named(schema: dict[str, Any], p
     assert place in found.changes[0].path + found.changes[0].reason
     assert schema_fault(found.schema) is None
     with pytest.raises(edgedecode.InputError, match=r"^tools\[0\]\.function\.parameters.*strict"):
-        read_tools([tool(schema, strict=True)], None)
+        offered([tool(schema, strict=True)], None)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_an_odd_schema_fails_neither_its_own_nor_another_function(server: Runnin
         status, reply = ask(server, [each], tool_choice="required")
         assert status == 200, (each, reply)
         assert ("tools[0]" in server.note) == any(each["function"]["parameters"] is odd for odd, _ in LOOSENED), each
-    found = only(read_tools([*tools, tool(DEEP, "deep")], "required"))
+    found = only(offered([*tools, tool(DEEP, "deep")], "required"))
     assert schema_fault(json.loads(found.grammar.text)) is None
     assert {change.path.partition(".")[0] for change in found.changes} >= {
         f"tools[{len(FOLLOWED) + number}]" for number in range(len(LOOSENED))
@@ -223,7 +224,7 @@ def test_an_odd_schema_fails_neither_its_own_nor_another_function(server: Runnin
 
 def test_functions_that_are_too_large_together_take_any_object() -> None:
     large = of({f"p{number}": {"type": "string", "enum": [f"v{number}"]} for number in range(300)})
-    found = only(read_tools([tool(large, f"f{number}") for number in range(12)] + [tool(of({"a": TEXT}), "g")], None))
+    found = only(offered([tool(large, f"f{number}") for number in range(12)] + [tool(of({"a": TEXT}), "g")], None))
     assert schema_fault(json.loads(found.grammar.text)) is None
     opened = [each.name for each in found.functions if each.followed == OPEN]
     assert 0 < len(opened) < 12
@@ -232,7 +233,7 @@ def test_functions_that_are_too_large_together_take_any_object() -> None:
 
 def test_arguments_are_checked_against_the_given_schema() -> None:
     schema = of({"tags": {"type": "array", "items": TEXT, "uniqueItems": True}}, "tags")
-    tools = only(read_tools([tool(schema), tool(of({"a": TEXT}), "g")], None))
+    tools = only(offered([tool(schema), tool(of({"a": TEXT}), "g")], None))
     (right,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "b"]}}')
     (wrong,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "a"]}}')
     assert right.fault is None

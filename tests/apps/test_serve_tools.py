@@ -12,6 +12,7 @@ import edgedecode
 from edgedecode import Message, Pair
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.typed_json import typed
 
 pytest.importorskip("openai", reason="the test extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
@@ -21,6 +22,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 import jsonschema
 
 from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.requests.tool_fields import ToolBody
 from edgedecode.apps.serve.requests.tools import Call, Tools, call_text, read_tools
 from tests.apps.test_serve import Running
 
@@ -38,6 +40,13 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
+
+
+def offered(tools: Any, choice: str | None, **options: Any) -> Tools | None:
+    """Read tools as a body has them."""
+    return read_tools(typed(tools, list[ToolBody], "tools"), choice, **options)
+
+
 QUESTION, STORY = "Will it rain in Athens on Monday?", "Tell me a story about a duck."
 
 
@@ -164,7 +173,7 @@ def test_a_stop_string_within_a_call_leaves_its_beginning(server: Running, *, st
 
 def test_a_form_that_begins_as_a_call_does_is_no_call() -> None:
     form: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
-    tools = read_tools([{"type": "function", "function": {"name": "weather"}}], None, form=form)
+    tools = offered([{"type": "function", "function": {"name": "weather"}}], None, form=form)
     assert tools is not None
     for text in ("{", '{"name": "', '{"name": "w', '{"name": "weather"'):
         assert not tools.is_call(text)
@@ -174,7 +183,7 @@ def test_a_form_that_begins_as_a_call_does_is_no_call() -> None:
 
 
 def test_an_undecided_call_after_others_is_left_out() -> None:
-    tools = read_tools(TOOLS, "required", several=True)
+    tools = offered(TOOLS, "required", several=True)
     assert tools is not None
     whole = '{"name": "now", "arguments": {}}'
     assert tools.calls(f'{whole}\n{{"na', ended=True) == tools.calls(whole)
@@ -201,7 +210,7 @@ def test_a_session_answers_a_tools_message(server: Running) -> None:
 
 
 def test_a_call_is_read_back_as_it_was_written() -> None:
-    tools = read_tools(TOOLS, None)
+    tools = offered(TOOLS, None)
     assert isinstance(tools, Tools)
     for text in (
         '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}',
@@ -217,7 +226,7 @@ def test_a_call_is_read_back_as_it_was_written() -> None:
 
 
 def test_the_system_message_describes_the_functions() -> None:
-    tools = read_tools(TOOLS, "required")
+    tools = offered(TOOLS, "required")
     assert tools is not None
     alone = tools.introduced([Message("user", "x")])
     joined = tools.introduced([Message("system", "Be kind."), Message("user", "x")])

@@ -119,32 +119,31 @@ def read_form(body: FormBody) -> Form | None:
     return next(iter(found.values()), None)
 
 
-def read_format(form: FormatBody) -> Form | None:
-    """Return what `response_format` asks for. Raises InputError."""
+def read_format(form: FormatBody, field: str = "response_format") -> Form | None:
+    """Return what the field `response_format`, or another of this name, asks for. Raises InputError."""
     match form.type:
         case "text":
             return None
         case "json_object" | "json_schema":
             schemas = [each for each in (form.schema, _inner(form.json_schema)) if each is not None]
             if len(schemas) > 1 and schemas[0] != schemas[1]:
-                raise InputError("response_format.schema and response_format.json_schema differ: give one of them")
+                raise InputError(f"{field}.schema and {field}.json_schema differ: give one of them")
             if schemas:
-                inside, place = form.json_schema, "response_format.schema"
+                inside, place = form.json_schema, f"{field}.schema"
                 strict = form.strict or (isinstance(inside, dict) and inside.get("strict") is True)
                 if form.schema is None and isinstance(inside, dict):
-                    place = "response_format.json_schema" + (".schema" if "schema" in inside else "")
+                    place = f"{field}.json_schema{'.schema' if 'schema' in inside else ''}"
                 return _of_schema(schemas[0], place, strict=strict)
             if form.type == "json_object":
                 return _JSON_OBJECT
-            raise InputError("response_format.schema is missing: give it there, or as json_schema.schema")
+            raise InputError(f"{field}.schema is missing: give it there, or as json_schema.schema")
         case "regex" if form.pattern:
-            return _of("response_format.pattern", Grammar.of_regex, form.pattern)
+            return _of(f"{field}.pattern", Grammar.of_regex, form.pattern)
         case "grammar" if form.grammar:
-            return _of("response_format.grammar", Grammar.of_rules, form.grammar)
+            return _of(f"{field}.grammar", Grammar.of_rules, form.grammar)
         case "regex" | "grammar":
-            field = "pattern" if form.type == "regex" else "grammar"
-            raise InputError(f"response_format.{field} is missing")
-    raise InputError(f"response_format.type must be one of {', '.join(_TYPES)}, not {form.type[:40]!r}")
+            raise InputError(f"{field}.{'pattern' if form.type == 'regex' else 'grammar'} is missing")
+    raise InputError(f"{field}.type must be one of {', '.join(_TYPES)}, not {form.type[:40]!r}")
 
 
 def _inner(given: dict[str, Any] | bool | None) -> _Schema | None:

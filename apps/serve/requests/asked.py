@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from edgedecode.text.template_switches import EFFORTS
 from edgedecode.typed_json import JsonValue
 
 from .answer_form import Form, FormBody, read_form
-from .chat_messages import MessageBody, read_messages
+from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, one_of, read_object, typed_body
 from .prompts import Prompt, PromptField, read_prompts
 from .sampling import SamplingBody, read_sampling
@@ -34,6 +34,8 @@ Most = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: no limit.")
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
 _NO_LIMIT = 1 << 24
+_UNSTORED = "store was not followed: no answer can be retrieved later"
+_CONTRADICTION = "ignore_eos contradicts a form or tools, with which an answer ends where it is whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,17 @@ class ModelName:
 class Asked:
     """A checked request. messages: all but the last for a chat, whose text is `text`."""
 
-    text: str
-    messages: tuple[Message, ...]
-    chat: bool
     sampling: SamplingOptions
-    max_tokens: int | None
     stop: tuple[str, ...]
     seed: int | None
     answers: int
     """Of all prompts together, those of one prompt after the other."""
     stream: bool
     include_usage: bool
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    chat: bool = False
+    max_tokens: int | None = None
     prompts: tuple[Prompt, ...] = ()
     """What completions continue; of a chat: none."""
     echo: bool = False
@@ -154,6 +156,7 @@ class _Body(FormBody, SamplingBody):
     stream_options: _StreamOptions | None = None
     return_rounds: bool | None = None
     ignore_eos: bool | None = None
+    store: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,44 +194,54 @@ def read_chat(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/chat/completions. defaults: the pack's sampling. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, ChatBody)
-    messages = read_messages(body.messages)
+    check_fields(value, {each.name for each in fields(body)})
+    messages = Conversation(body.messages, [f"messages[{number}]" for number in range(len(body.messages))]).read()
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs needs logprobs: set it to true")
-    last, before, form = messages[-1], tuple(messages[:-1]), read_form(body)
-    asked = _asked(value, body, defaults, form=form, text=last.content, messages=before, chat=True)
-    if body.truncation not in (None, "auto", "disabled"):
-        raise InputError(f"truncation must be auto or disabled, not {body.truncation[:40]!r}")
-    if body.verbosity not in (None, *VERBOSITIES):
-        raise InputError(f"verbosity must be one of {', '.join(VERBOSITIES)}, not {body.verbosity[:40]!r}")
-    if messages[-1].role == "assistant":  # as OpenAI's servers do; some others would continue it
-        asked = replace(
-            asked, notes=(*asked.notes, "the answer is a message after the assistant's, which it does not continue")
-        )
-    if body.reasoning_effort not in (None, "", *EFFORTS):
-        raise InputError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {body.reasoning_effort[:40]!r}")
-    if body.verbosity in ("low", "high"):
-        asked = replace(asked, notes=(*asked.notes, "verbosity was not followed: say in a message how long to answer"))
-    asked = replace(asked, notes=(*left_out(body.tools or []), *asked.notes))
-    asked = replace(asked, truncates=body.truncation == "auto", think=body.reasoning_effort or "")
-    asked = replace(asked, template_arguments=body.chat_template_kwargs or {})
-    asked = replace(asked, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    schema = None if form is None else form.schema
-    tools = read_tools(
-        value.get("tools"), value.get("tool_choice"), several=bool(body.parallel_tool_calls), form=schema
+    check_choice("verbosity", body.verbosity, VERBOSITIES)
+    check_choice("reasoning_effort", body.reasoning_effort, EFFORTS)
+    asked = asked_chat(body, defaults, messages=messages, form=read_form(body))
+    return replace(asked, max_tokens=_most(body, least=1))
+
+
+def asked_chat(body: ChatBody, defaults: SamplingOptions, *, messages: Sequence[Message], form: Form | None) -> Asked:
+    """Return the request of a chat. messages, form: read from its body. Raises InputError."""
+    last, before = messages[-1], tuple(messages[:-1])
+    if body.ignore_eos and body.tools:
+        raise InputError(_CONTRADICTION)
+    check_choice("truncation", body.truncation, ("auto", "disabled"))
+    asked = replace(
+        _asked(body, defaults, form=form),
+        text=last.content,
+        role=last.role,
+        messages=before,
+        chat=True,
+        truncates=body.truncation == "auto",
+        think=body.reasoning_effort or "",
+        template_arguments=body.chat_template_kwargs or {},
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    notes = [*left_out(body.tools or []), *asked.notes]
+    if last.role == "assistant":  # as OpenAI's servers do; some others would continue it
+        notes.append("the answer is a message after the assistant's, which it does not continue")
+    if body.verbosity in ("low", "high"):
+        notes.append("verbosity was not followed: say in a message how long to answer")
+    schema = None if form is None else form.schema
+    tools = read_tools(body.tools or [], body.tool_choice, several=bool(body.parallel_tool_calls), form=schema)
     if tools is None:
-        return replace(asked, role=last.role)
+        return replace(asked, notes=tuple(notes))
     if form is not None and schema is None:
         raise InputError("tools go with a JSON Schema only, not with a regular expression, choices or a grammar")
-    notes = (*asked.notes, *map(str, tools.changes))
-    asked = replace(asked, role=last.role, grammar=tools.grammar, tools=tools, notes=notes)
-    return replace(asked, messages=tools.introduced(before))
+    notes += map(str, tools.changes)
+    return replace(asked, grammar=tools.grammar, tools=tools, messages=tools.introduced(before), notes=tuple(notes))
 
 
 def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
     """Read a body of /v1/completions. Raises InputError."""
     value = read_object(data)
     body = typed_body(value, CompletionBody)
+    if value.get("tools") not in (None, []):
+        raise InputError("tools belong to chat completions: leave them out")
     if body.echo and body.return_rounds:
         raise InputError("return_rounds reports how answers are made, and echo is none: leave one of them out")
     prompts = read_prompts(body.prompt)
@@ -236,60 +249,57 @@ def read_completion(data: bytes, defaults: SamplingOptions) -> Asked:
         raise InputError("best_of is not supported by this server: leave it out, or give the same number as n")
     if value.get("top_logprobs"):
         raise InputError("top_logprobs belongs to chat completions: give the number as logprobs")
-    asked = _asked(value, body, defaults, form=read_form(body))
-    asked = replace(asked, prompts=prompts, answers=asked.answers * len(prompts), echo=bool(body.echo))
-    return replace(asked, top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs))
+    check_fields(value, {*(each.name for each in fields(body)), "tools"})
+    asked = _asked(body, defaults, form=read_form(body))
+    return replace(
+        asked,
+        prompts=prompts,
+        answers=asked.answers * len(prompts),
+        echo=bool(body.echo),
+        max_tokens=_most(body, least=0),
+        top_logprobs=None if body.logprobs is False or body.logprobs is None else int(body.logprobs),
+    )
 
 
-def _asked(
-    value: Mapping[str, JsonValue],
-    body: _Body,
-    defaults: SamplingOptions,
-    *,
-    form: Form | None,
-    text: str = "",
-    messages: tuple[Message, ...] = (),
-    chat: bool = False,
-) -> Asked:
-    if not chat and value.get("tools") not in (None, []):
-        raise InputError("tools belong to chat completions: leave them out")
-    check_fields(value, {each.name for each in fields(body)} | {"tools"})
+def _asked(body: _Body, defaults: SamplingOptions, *, form: Form | None) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise InputError("stream_options needs stream: set it to true")
-    if body.ignore_eos and (form is not None or value.get("tools")):
-        raise InputError("ignore_eos contradicts a form or tools, with which an answer ends where it is whole")
+    if body.ignore_eos and form is not None:
+        raise InputError(_CONTRADICTION)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.return_rounds and not body.stream:
         raise InputError("return_rounds reports in a stream: set stream to true")
     return Asked(
         name=body.model or "",
-        text=text,
-        messages=messages,
-        chat=chat,
         sampling=read_sampling(body, defaults),
-        max_tokens=_limit(body, least=1 if chat else 0),
         stop=tuple(each for each in stop if each),
         seed=body.seed,
         answers=body.n or 1,
         stream=bool(body.stream),
         rounds=bool(body.return_rounds),
         grammar=None if form is None else form.grammar,
-        notes=(
-            *(("store was not followed: no answer can be retrieved later",) if value.get("store") else ()),
-            *(form.notes if form else ()),
-        ),
+        notes=(*([_UNSTORED] if body.store else []), *(form.notes if form else ())),
         ignore_eos=bool(body.ignore_eos),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
 
 
-def _limit(body: _Body, *, least: int) -> int | None:
+def check_choice(name: str, given: str | None, choices: Sequence[str]) -> None:
+    """Raise InputError unless a field has one of these values, or none."""
+    if given and given not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {given[:40]!r}")
+
+
+def _most(body: _Body, *, least: int) -> int | None:
     """Return the most tokens of an answer; None: the pack's default. Raises InputError."""
     given = {name: most for name in _LIMITS if (most := getattr(body, name)) is not None}
     if len({*given.values()}) > 1:
         raise InputError(f"{' and '.join(given)} differ: give one of them")
-    for name, most in given.items():
-        if 0 <= most < least:
-            raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
-        return min(most, _NO_LIMIT) if most >= 0 else _NO_LIMIT
-    return None
+    return next((most_tokens(name, most, least=least) for name, most in given.items()), None)
+
+
+def most_tokens(name: str, most: int, *, least: int) -> int:
+    """Return the most tokens of an answer that a field of this name gives. Raises InputError."""
+    if 0 <= most < least:
+        raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
+    return min(most, _NO_LIMIT) if most >= 0 else _NO_LIMIT

@@ -52,52 +52,59 @@ class MessageBody:
     function_call: Annotated[None, Meta(description="The older form of tool_calls is not offered.")] = None
 
 
-def read_messages(bodies: Sequence[MessageBody]) -> list[Message]:
-    """Return the messages, with the results of calls in the order of the calls. Raises InputError."""
-    messages = [_message(body, f"messages[{number}]") for number, body in enumerate(bodies)]
-    caller = 0
-    while caller < len(bodies):
-        end = next((each for each in range(caller + 1, len(bodies)) if bodies[each].role != "tool"), len(bodies))
-        first = caller if bodies[caller].role == "tool" else caller + 1  # a conversation may begin with a result
-        messages[first:end] = [messages[place] for place in _in_order(bodies, caller, range(first, end))]
-        caller = end
-    return messages
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of a body. For errors: where each is in the body, and what `tool_call_id` is called there."""
 
+    bodies: Sequence[MessageBody]
+    places: Sequence[str]
+    id_field: str = "tool_call_id"
 
-def _in_order(bodies: Sequence[MessageBody], caller: int, results: Sequence[int]) -> list[int]:
-    """Return the places of results in the order of the calls that they answer. Raises InputError."""
-    calls = bodies[caller].tool_calls or []
-    ids = [call.id for call in calls if call.id]
-    if len({*ids}) < len(ids):
-        raise InputError(f"messages[{caller}].tool_calls has two calls of one id")
-    answers: dict[int, int] = {}
-    for number in results:
-        place = _answered(bodies[number], number, calls, caller)
-        if place in answers:
-            raise InputError(f"messages[{number}].tool_call_id: messages[{answers[place]}] is the result of that call")
-        answers[place] = number
-    missing = [place for place in range(len(calls)) if place not in answers]
-    if answers and missing:
-        raise InputError(f"messages[{caller}].tool_calls[{missing[0]}] has no result, and others have")
-    return [answers[place] for place in sorted(answers)]
+    def read(self) -> list[Message]:
+        """Return the messages, with the results of calls in the order of the calls. Raises InputError."""
+        bodies, caller = self.bodies, 0
+        messages = [_message(body, place) for body, place in zip(bodies, self.places, strict=True)]
+        while caller < len(bodies):
+            end = next((each for each in range(caller + 1, len(bodies)) if bodies[each].role != "tool"), len(bodies))
+            first = caller if bodies[caller].role == "tool" else caller + 1  # a conversation may begin with a result
+            messages[first:end] = [messages[place] for place in self._in_order(caller, range(first, end))]
+            caller = end
+        return messages
 
+    def _in_order(self, caller: int, results: Sequence[int]) -> list[int]:
+        """Return the numbers of results in the order of the calls that they answer. Raises InputError."""
+        calls, place = self.bodies[caller].tool_calls or [], self.places[caller]
+        ids = [call.id for call in calls if call.id]
+        if len({*ids}) < len(ids):
+            raise InputError(f"{place}.tool_calls has two calls of one id")
+        answers: dict[int, int] = {}
+        for number in results:
+            answered = self._answered(number, caller, calls)
+            if answered in answers:
+                other = self.places[answers[answered]]
+                raise InputError(f"{self.places[number]}.{self.id_field}: {other} is the result of that call")
+            answers[answered] = number
+        missing = [each for each in range(len(calls)) if each not in answers]
+        if answers and missing:
+            raise InputError(f"{place}.tool_calls[{missing[0]}] has no result, and others have")
+        return [answers[each] for each in sorted(answers)]
 
-def _answered(result: MessageBody, number: int, calls: Sequence[_Call], caller: int) -> int:
-    """Return which of the calls a result answers; where there are none, its own number. Raises InputError."""
-    id, place = result.tool_call_id, number
-    if id:
-        known = {call.id: place for place, call in enumerate(calls)}
-        if id not in known:
-            why = f"messages[{caller}] has no" if caller < number else "nothing before it has a"
-            raise InputError(f"messages[{number}].tool_call_id: {why} call {id[:80]!r}")
-        place = known[id]
-    elif len(calls) > 1:
-        raise InputError(f"messages[{number}].tool_call_id is missing: messages[{caller}] makes {len(calls)} calls")
-    elif calls:
-        place = 0
-    if calls and result.name and result.name != (name := calls[place].function.name):
-        raise InputError(f"messages[{number}].name: that call is one of {name[:64]!r}")
-    return place
+    def _answered(self, number: int, caller: int, calls: Sequence[_Call]) -> int:
+        """Return which of the calls a result answers; where there are none, its own number. Raises InputError."""
+        result, place, answered = self.bodies[number], self.places[number], number
+        if id := result.tool_call_id:
+            known = {call.id: each for each, call in enumerate(calls)}
+            if id not in known:
+                why = f"{self.places[caller]} has no" if caller < number else "nothing before it has a"
+                raise InputError(f"{place}.{self.id_field}: {why} call {id[:80]!r}")
+            answered = known[id]
+        elif len(calls) > 1:
+            raise InputError(f"{place}.{self.id_field} is missing: {self.places[caller]} makes {len(calls)} calls")
+        elif calls:
+            answered = 0
+        if calls and result.name and result.name != (name := calls[answered].function.name):
+            raise InputError(f"{place}.name: that call is one of {name[:64]!r}")
+        return answered
 
 
 def _message(message: MessageBody, place: str) -> Message:

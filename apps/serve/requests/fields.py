@@ -21,7 +21,6 @@ _MOST_LEVELS = 200
 NO_EFFECT = (
     *("user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "guided_decoding_backend"),  # there is one of each
-    "store",
     *("cache_prompt", "id_slot", "priority", "request_id"),  # llama.cpp's and vLLM's: every prompt is cached
     "prediction",  # drafts come from the prompt too
     "max_tool_calls",  # of tools that a server runs itself

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeAlias
@@ -12,10 +11,23 @@ from msgspec import Meta
 
 from edgedecode import InputError, SamplingOptions
 from edgedecode.sampling.log_probabilities import MOST_TOP_LOGPROBS
-from edgedecode.typed_json import JsonValue
+from edgedecode.text.template_switches import EFFORTS
+from edgedecode.typed_json import JsonValue, typed
 
-from .answer_form import FormatBody
-from .asked import TRUNCATION, VERBOSITIES, Asked, Most, Seed, Stop, read_chat
+from .answer_form import FormatBody, read_format
+from .asked import (
+    TRUNCATION,
+    VERBOSITIES,
+    Asked,
+    ChatBody,
+    Most,
+    Seed,
+    Stop,
+    asked_chat,
+    check_choice,
+    most_tokens,
+)
+from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, one_of, read_object, typed_body
 from .sampling import SamplingBody
 from .tool_fields import CHOICES, ChoiceBody, ToolBody
@@ -44,7 +56,6 @@ _LEFT_OUT = (
 """Items of the input that other servers and clients made for themselves: no chat template has a place for them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _Find: TypeAlias = Callable[[str], dict[str, Any] | None]
-_PLACES = re.compile(r"\bmessages\b(?:\[(\d+)\])?")
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (),
     "conversation": (),
@@ -83,13 +94,14 @@ class _Reasoning:
 class ResponseBody(SamplingBody):
     """The body of /v1/responses. input: a text, or messages, calls and their outputs."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=10_000)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Most | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
+    store: Annotated[bool, Meta(description="false: no later request refers to the answer's items.")] | None = None
     stream: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
@@ -114,23 +126,22 @@ def read_response(data: bytes, defaults: SamplingOptions, *, find: _Find = lambd
         )
     given = body.input if isinstance(body.input, str) else _resolved(body.input, find)
     check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
-    chat: dict[str, JsonValue] = {name: value[name] for name in _SAME if name in value}
-    chat["logprobs"] = _includes_logprobs(body.include or [])
-    if body.top_logprobs and not chat["logprobs"]:
+    logprobs = _includes_logprobs(body.include or [])
+    if body.top_logprobs and not logprobs:
         raise InputError(f"top_logprobs needs include: give [{_LOGPROBS!r}]")
-    chat["messages"], places = _messages(body.instructions, given)
-    chat["max_tokens"] = body.max_output_tokens
-    chat["verbosity"] = None if body.text is None else body.text.verbosity
-    chat["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
-    chat["response_format"] = text.get("format") if isinstance(text := value.get("text"), dict) else None
-    try:
-        asked = read_chat(json.dumps(chat).encode(), defaults)
-    except InputError as error:
-        raise InputError(_renamed(str(error), places)) from None
+    text, effort = body.text or _Text(), (body.reasoning or _Reasoning()).effort
+    check_choice("text.verbosity", text.verbosity, VERBOSITIES)
+    check_choice("reasoning.effort", effort, EFFORTS)
+    conversation = _conversation(body.instructions, given)
+    same: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {"verbosity": text.verbosity}
+    chat = ChatBody(messages=[*conversation.bodies], logprobs=logprobs, reasoning_effort=effort, **same)
+    form = None if text.format is None else read_format(text.format, "text.format")
+    asked = asked_chat(chat, defaults, messages=conversation.read(), form=form)
+    if body.max_output_tokens is not None:
+        asked = replace(asked, max_tokens=most_tokens("max_output_tokens", body.max_output_tokens, least=1))
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
     echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
-    asked = replace(asked, echoed=echoed, stored=value.get("store") is not False)
-    return replace(asked, notes=(*asked.notes, *_left_out(given)))
+    return replace(asked, echoed=echoed, stored=body.store is not False, notes=(*asked.notes, *_left_out(given)))
 
 
 def _resolved(items: Sequence[dict[str, Any]], find: _Find) -> list[dict[str, Any]]:
@@ -158,23 +169,6 @@ def _own_form(given: JsonValue) -> JsonValue:
     return given["type"] if isinstance(given, dict) and given.get("type") in CHOICES else given
 
 
-def _renamed(message: str, numbers: Sequence[int]) -> str:
-    """Return a chat's error with the names of this body. numbers: where each message of the chat is in it."""
-
-    def named(found: re.Match[str]) -> str:
-        return "input" if found[1] is None else f"input[{numbers[int(found[1])]}]"
-
-    for name, own in (
-        ("response_format", "text.format"),
-        ("max_tokens", "max_output_tokens"),
-        ("tool_call_id", "call_id"),
-        ("reasoning_effort", "reasoning.effort"),
-    ):
-        message = message.replace(name, own)
-    message = re.sub(r"^verbosity", "text.verbosity", message)
-    return _PLACES.sub(named, message)
-
-
 def _left_out(given: str | list[dict[str, Any]]) -> list[str]:
     """Return a note about the items that no chat has a place for, if there are any."""
     kinds = {item["type"] for item in given if isinstance(item, dict) and item.get("type") in _LEFT_OUT}
@@ -188,10 +182,10 @@ def _includes_logprobs(include: Sequence[str]) -> bool:
     return _LOGPROBS in include
 
 
-def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tuple[list[JsonValue], list[int]]:
-    """Return the messages of a chat, and the first item of the input that each is made of."""
+def _conversation(instructions: str | None, given: str | list[dict[str, Any]]) -> Conversation:
+    """Return the messages of a chat, each with the place of the first item of the input that it is made of."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    found: list[JsonValue] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    found: list[Any] = [] if instructions is None else [{"role": "system", "content": instructions}]
     numbers, calls = [0] * len(found), list[JsonValue]()
     for number, item in enumerate(items):
         kind = item.get("type") or "message"
@@ -214,7 +208,14 @@ def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> tu
             case other:
                 raise InputError(f"input[{number}] is of type {str(other)[:40]!r}: this server reads text and calls")
         numbers += [number] * (len(found) - len(numbers))
-    return found, numbers
+    if not found:
+        raise InputError("input has no message: give one at least")
+    places = [f"input[{number}]" for number in numbers]
+    try:
+        bodies = [typed(message, MessageBody, place) for message, place in zip(found, places, strict=True)]
+    except ValueError as error:
+        raise InputError(str(error)[:300]) from None
+    return Conversation(bodies, places, "call_id")
 
 
 def _after_call(messages: Sequence[Any], id: JsonValue) -> int:

@@ -18,7 +18,7 @@ from edgedecode.structured.grammar import Grammar, is_text
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, Change, in_json_schema, nearest
 from edgedecode.structured.one_schema import SCALARS
-from edgedecode.typed_json import JsonValue, typed
+from edgedecode.typed_json import JsonValue
 
 from .tool_fields import CHOICES, ChoiceBody, Tool, ToolBody, offered_functions
 
@@ -245,17 +245,16 @@ def _spelled(value: JsonValue) -> str:
 
 
 def read_tools(
-    given: JsonValue, choice: JsonValue, *, several: bool = False, form: dict[str, JsonValue] | None = None
+    tools: Sequence[ToolBody],
+    asked: str | ChoiceBody | None,
+    *,
+    several: bool = False,
+    form: dict[str, JsonValue] | None = None,
 ) -> Tools | None:
     """Read the fields `tools` and `tool_choice`; None: nothing may be called. Raises InputError.
 
     several: an answer may make several calls. form: as in `Tools`.
     """
-    try:
-        tools = typed(given, list[ToolBody], "tools") if given is not None else []
-        asked = choice if choice is None or isinstance(choice, str) else typed(choice, ChoiceBody, "tool_choice")
-    except ValueError as error:
-        raise InputError(str(error)[:300]) from None
     if isinstance(asked, ChoiceBody) and asked.type in CHOICES and asked.function is None:
         asked = asked.type
     offered = [*offered_functions(tools)]
