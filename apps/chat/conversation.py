@@ -131,7 +131,7 @@ class Conversation:
 
     def _prepare(self) -> None:
         """Use the time in which the user reads and types; the next message stops it."""
-        with suppress(EdgeDecodeError):  # the next answer meets it again
+        with suppress(EdgeDecodeError):  # the next answer reports the same error
             self.session.prepare()
 
     def answer(self, prompt: str | Message) -> None:

@@ -79,7 +79,7 @@ class ServeCommand:
             type=positive_count,
             default=64,
             metavar="N",
-            help="requests that wait (default: %(default)s)",
+            help="most requests that wait (default: %(default)s)",
         )
         add_pack_options(parser)
         if self._opens:

@@ -1,4 +1,4 @@
-"""What every request passes first: the Host header, the key, the size of the body, and time to send it."""
+"""Checks that run before every request: the Host header, the key, the size of the body, and time to send it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Metrics:
 class Counting:
     """ASGI middleware that counts every reply, with those of the guards.
 
-    paths: known ones. All others are counted as one: strangers could fill the memory with names.
+    paths: known ones. All others are counted as one: clients could otherwise add labels without bound.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Collection[str]) -> None:

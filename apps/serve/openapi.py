@@ -24,7 +24,7 @@ _REPLIES = (Error, Health, Models, Model, ChatCompletion, Completion, Response)
 _GUARDS = {
     400: "The client went away, or the body is wrong.",
     401: "The API key is missing or wrong.",
-    403: "The request is another web page's, which --allow-origin does not name.",
+    403: "The request comes from another origin, which --allow-origin does not name.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     421: "The Host header names another server.",

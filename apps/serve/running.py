@@ -322,7 +322,7 @@ def _reset(session: Session, asked: Asked) -> Session:
     try:
         session.reset(asked.messages)
     except BaseException:
-        session.close()  # nobody else knows it any more
+        session.close()  # no other code has a reference
         raise
     return session
 

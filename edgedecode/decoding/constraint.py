@@ -10,7 +10,7 @@ from edgedecode.arrays import FloatArray
 from .drafts import EMPTY_DRAFT, Draft
 
 FORCED = "forced"
-"""The source of tokens that a constraint leaves no choice about."""
+"""The source of tokens that a constraint forces."""
 MOST_FORCED = 16
 """Most forced tokens of a round."""
 

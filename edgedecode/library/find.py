@@ -109,7 +109,7 @@ def _by_name(name: str | Path) -> tuple[Path, str]:
         return one_of(name, found).path, found[0].name
     near = near_names(name, models)
     hint = f"did you mean {' or '.join(near)}?" if near else "`edgedecode list` lists the models on this machine"
-    raise ManifestError(f"{missing} and no model {name!r}, and it is no hub id (owner/name): {hint}")
+    raise ManifestError(f"{missing} and no model {name!r}, and it is not a hub id (owner/name): {hint}")
 
 
 def _is_model_file(path: Path) -> bool:

@@ -20,7 +20,7 @@ BUNDLED = "demo"
 MODEL_FILES = (".gguf", ".onnx", ".safetensors")
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:\w[\w.-]*|(/\w[\w.-]*)+\.gguf)?")
 _PATH = re.compile(r"(\.\.?|~|[A-Za-z]:)[/\\]|/[^/\s]+/")
-"""How a path begins that is no hub id. One slash alone begins a command of a chat."""
+"""How a path begins that is not a hub id. One slash alone begins a command of a chat."""
 _FOLDERS = re.compile(r"\S*/(\S+/\S*)?")
 """A path of several folders, or one that a shell completed."""
 _SIZED = re.compile(r"[A-Za-z][\w.-]*(:latest|[:-]\d+(\.\d+)?[bm]\b[\w.-]*)", re.IGNORECASE)

@@ -90,7 +90,7 @@ def release_pages() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have the C library return what threads free, for a process with many of them; for its rest.
+    """Tune glibc so that memory freed by threads returns to the system, for the rest of the process.
 
     glibc gives each thread an arena of its own, and keeps freed blocks of up to 32 MB in it: a server held 325 MB where
     230 MB were leased, and 158 MB with this.

@@ -1,4 +1,4 @@
-"""What an answer has to follow."""
+"""Grammars that an answer must match."""
 
 from __future__ import annotations
 

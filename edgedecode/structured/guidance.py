@@ -23,7 +23,7 @@ from .grammar import Grammar, GrammarKind
 from .schema_check import checked_schema
 
 Untyped = Any
-"""llguidance's objects, which have no types that hold."""
+"""llguidance's objects; its type stubs are incomplete."""
 _BITS = 32
 _FIXED_NBYTES, _TOKEN_NBYTES = 4 << 20, 1100
 _COMPILED_NBYTES, _CHARACTER_NBYTES = 1 << 20, 128

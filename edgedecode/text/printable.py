@@ -63,7 +63,7 @@ def file_bytes(path: Path) -> bytes:
 
 @cache
 def piped_bytes(path: Path) -> bytes:
-    """Read what is no regular file. The command line clears the cache when it begins."""
+    """Read what is not a regular file. The command line clears the cache when it begins."""
     return _read(path)
 
 

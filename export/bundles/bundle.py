@@ -1,4 +1,4 @@
-"""The format of a bundle: `bundle.json`, which says all that an app needs, and SHA256SUMS over every file."""
+"""The format of a bundle: `bundle.json`, which contains everything an app needs, and SHA256SUMS over every file."""
 
 from __future__ import annotations
 

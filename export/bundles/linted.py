@@ -54,7 +54,7 @@ class LintedBundle:
         return (self.root / name).is_file() and not any((self.root / part).is_symlink() for part in parts)
 
     def text(self, name: str) -> str:
-        """Return a file's text; empty if it cannot be read, is no ordinary file, or is too large."""
+        """Return a file's text; empty if it cannot be read, is not a regular file, or is too large."""
         path = self.root / name
         try:
             if not self.is_ordinary(name) or path.stat().st_size > _MOST_NBYTES:

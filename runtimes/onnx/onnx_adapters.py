@@ -1,4 +1,4 @@
-"""The adapters a model holds, as the values its graph takes: two matrices a product.
+"""The adapters of a model as inputs of its graph: two matrices per product.
 
 The engine's own adapter support is ignored by passes that run on a binding, so the matrices are bound as inputs.
 """

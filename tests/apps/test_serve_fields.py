@@ -107,7 +107,7 @@ def test_half_a_surrogate_pair_is_refused(schema: dict[str, Any], server: Runnin
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "function", "name": "wether"}}, "names no function"),
         (CHAT, {"tools": [tool(WEATHER)], "tool_choice": {"type": "allowed_tools"}}, "names no function"),
         (COMPLETIONS, {"suffix": "the end"}, "suffix is not supported"),
-        (COMPLETIONS, {"messages": []}, "'messages' is no field"),
+        (COMPLETIONS, {"messages": []}, "unknown field 'messages'"),
         (RESPONSES, {"n": 2}, "n is not supported"),
         (RESPONSES, {"max_tokens": 3}, "max_tokens is not supported"),
         (RESPONSES, {"response_format": form({})}, "response_format is not supported"),

@@ -147,7 +147,7 @@ def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, capsys: pytest
         "`edgedecode export` or `edgedecode import`)\n"
     )
     assert main(["show", "no/such/pack"]) == 1
-    assert "it is no hub id" in capsys.readouterr().err
+    assert "it is not a hub id" in capsys.readouterr().err
 
 
 def test_show_prints_and_verifies_weights_outside_the_pack(

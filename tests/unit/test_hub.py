@@ -65,7 +65,7 @@ def test_find_pack_returns_an_existing_folder(tmp_path: Path, downloads: Hub, mo
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "./folder", "a/b/c", "", "ow ner/name", "a\0b"])
 def test_find_pack_refuses_a_name_that_is_neither_folder_nor_hub_id(name: str, downloads: Hub) -> None:
-    other = "folder '[^']*'$" if name.startswith(("/", ".")) else "folder and no model '[^']*', and it is no hub id"
+    other = "folder '[^']*'$" if name.startswith(("/", ".")) else "folder and no model '[^']*', and it is not a hub id"
     message = f"there is no {other}" if name else "the name of the pack is empty"
     with pytest.raises(ManifestError, match=message) as refusal:
         find_pack(name)

@@ -83,7 +83,7 @@ class Asked:
     grammar: Grammar | None = None
     tools: Tools | None = None
     role: str = "user"
-    """Whose the text is."""
+    """Role of the text's author."""
     name: str = ""
     """`model` as it was given, or empty."""
     model: ModelName = ModelName("")

@@ -53,7 +53,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "continue_final_message"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
 }
-"""Fields that this server does not offer, with the values that mean nothing, besides null."""
+"""Fields that this server does not offer, with their neutral values, which are accepted like null."""
 
 
 def one_of(*values: str) -> Meta:
@@ -73,7 +73,7 @@ def check_fields(
         if name not in unsupported:
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else "leave it out"
-            raise InputError(f"{name[:80]!r} is no field that this server knows: {hint}")
+            raise InputError(f"unknown field {name[:80]!r}: {hint}")
         if (type(each), each) not in [(type(same), same) for same in unsupported[name]]:  # True == 1
             raise InputError(f"{name} is not supported by this server: leave it out")
 

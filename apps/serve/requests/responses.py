@@ -68,7 +68,7 @@ UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "response_format": (),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),  # it is padding
 }
-"""Fields that would change the answer, or need a store, with the values that mean nothing."""
+"""Fields that would change the answer, or need a store, with their neutral values, which are accepted."""
 _ECHOED = (
     *("instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"),
     *("top_logprobs", "truncation"),
