@@ -23,6 +23,7 @@ import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
+from edgedecode.structured.guidance import GrammarFailed
 
 from .guards import CORS, Guards, JsonResponse, error_response
 from .kept_items import KeptItems
@@ -357,7 +358,7 @@ def _refused(error: EdgeDecodeError) -> Response:
     message = " ".join(str(error).split())
     if isinstance(error, Busy):
         return error_response(503, message, kind="server_error", code="busy")
-    if isinstance(error, _AnswerFailed):
+    if isinstance(error, _AnswerFailed | GrammarFailed):
         return error_response(500, message, kind="server_error")
     if isinstance(error, ContextExceeded):
         return error_response(400, message, code="context_length_exceeded")

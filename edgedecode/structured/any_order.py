@@ -58,7 +58,7 @@ def any_order(schema: _Schema, spelling: Spelling) -> list[str]:
         start = rules.rule(schema)
     except RecursionError:  # values may be nested more deeply than schemas
         return []
-    needed = rules.used and rules.referring <= _REFERRING
+    needed = rules.used and rules.referring <= _REFERRING and not (rules.alike and rules.skips)
     return [f"json: {start}", *rules.lines, *spelling.rules] if needed else []
 
 
@@ -69,6 +69,10 @@ class _Rules:
         self.lines: list[str] = []
         self.used = False
         """Whether they say anything that llguidance would not."""
+        self.alike = False
+        """Whether two options may begin alike."""
+        self.skips = False
+        """Whether a part that llguidance compiles has gaps. Where another option is alike, it panics there (1.9.1)."""
         self.referring = 0
 
     def rule(self, schema: JsonValue) -> str:
@@ -87,6 +91,7 @@ class _Rules:
             self.used |= len(literals) > 1
             return " | ".join(literals)
         if parts := options(own, self._root):
+            self.alike |= _alike(parts)
             return " | ".join(map(self.rule, parts))
         found, kind = None, own.get("type")
         if own.keys() == {"type"} and isinstance(kind, str) and kind in _NUMBERS:
@@ -207,7 +212,15 @@ class _Rules:
         options = dict(self._spelling.options)
         if _is_scalar(schema) and options.pop("whitespace_pattern", None):
             options["whitespace_flexible"] = False
+        self.skips |= "whitespace_pattern" in options
         return f"%json {json.dumps({**part, 'x-guidance': options})}"
+
+
+def _alike(parts: Sequence[JsonValue]) -> bool:
+    """Return whether two of these schemas may describe objects, or two of them lists."""
+    kinds = [each.get("type") if isinstance(each, dict) else None for each in parts]
+    left = [kind for kind, each in zip(kinds, parts, strict=True) if not isinstance(each, dict) or not _is_scalar(each)]
+    return len(left) > 1 and sorted(map(str, left)) != ["array", "object"]
 
 
 def _is_scalar(schema: _Schema) -> bool:

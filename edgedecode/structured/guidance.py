@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -63,6 +63,10 @@ _LIMITS = {
 """Of compiling, and of each token's mask. The others are the library's: 50,000 Earley items and 2,000 in a row."""
 
 
+class GrammarFailed(CapabilityError):
+    """The engine of grammars failed in the middle of an answer, which is no fault of the request."""
+
+
 class GrammarTokens:
     """A model's tokens as llguidance needs them, and the last grammars; takes a second for 250,000 tokens.
 
@@ -82,12 +86,12 @@ class GrammarTokens:
 
     def constraint(self, grammar: Grammar) -> GuidanceConstraint:
         """Return what a grammar allows. Raises as `compile`."""
-        return self._constraint(self.compile(grammar))
+        return self._constraint(lambda: self.compile(grammar), failed=lambda: self._kept.pop(grammar, None))
 
-    def _constraint(self, matchers: Sequence[Untyped]) -> GuidanceConstraint:
-        return GuidanceConstraint(
-            [each.deep_copy() for each in matchers], self._tokens, rows=self._rows, ends=self._ends
-        )
+    def _constraint(
+        self, compiled: Callable[[], Sequence[Untyped]], failed: Callable[[], object] = lambda: None
+    ) -> GuidanceConstraint:
+        return GuidanceConstraint(compiled, self._tokens, rows=self._rows, ends=self._ends, failed=failed)
 
     def compile(self, grammar: Grammar) -> tuple[Untyped, ...]:
         """Compile a grammar and try its first token, in up to half a second; keep the last few, which requests repeat.
@@ -114,17 +118,18 @@ class GrammarTokens:
                 grammar,
                 self._engine.LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=dict(_USUAL.options)),
             )
-        spellings = _USUAL, _OTHER
-        if all(rules := [any_order(schema, each) for each in spellings]):
+        whole = [self._whole(grammar, schema, each) for each in (_USUAL, _OTHER)]
+        if any(rules := [any_order(schema, each) for each in (_USUAL, _OTHER)]):
             with suppress(InputError):  # larger than the library's own
                 lark = self._engine.LLMatcher.grammar_from_lark
-                return self._tried(grammar, [lark(_rules(grammar, each)) for each in rules])
-        return self._tried(grammar, [self._whole(grammar, schema, each) for each in spellings])
+                parts = zip(rules, whole, strict=True)
+                return self._tried(grammar, [lark(_rules(grammar, own)) if own else other for own, other in parts])
+        return self._tried(grammar, whole)
 
     def _tried(self, grammar: Grammar, sources: Sequence[str]) -> tuple[Untyped, ...]:
         matchers = tuple(self._matcher(grammar, source) for source in sources)
         try:
-            _try(self._constraint(matchers))
+            _try(self._constraint(lambda: matchers))
         except CapabilityError as error:
             raise _refused(grammar, str(error)) from None
         return matchers
@@ -193,19 +198,30 @@ def compiled_nbytes(grammar: Grammar) -> int:
 class GuidanceConstraint:
     """Implements `Constraint` with llguidance's matchers, which are advanced as the round's tokens are drawn.
 
-    matchers: one for each spelling of the same answers, the preferred one first. The answer's first separator decides:
-    the preferred one alone goes on if it allows it, since one spelling forces tokens that several leave open.
+    compiled: returns one for each spelling of the same answers, the preferred one first. The answer's first separator
+    decides: the preferred one alone goes on if it allows it, since one spelling forces tokens that several leave open.
+    failed: called when one has failed, since a panic breaks all copies of it. Every method may raise GrammarFailed.
     """
 
-    def __init__(self, matchers: Sequence[Untyped], tokens: Untyped, *, rows: int, ends: Collection[int]) -> None:
-        self._matchers, self._tokens, self._rows, self._ends = matchers, tokens, rows, frozenset(ends)
-        self._mask = np.zeros(-(-rows // _BITS), np.int32)
+    def __init__(
+        self,
+        compiled: Callable[[], Sequence[Untyped]],
+        tokens: Untyped,
+        *,
+        rows: int,
+        ends: Collection[int],
+        failed: Callable[[], object],
+    ) -> None:
+        self._compiled, self._failed = compiled, failed
+        self._tokens, self._rows, self._ends = tokens, rows, frozenset(ends)
+        self._matchers: list[Untyped] = []
         self.begin()
 
     def begin(self) -> None:
-        """Start a new answer."""
+        """Start a new answer, with new matchers if one has failed."""
+        self._matchers = self._matchers or [each.deep_copy() for each in self._compiled()]
         for matcher in self._matchers:
-            matcher.reset()
+            self._ask(matcher, "reset")
         self._left = list(self._matchers)
         """Those that allow the answer so far."""
         self._text = b""
@@ -217,15 +233,16 @@ class GuidanceConstraint:
         return reduce(_common, [self._forced(matcher) for matcher in self._left])
 
     def _forced(self, matcher: Untyped) -> list[int]:
-        found: list[int] = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
-        _check(matcher)
-        return found
+        return [] if self._stopped(matcher) else list(self._ask(matcher, "compute_ff_tokens"))
 
     def allows(self, tokens: Sequence[int]) -> int:
-        counts = [0 if each.is_stopped() else each.validate_tokens(list(tokens)) for each in self._left]
+        counts = [self._allows(each, tokens) for each in self._left]
         if len(counts) > 1 and _decides(self._text + self._tokens.decode_bytes(list(tokens[: counts[0]]))):
             return int(counts[0])
         return max(counts)
+
+    def _allows(self, matcher: Untyped, tokens: Sequence[int]) -> int:
+        return 0 if self._stopped(matcher) else int(self._ask(matcher, "validate_tokens", list(tokens)))
 
     def masked(self, row: FloatArray, path: Sequence[int]) -> FloatArray:
         self._consume(path[self._path :])
@@ -237,18 +254,17 @@ class GuidanceConstraint:
 
     def allowed(self) -> npt.NDArray[np.int64]:
         """Return the tokens that may come next. Raises CapabilityError if there are none."""
-        found = reduce(np.union1d, [self._allowed(matcher) for matcher in self._left])
+        bits = reduce(np.bitwise_or, [self._mask(matcher) for matcher in self._left])
+        found = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._rows])
         if not len(found):
             raise CapabilityError("the grammar allows no further token of this model's vocabulary")
         return found
 
-    def _allowed(self, matcher: Untyped) -> npt.NDArray[np.int64]:
-        if matcher.is_stopped() and not matcher.is_error():
-            return np.array(sorted(self._ends), np.int64)
-        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        _check(matcher)
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._rows]
-        return np.flatnonzero(bits)
+    def _mask(self, matcher: Untyped) -> npt.NDArray[np.int32]:
+        """Return the bits of the tokens that may come next; after a complete answer, those that end it."""
+        bits = np.empty(-(-self._rows // _BITS), np.int32)
+        self._ask(matcher, "unsafe_compute_mask_ptr", bits.ctypes.data, bits.nbytes)
+        return bits
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._consume(tokens[self._path :])
@@ -259,20 +275,36 @@ class GuidanceConstraint:
             if len(self._left) > 1:
                 self._choose(token)
             for matcher in self._left:
-                if not matcher.is_stopped():  # only an end token follows a complete answer
-                    matcher.consume_token(token)
-                    _check(matcher)
+                if not self._stopped(matcher):  # only an end token follows a complete answer
+                    self._ask(matcher, "consume_token", token)
 
     def _choose(self, token: int) -> None:
         """Leave the spellings that allow a token, and if it decides, the first of them."""
         if token in self._ends:
             return
-        self._left = [
-            each for each in self._left if not each.is_stopped() and each.validate_tokens([token])
-        ] or self._left[:1]
+        self._left = [each for each in self._left if self._allows(each, [token])] or self._left[:1]
         self._text += self._tokens.decode_bytes([token])
         if _decides(self._text):
             del self._left[1:]
+
+    def _stopped(self, matcher: Untyped) -> bool:
+        """Return whether an answer is complete."""
+        return bool(self._ask(matcher, "is_stopped"))
+
+    def _ask(self, matcher: Untyped, method: str, *arguments: object) -> Untyped:
+        """Call a matcher's method. Raises GrammarFailed if it fails or panics."""
+        try:
+            found = getattr(matcher, method)(*arguments)
+            fault = matcher.get_error() if matcher.is_error() else ""
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of another base
+                raise
+            found, fault = None, str(error) or type(error).__name__
+        if fault:
+            self._matchers = []
+            self._failed()
+            raise GrammarFailed(f"the grammar's matcher failed: {_reason(fault)}")
+        return found
 
 
 def _common(one: list[int], other: list[int]) -> list[int]:
@@ -284,11 +316,6 @@ def _common(one: list[int], other: list[int]) -> list[int]:
 def _decides(text: bytes) -> bool:
     """Return whether the beginning of an answer is text, or JSON up to a separator of the usual spelling."""
     return text[:1] not in b"{[" or _SEPARATED.match(text) is not None
-
-
-def _check(matcher: Untyped) -> None:
-    if matcher.is_error():
-        raise CapabilityError(f"the grammar's matcher failed: {_line(matcher.get_error())}")
 
 
 def _engine() -> Untyped:
@@ -338,7 +365,7 @@ def _refused(grammar: Grammar, reason: str) -> InputError:
 
 def _reason(text: str) -> str:
     """Return llguidance's reason without its advice, which loosens the schema, and without the grammar's own text."""
-    text = _EXCERPT.split(text, 1)[0]
+    text = _EXCERPT.split(text, 1)[0].split("\n<backtrace>", 1)[0]
     if text.startswith("oneOf constraints are not supported"):
         return "the options of a oneOf do not provably exclude each other: use anyOf"
     if "NoExtension" in text:

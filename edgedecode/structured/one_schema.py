@@ -49,7 +49,7 @@ def options(schema: _Schema, root: _Schema) -> Sequence[JsonValue]:
         if keyword == "$ref" and isinstance(value, str) and (found := named(value, root)):
             return [found]
         if isinstance(value, list) and (keyword in ("anyOf", "oneOf") or (keyword == "allOf" and len(value) == 1)):
-            return value
+            return [{}] if any(each is True or (isinstance(each, dict) and not said(each)) for each in value) else value
     if isinstance(kind, list) and any(each in ("object", "array", "number", "integer") for each in kind):
         return [{**schema, "type": each} for each in kind]
     if keywords and kind is None and keywords <= OBJECT:

@@ -9,7 +9,7 @@ import json
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,11 +19,12 @@ import pytest
 
 import edgedecode
 from edgedecode import InputError, Pair, SessionOptions
+from edgedecode.arrays import FloatArray
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
-from edgedecode.structured.guidance import GrammarTokens
+from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
 
 pytest.importorskip("openai", reason="the test extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
@@ -33,6 +34,7 @@ pytest.importorskip("llguidance", reason="the structured extra is not installed"
 from edgedecode.apps.serve import connections
 from edgedecode.apps.serve.application import Limits
 from tests.apps.test_serve import Running, asked, held, wait_for
+from tests.losslessness.test_grammar_failures import PANICS
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -400,6 +402,27 @@ def test_a_grammar_that_explodes_is_refused(kind: GrammarKind, text: str, pair: 
 def test_an_ambiguous_grammar_decodes(text: str, pair: Pair) -> None:
     with pair.session(SessionOptions(grammar=Grammar(GrammarKind.LARK, text), seed=1)) as session:
         assert {*session.generate("Go on.", max_tokens=40).text} <= {"a", "+"}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_grammar_whose_engine_panics_fails_its_answers_only(
+    running: Running, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    masked = GuidanceConstraint.masked
+
+    def fails(self: GuidanceConstraint, row: FloatArray, path: Sequence[int]) -> FloatArray:
+        if not begun:  # as if the panic came with the first token
+            self.extend(running.pair.tokenizer.encode('{"x":'))
+        return masked(self, row, path)
+
+    monkeypatch.setattr(GuidanceConstraint, "masked", fails)
+    for _ in range(2):
+        status, value = running.post(asked(max_tokens=20, grammar=PANICS.text))
+        assert (status, value["error"]["type"]) == (500, "server_error")
+        assert value["error"]["message"].startswith("the grammar's matcher failed: panic: grammar stack empty")
+        assert "backtrace" not in value["error"]["message"]
+    monkeypatch.undo()
+    assert post(running, {"type": "boolean"}, most=8)[0] == 200
 
 
 def test_compiling_a_grammar_keeps_nobody_waiting(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
