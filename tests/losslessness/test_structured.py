@@ -26,6 +26,8 @@ from edgedecode.structured.grammar import Grammar, GrammarKind
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
+from edgedecode.structured.guidance import schema_fault
+
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
@@ -328,8 +330,12 @@ def test_a_schema_of_deep_recursion_or_ten_megabytes_is_refused(pair: Pair) -> N
         deep = {"properties": {"a": deep}}
     with pytest.raises(InputError):
         pair.session(SessionOptions(grammar=Grammar.of_schema(deep)))
+    large: dict[str, Any] = {"enum": ["a" * 100] * 100_000}
     with pytest.raises(InputError, match="the limit is"):
-        Grammar.of_schema({"enum": ["a" * 100] * 100_000})
+        Grammar.of_schema(large)
+    fault = schema_fault(large)
+    assert fault is not None
+    assert "the limit is" in fault  # without compiling it
 
 
 def test_a_regex_that_explodes_elsewhere_decodes(pair: Pair) -> None:
