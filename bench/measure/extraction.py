@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from edgedecode.structured.grammar import Grammar
@@ -58,6 +58,10 @@ class Extraction:
         """Return whether an answer has these keys and values, in any order and in letters of any case."""
         return _plain(found) == _plain(self.answer)
 
+    def has_values(self, found: JsonValue) -> bool:
+        """Return whether an answer has these values and no others, whatever its keys, in letters of any case."""
+        return {*_values(found)} == {*_values(self.answer)}
+
 
 def _extractions() -> tuple[Extraction, ...]:
     facts = [(text, json.loads(answer)) for text, answer in (line.split(" -> ") for line in _FACTS.splitlines())]
@@ -98,11 +102,13 @@ def object_in(text: str) -> JsonValue:
 
 @dataclass(frozen=True, slots=True)
 class WayRight:
-    """How many answers are an object and ended by themselves, how many have the right values, and their speed."""
+    """How many answers are an object and ended by themselves, how many have the right keys and values, how many the
+    right values whatever their keys, and their speed."""
 
     way: str
     valid: int
     right: int
+    same_values: int
     tokens_per_second: float
 
 
@@ -113,7 +119,7 @@ def measure_right(timed: TimedPair, settings: Settings, *, advance: Callable[[],
 
 def _way(timed: TimedPair, settings: Settings, name: str, *, advance: Callable[[], None]) -> WayRight:
     manifest, tokenizer = timed.pair.manifest, timed.pair.tokenizer
-    valid = right = tokens = 0
+    valid = right = same = tokens = 0
     seconds = 0.0
     for each in EXTRACTIONS:
         under = Requests(timed, replace(settings, grammar=GRAMMARS[name](each.answer)))
@@ -121,9 +127,10 @@ def _way(timed: TimedPair, settings: Settings, name: str, *, advance: Callable[[
         found = object_in(tokenizer.decode(run.tokens))
         valid += isinstance(found, dict) and run.tokens[-1] in manifest.end_ids
         right += each.is_right(found)
+        same += each.has_values(found)
         tokens, seconds = tokens + len(run.tokens) - 1, seconds + run.seconds
         advance()
-    return WayRight(name, valid, right, tokens / seconds)
+    return WayRight(name, valid, right, same, tokens / seconds)
 
 
 def _plain(value: JsonValue) -> object:
@@ -131,3 +138,12 @@ def _plain(value: JsonValue) -> object:
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     return value.casefold() if isinstance(value, str) else value
+
+
+def _values(value: JsonValue) -> Iterator[JsonValue]:
+    """Yield the values inside an object or a list, its texts in small letters."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _values(each)
+    else:
+        yield value.casefold() if isinstance(value, str) else value

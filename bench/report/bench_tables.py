@@ -239,11 +239,12 @@ class Report:
             "way": lambda way: way.way,
             "valid": lambda way: f"{way.valid} of {prompts}",
             "right": lambda way: f"{way.right} of {prompts}",
+            "values": lambda way: f"{way.same_values} of {prompts}",
             "tok/s": lambda way: f"{way.tokens_per_second:.1f}",
         }
         title = (
             "Facts of a text as JSON, scheduled: valid are objects of answers that ended by themselves, right are "
-            "those with the text's values"
+            "those with the text's values under the asked keys, values those that have them under any keys"
         )
         self.table(title, columns, ways)
 

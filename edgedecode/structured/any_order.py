@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from edgedecode.typed_json import JsonValue
 
@@ -49,7 +50,7 @@ def any_order(schema: _Schema, spelling: Spelling) -> list[str]:
     Those that are empty have no gap between their brackets: a model that wants to write something there would fill it.
 
     llguidance compiles what is not described here, with the schema's order of properties, and with a gap wherever JSON
-    may have one: objects with several patterns or a least number of properties, and options beside other keywords.
+    may have one: objects with several patterns, open ones with a number of properties, options beside other keywords.
     """
     if any("$id" in each for each in (schema, *_values(schema.get("$defs")))):
         return []
@@ -98,7 +99,7 @@ class _Rules:
             self.used = True
             self.lines.append(f"N{len(self.lines)}: {_NUMBERS[kind]}")
             return f"N{len(self.lines) - 1}"
-        if kind == "object" and own.keys() <= {"type", *OBJECT}:
+        if kind == "object" and own.keys() <= {"type", "minProperties", "maxProperties", *OBJECT}:
             found = self._object(own)
         if kind == "array" and own.keys() <= {"type", *ARRAY}:
             found = self._array(own)
@@ -113,11 +114,19 @@ class _Rules:
             return None
         required = [name for name in listed if name in needed]
         optional = [name for name in listed if name not in needed]
+        least, most = own.get("minProperties", 0), own.get("maxProperties", len(listed))
+        if not isinstance(least, int) or not isinstance(most, int) or most < max(least, len(required)):
+            return None
+        bounded = least > len(required) or ("maxProperties" in own and (further or most < len(listed)))
+        if bounded and (further or not most or least > len(listed)):
+            return None
         pairs = [self._pair(_literal(name), listed[name]) for name in required + optional]
+        if bounded:
+            return self._sets(pairs, "", required=len(required), least=least, most=most)
         if further and not pairs:
             return self._listed("{", f"{further} ({self._spelling.comma} {further})*", "}", empty=True)
         if further or (optional and len(pairs) > 1):
-            return self._sets(pairs, further, required=len(required))
+            return self._sets(pairs, further, required=len(required), least=0, most=len(pairs))
         return self._listed("{", f" {self._spelling.comma} ".join(pairs), "}", empty=not required)
 
     def _pair(self, key: str, value: JsonValue) -> str:
@@ -142,20 +151,23 @@ class _Rules:
         self.lines.append(f"K{len(self.lines)}: {_KEY} & ~({' | '.join(map(_literal, names))})")
         return f"K{len(self.lines) - 1}"
 
-    def _sets(self, pairs: list[str], further: str, *, required: int) -> str:
+    def _sets(self, pairs: list[str], further: str, *, required: int, least: int, most: int) -> str:
         """Return a rule of objects with all required pairs, in order, and each of the others at most once.
 
-        further: a pair that may come several times; empty: none.
+        further: a pair that may come several times; empty: none. least, most: how many of the pairs.
         """
         name = f"o{len(self.lines)}"
         self.lines += [f"{name}p{index}: {pair}" for index, pair in enumerate(pairs)]
         firsts = [index for index in range(len(pairs)) if index == 0 or index >= required]
         starts = [f"{name}p{index} {name}s::{1 << index}" for index in firsts]
         ends = f"{self._spelling.gap} {_literal_of('}')}"
-        rest = [f"{ends} %if is_ones([0:{required}])" if required else ends]
+        enough = [f"is_ones([0:{required}])"] if required else []
+        enough += [f"bit_count_ge(_, {least})"] if least > required else []
+        rest = [f"{ends} %if {_both(enough)}" if enough else ends]
+        room = [f"bit_count_lt(_, {most})"] if most < len(pairs) else []
         for index in range(len(pairs)):
-            free = f"bit_clear({index})"
-            when = free if index == 0 or index >= required else f"and({free}, bit_set({index - 1}))"
+            after = [] if index == 0 or index >= required else [f"bit_set({index - 1})"]
+            when = _both([f"bit_clear({index})", *after, *room])
             rest.append(f"{self._spelling.comma} {name}p{index} {name}s::set_bit({index}) %if {when}")
         if further:
             self.lines.append(f"{name}m: {further}")
@@ -163,7 +175,8 @@ class _Rules:
             rest.append(f"{self._spelling.comma} {name}m {name}s::_")
         self.lines.append(f"{name}s::_ : " + "\n | ".join(rest))
         self.lines.append(f"{name}f: " + " | ".join(starts))
-        return self._either(f"{_literal_of('{')} {self._spelling.gap} {name}f", "{}", empty=not required)
+        whole = f"{_literal_of('{')} {self._spelling.gap} {name}f"
+        return self._either(whole, "{}", empty=not required and not least)
 
     def _array(self, own: _Schema) -> str | None:
         """Return the rule of a list, None if llguidance has to compile it."""
@@ -214,6 +227,10 @@ class _Rules:
             options["whitespace_flexible"] = False
         self.skips |= "whitespace_pattern" in options
         return f"%json {json.dumps({**part, 'x-guidance': options})}"
+
+
+def _both(conditions: Sequence[str]) -> str:
+    return reduce("and({}, {})".format, conditions)
 
 
 def _alike(parts: Sequence[JsonValue]) -> bool:

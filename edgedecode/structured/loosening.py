@@ -36,6 +36,7 @@ _SILENT = frozenset(
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_NAMES = ("properties", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _FURTHER: tuple[tuple[str, ...], ...] = (
     ("minProperties", "maxProperties", "minItems", "maxItems"),
@@ -204,6 +205,11 @@ def _fault(keyword: str, schema: _Schema) -> str | None:
         return f"{value!r:.80} is not a value of {keyword}"
     if keyword in ("format", "pattern"):
         return schema_fault({"type": "string", keyword: value})
+    if keyword == "maxProperties":
+        inner = {each: own for each in _NAMES if isinstance(own := schema.get(each), dict)}
+        names: _Schema = {each: dict.fromkeys(own, True) for each, own in inner.items()}
+        rest: _Schema = {"type": "object", "additionalProperties": schema.get("additionalProperties") is not False}
+        return schema_fault({**names, **rest, "required": schema.get("required", []), "maxProperties": value})
     if keyword == "additionalItems" and "prefixItems" in schema:
         return "additionalItems belongs to a list of items, of an older draft"
     return fault_of_keyword(keyword, schema)

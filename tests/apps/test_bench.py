@@ -296,6 +296,7 @@ def test_bench_structured_compares_the_same_texts(run: Run, pack: Path) -> None:
     assert "2 of 1 families" in str(value["conditions"])
     assert "every token masked" in done.stdout.decode()
     assert [each["way"] for each in value["values"]] == list(GRAMMARS)  # type: ignore[attr-defined]
+    assert all(each["right"] <= each["same_values"] for each in value["values"])
     assert all(0 <= each["right"] <= each["valid"] <= len(EXTRACTIONS) for each in value["values"])  # type: ignore[attr-defined]
 
 

@@ -82,6 +82,32 @@ def test_no_property_comes_twice_and_required_ones_are_there(pair: Pair, grammar
         assert not takes(grammars, schema, wrong, pair), wrong
 
 
+@pytest.mark.parametrize("required", [(), ("age",)])
+@pytest.mark.parametrize("bounds", [(0, None), (1, None), (0, 1), (1, 1), (1, 3), (2, None), (2, 2), (0, 2), (0, 0)])
+def test_objects_have_as_many_properties_as_their_schema_says(
+    bounds: tuple[int, int | None], required: tuple[str, ...], pair: Pair, grammars: GrammarTokens
+) -> None:
+    """Of some bounds llguidance refuses the schema; of none it takes too few or too many."""
+    least, most = bounds
+    limits = {"minProperties": least} if most is None else {"minProperties": least, "maxProperties": most}
+    schema = {**of(tuple(TYPES), *required), **limits}
+    values = [{name: SAID[name] for name in names[:count]} for names in permutations(TYPES) for count in range(4)]
+    try:
+        taken = [value for value in values if takes(grammars, schema, json.dumps(value), pair)]
+    except edgedecode.InputError:
+        assert least > 1 + len(required) or most in (0, 2, 3)
+        return
+    fits = [each for each in values if least <= len(each) <= (3 if most is None else most) and {*required} <= {*each}]
+    assert {tuple(each) for each in taken} == {tuple(each) for each in fits}
+
+
+def test_several_patterns_of_a_text_are_all_followed(pair: Pair, grammars: GrammarTokens) -> None:
+    schema = {"type": "string", "pattern": "^a", "allOf": [{"pattern": "b$"}, {"pattern": "[0-9]{2}", "maxLength": 5}]}
+    assert takes(grammars, schema, '"a12b"', pair)
+    for wrong in ('"a12"', '"12b"', '"ab"', '"a1b"', '"a1234b"'):
+        assert not takes(grammars, schema, wrong, pair)
+
+
 def test_objects_inside_others_and_lists_are_free_too(pair: Pair, grammars: GrammarTokens) -> None:
     schema = {"type": "object", "properties": {"people": {"type": "array", "items": of(tuple(TYPES))}, "n": {}}}
     assert takes(grammars, schema, '{"n": 1, "people": [{"city": "B", "name": "A"}, {}, {"age": 1}]}', pair)

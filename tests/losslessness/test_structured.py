@@ -131,19 +131,23 @@ def test_facts_of_a_text_have_its_values(way: str, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_right"),
+    ("text", "is_right", "has_values"),
     [
-        ('{"age": 61, "job": "pilot"}', True),
-        ('Well: {\n  "job": "Pilot",\n  "age": 61\n} it is', True),
-        ('{"age": -61, "job": "pilot"}', False),
-        ('{"age": 61}', False),
-        ('{"age": 61, "job": "pilot", "x": 1}', False),
-        ('{"age": 61, "job": "pilot"', False),
-        ("pilot", False),
+        ('{"age": 61, "job": "pilot"}', True, True),
+        ('Well: {\n  "job": "Pilot",\n  "age": 61\n} it is', True, True),
+        ('{"person": {"years": 61}, "works as": ["Pilot"]}', False, True),
+        ('{"job": 61, "age": "pilot"}', False, True),
+        ('{"age": "61", "job": "pilot"}', False, False),
+        ('{"age": -61, "job": "pilot"}', False, False),
+        ('{"age": 61}', False, False),
+        ('{"age": 61, "job": "pilot", "x": 1}', False, False),
+        ('{"age": 61, "job": "pilot"', False, False),
+        ("pilot", False, False),
     ],
 )
-def test_values_are_compared(text: str, *, is_right: bool) -> None:
-    assert EXTRACTIONS[0].is_right(object_in(text)) == is_right
+def test_values_are_compared(text: str, *, is_right: bool, has_values: bool) -> None:
+    found = object_in(text)
+    assert (EXTRACTIONS[0].is_right(found), EXTRACTIONS[0].has_values(found)) == (is_right, has_values)
 
 
 SPOKEN = {"name": "Uma", "age": 61, "colours": ["red", "blue"]}
