@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.manifest import ModelEntry
 
 from .checks.model_checks import check_noise, check_parity, opened, with_noise
@@ -22,7 +23,6 @@ from .gguf.row_source import StoredRows
 from .graph.checkpoint import Checkpoint
 from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
 from .graph.error_feedback import Moments
-from .graph.model_shape import ARCHITECTURES
 from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob
@@ -247,7 +247,7 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
     # with the number of rows, because the target decides which tokens are emitted.
     early = job.recipe.body.bits == 8 or job.role == "draft"
     shape = job.source.shape
-    builder = ARCHITECTURES[shape.architecture]
+    builder = ARCHITECTURES[shape.architecture].builder
     return draw(
         network,
         builder=builder,

@@ -13,7 +13,8 @@ import numpy as np
 
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.gguf.gguf_names import CLASSES, module_of
+from edgedecode.gguf.architectures import BY_NAME
+from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import STACKS
 
@@ -210,7 +211,7 @@ def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projectio
 
 def lora_projections(header: Header) -> Iterator[Projection]:
     """Yield the projections of a GGUF file that a PEFT adapter can change; none if their order is not known."""
-    if header.architecture not in CLASSES.values():
+    if header.architecture not in BY_NAME:
         return
     for name, tensor in header.tensors.items():
         found = module_of(name, header.architecture)

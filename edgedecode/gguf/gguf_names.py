@@ -6,22 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CLASSES: Mapping[str, str] = {
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "GraniteForCausalLM": "granite",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Phi3ForCausalLM": "phi3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "SmolLM3ForCausalLM": "smollm3",
-}
-"""Hugging Face class → general.architecture of its GGUF files."""
-INTERLEAVED = frozenset(("llama", "granite", "smollm3"))
-"""Architectures whose files order query and key rows differently from transformers: rotary embedding pairs adjacent
-rows, not the two halves of a head."""
+from .architectures import ARCHITECTURES, BY_NAME
+
 _MODULES = {
     "attn_q": "q_proj",
     "attn_k": "k_proj",
@@ -33,8 +19,7 @@ _MODULES = {
     "ffn_down": "down_proj",
 }
 """Tensor → name of the projection in PEFT's `target_modules`."""
-_STACKED = {"phi3": {"ffn_up": "gate_up_proj"}}
-"""Architecture → tensors that stack two projections."""
+_FUSED = {**_MODULES, "ffn_up": "gate_up_proj"}
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)\.weight", re.ASCII)
 
 
@@ -48,8 +33,8 @@ class LayerModule:
 
 def gguf_name(architecture: str) -> str | None:
     """Return the general.architecture of a manifest's architecture; None for an unknown class."""
-    if architecture in CLASSES:
-        return CLASSES[architecture]
+    if (known := ARCHITECTURES.get(architecture)) is not None:
+        return known.name
     return None if "For" in architecture else architecture  # a pack imported from GGUF already has llama.cpp's name
 
 
@@ -58,12 +43,16 @@ def module_of(tensor: str, architecture: str) -> LayerModule | None:
     found = _LAYER.fullmatch(tensor)
     if found is None:
         return None
-    module = {**_MODULES, **_STACKED.get(architecture, {})}.get(found[2])
+    module = _modules(architecture).get(found[2])
     return None if module is None else LayerModule(int(found[1]), module)
 
 
 def tensor_name(module: LayerModule, architecture: str) -> str:
     """Return the name of a projection's weight tensor. Inverse of `module_of`."""
-    names = {**_MODULES, **_STACKED.get(architecture, {})}
-    (name,) = (tensor for tensor, known in names.items() if known == module.module)
+    (name,) = (tensor for tensor, known in _modules(architecture).items() if known == module.module)
     return f"blk.{module.layer}.{name}.weight"
+
+
+def _modules(architecture: str) -> Mapping[str, str]:
+    known = BY_NAME.get(architecture)
+    return _FUSED if known is not None and known.fused else _MODULES

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from edgedecode.errors import ManifestError
 
+from .architectures import BY_NAME
 from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
-from .gguf_names import CLASSES
 
 FLOAT_TYPES = (0, 1, 28, 30)
 EMBEDDING = "token_embd.weight"
@@ -122,7 +122,7 @@ FLOAT32_ONLY = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
 """Small arrays of recurrent layers, which must be 32-bit floats."""
 MOST_LAYERS, MOST_EXPERTS = 512, 1024
 SCALINGS = ("none", "linear", "yarn", "longrope")
-ROTATING = frozenset((*CLASSES.values(), "lfm2", "lfm2moe"))
+ROTATING = frozenset((*BY_NAME, "lfm2", "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
 """Values that must be finite and above 0: others violate an assertion of the engine, or give garbage."""
 
@@ -173,7 +173,7 @@ def _head_fault(contents: Contents, architecture: str) -> str:
     counts = set(contents.layers.get(f"{key}_kv", (contents.integer(f"{key}_kv"),)))
     if any(count and heads % count for count in counts):
         return f"its {heads} heads do not share {sorted(counts)} KV heads evenly"
-    if architecture in CLASSES.values() and len(counts) > 1:
+    if architecture in BY_NAME and len(counts) > 1:
         return f"its layers have different numbers of KV heads, {sorted(counts)}"
     if not contents.fields.get(f"{architecture}.rope.dimension_count", 1) and architecture in ROTATING:
         return "its rotary embedding rotates nothing, with which the engine never ends"

@@ -14,9 +14,9 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import Architecture
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name
-from .layouts import Layout
 from .tensors import Tensor, tensor_name
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _MIN_RELATIVE = 1e-6
 
 
 def named_importance(
-    found: Mapping[str, FloatArray], network: PreTrainedModel, *, layout: Layout, layers: int
+    found: Mapping[str, FloatArray], network: PreTrainedModel, *, layout: Architecture, layers: int
 ) -> dict[str, FloatArray]:
     """Rename importance from projections to llama.cpp's tensor names; matrices with the same input share it."""
     own = {"lm_head": HEAD, "model.embed_tokens": EMBEDDING}

@@ -13,6 +13,7 @@ import tokenizers
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.gguf.architectures import ARCHITECTURES, Architecture
 from edgedecode.pack.manifest import Generation
 
 from ..base_model import Source
@@ -22,10 +23,10 @@ from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.weights_file import Weights
 from ..recipes.calibration import Tokens
 from .imatrix import TensorImportance, check_imatrix, named_importance, read_imatrix, write_importance
-from .layouts import LAYOUTS, Layout, Rotation, read_rotation
 from .llama_calls import quantize_file, require_engine
 from .network_metadata import Identity, check_network, query_factor, window_notes, write_metadata
 from .plan import PLAN_FILE, Vectors, make_plan
+from .rotation import Rotation, read_rotation
 from .row_source import StoredRows, kind_of
 from .specials import Specials, file_name, read_specials, write_vocabulary
 from .tensors import Tensor, fields_of, tensors_of, write_file
@@ -108,7 +109,7 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
 
 def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
     """Return the network's RoPE parameters. Raises ExportError if llama.cpp would compute the network differently."""
-    layout = LAYOUTS[source.shape.architecture]
+    layout = ARCHITECTURES[source.shape.architecture]
     rotation = read_rotation(network, layout)
     check_network(network, source.shape, layout, rotation)
     return rotation
@@ -133,7 +134,9 @@ def write_gguf(
     with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
         write_file(path, fields_of(content.writer), content.tensors, progress=progress, release=release)
     reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
-    limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
+    limits = window_notes(
+        windows, ARCHITECTURES[source.shape.architecture], context=network.config.max_position_embeddings
+    )
     notes = (*mixture_notes(request.kind), *limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
     return GgufResult(notes, reading.measured)
 
@@ -170,7 +173,7 @@ def _content(
     inner = _tokenizer(source)
     vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
     specials = read_specials(inner, request.generation, config=source.config, name=source.name)
-    layout, rotation = LAYOUTS[source.shape.architecture], check_gguf_network(source, network)
+    layout, rotation = ARCHITECTURES[source.shape.architecture], check_gguf_network(source, network)
     tensors = tensors_of(
         network,
         shape=source.shape,
@@ -185,7 +188,13 @@ def _content(
         writer.add_int32("quantize.imatrix.entries_count", len(importance))  # as llama.cpp's own tool does
     identity = Identity(file_name(source.name, inner), source.license, _main_type(tensors))
     write_metadata(
-        writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
+        writer,
+        network,
+        shape=source.shape,
+        layout=layout,
+        rotation=rotation,
+        windows=windows,
+        identity=identity,
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
     return _Content(writer, tensors, inner, vocabulary, specials, importance)
@@ -195,14 +204,19 @@ def _tokenizer(source: Source) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
 
 
-def _writer(layout: Layout) -> GGUFWriter:
+def _writer(layout: Architecture) -> GGUFWriter:
     import gguf
 
     return gguf.GGUFWriter(None, layout.name)
 
 
 def _importance(
-    request: GgufRequest, network: PreTrainedModel, tensors: Sequence[Tensor], *, layout: Layout, layers: int
+    request: GgufRequest,
+    network: PreTrainedModel,
+    tensors: Sequence[Tensor],
+    *,
+    layout: Architecture,
+    layers: int,
 ) -> TensorImportance:
     if request.importance_file is not None:
         return read_imatrix(request.importance_file, tensors)

@@ -7,15 +7,15 @@ shortened, or the export is refused. No file gives wrong results silently.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import Architecture
 
 from ..graph.model_shape import Shape
 from ..graph.network import SLIDING, Windows
-from .layouts import Layout, Rotation
+from .rotation import Rotation
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 _UNCAPPED = 1e6
 """A soft cap without effect, because llama.cpp uses Gemma 2's own if the key is missing."""
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q4_0": "MOSTLY_Q4_0", "Q8_0": "MOSTLY_Q8_0"}
-_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
-"""Number of layers of the 27B models; llama.cpp scales their queries by hidden size / heads, others by head size."""
-_SMOLLM3_STEP = 4
 _WITHOUT = "export without gguf among the --formats"
 
 
@@ -45,7 +42,7 @@ def write_metadata(
     network: PreTrainedModel,
     *,
     shape: Shape,
-    layout: Layout,
+    layout: Architecture,
     rotation: Rotation,
     windows: Windows,
     identity: Identity,
@@ -57,7 +54,7 @@ def write_metadata(
     _rotary(writer, rotation)
     if layout.windows:
         _windows(writer, network)
-    if layout.name == "gemma2":
+    if layout.attention_cap:
         writer.add_attn_logit_softcapping(network.config.attn_logit_softcapping or _UNCAPPED)
     if layout.windows:
         writer.add_final_logit_softcapping(network.config.final_logit_softcapping or _UNCAPPED)
@@ -122,7 +119,7 @@ def _multipliers(writer: GGUFWriter, network: PreTrainedModel) -> None:
     writer.add_logit_scale(config.logits_scaling)
 
 
-def check_network(network: PreTrainedModel, shape: Shape, layout: Layout, rotation: Rotation) -> None:
+def check_network(network: PreTrainedModel, shape: Shape, layout: Architecture, rotation: Rotation) -> None:
     """Raise ExportError if llama.cpp does not support this configuration."""
     config: Any = network.config
     if layout.square and shape.heads * shape.head_size != shape.hidden:
@@ -137,33 +134,34 @@ def check_network(network: PreTrainedModel, shape: Shape, layout: Layout, rotati
         )
     if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.shifted:
         raise ExportError(f"llama.cpp's {layout.name} has the activation silu, not {config.hidden_act!r}: {_WITHOUT}")
-    if layout.name == "smollm3" and not _usual_positions(config.no_rope_layers):
+    step = layout.unrotated
+    if step and any(bool(used) != bool((place + 1) % step) for place, used in enumerate(config.no_rope_layers)):
         raise ExportError(
-            f"llama.cpp's smollm3 has no RoPE in every fourth layer, this model in other layers: {_WITHOUT}"
+            f"llama.cpp's {layout.name} has no RoPE in every {step}th layer, this model in others: {_WITHOUT}"
         )
-    if layout.name in _LARGEST_GEMMAS and layout.name != "gemma3" and query_factor(network, shape, layout) != 1.0:
+    if layout.name == "gemma2" and query_factor(network, shape, layout) != 1.0:
         raise ExportError(
             f"llama.cpp's {layout.name} scales queries by the head size {shape.head_size}, this model by "
             f"query_pre_attn_scalar {config.query_pre_attn_scalar}: {_WITHOUT}"
         )
 
 
-def query_factor(network: PreTrainedModel, shape: Shape, layout: Layout) -> float:
+def query_factor(network: PreTrainedModel, shape: Shape, layout: Architecture) -> float:
     """Return the factor for Gemma's queries that compensates for llama.cpp's built-in scale; 1 for other models."""
-    if layout.name not in _LARGEST_GEMMAS:
+    if not layout.wide_layers:
         return 1.0
-    largest = shape.layers == _LARGEST_GEMMAS[layout.name]
+    largest = shape.layers == layout.wide_layers
     theirs = shape.hidden // shape.heads if largest else shape.head_size
     ours = float(getattr(network.config, "query_pre_attn_scalar", theirs))
     return math.sqrt(theirs / ours)
 
 
-def context_limit(windows: Windows, layout: Layout, *, context: int) -> int:
+def context_limit(windows: Windows, layout: Architecture, *, context: int) -> int:
     """Return the context within which llama.cpp is correct: the window's size if it does not support windows."""
     return context if layout.windows or not windows.size else min(windows.size, context)
 
 
-def window_notes(windows: Windows, layout: Layout, *, context: int) -> tuple[str, ...]:
+def window_notes(windows: Windows, layout: Architecture, *, context: int) -> tuple[str, ...]:
     """Return a note on the limit, if there is one."""
     if (limit := context_limit(windows, layout, context=context)) == context:
         return ()
@@ -171,7 +169,3 @@ def window_notes(windows: Windows, layout: Layout, *, context: int) -> tuple[str
         f"the GGUF file's context is {limit} of {context} tokens: llama.cpp's {layout.name} has no sliding windows, "
         f"so longer texts would give wrong results",
     )
-
-
-def _usual_positions(layers: Sequence[int]) -> bool:
-    return all(bool(used) == bool((place + 1) % _SMOLLM3_STEP) for place, used in enumerate(layers))

@@ -14,10 +14,11 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import Architecture
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 
 from ..graph.model_shape import Shape
-from .layouts import Layout, Rotation
+from .rotation import Rotation
 from .row_source import ArrayRows, FloatRows, RowArray, Rows, StoredRows
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tensors_of(
     network: PreTrainedModel,
     *,
     shape: Shape,
-    layout: Layout,
+    layout: Architecture,
     rotation: Rotation,
     stored: StoredRows | None,
     query_factor: float = 1.0,
@@ -75,7 +76,7 @@ def tensors_of(
     return found
 
 
-def tensor_name(name: str, layout: Layout, *, layers: int) -> str:
+def tensor_name(name: str, layout: Architecture, *, layers: int) -> str:
     """Return llama.cpp's name of a transformers parameter. Raises ExportError if it has none."""
     found = _name_map(layout.name, layers).get_name(name, try_suffixes=_SUFFIXES)
     if found is None:
@@ -99,7 +100,7 @@ def _vector(parameter: torch.Tensor, *, shift: float, factor: float) -> FloatArr
     return np.asarray((values + np.float32(shift)) * np.float32(factor), np.float32)
 
 
-def _factors(layout: Layout, rotation: Rotation) -> Iterator[Tensor]:
+def _factors(layout: Architecture, rotation: Rotation) -> Iterator[Tensor]:
     names: Sequence[str] = layout.factors if len(rotation.factors) else ()
     for name in names:
         yield Tensor(name, rotation.factors.shape, ArrayRows(rotation.factors))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from edgedecode.adapters.adapter_parts import Projection
 from edgedecode.errors import ExportError, InputError
+from edgedecode.gguf.architectures import ARCHITECTURES
 
-from .model_shape import FUSED, Shape
+from .model_shape import Shape
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
@@ -64,7 +65,7 @@ BASE_ONLY = GraphRequest()
 
 def adaptable_modules(architecture: str) -> tuple[str, ...]:
     """Return the projections of a model's layers, by their names in PEFT's `target_modules`."""
-    return _FUSED_MODULES if architecture in FUSED else _PLAIN_MODULES
+    return _FUSED_MODULES if ARCHITECTURES[architecture].fused else _PLAIN_MODULES
 
 
 def adapted_products(shape: Shape) -> Iterator[Projection]:

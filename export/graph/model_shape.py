@@ -1,4 +1,4 @@
-"""The supported architectures, their sizes read from config.json, and checks for what the engine cannot run."""
+"""A model's sizes, read from config.json, and checks for what the engine cannot run."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
+from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.typed_json import JsonValue
 
 from ..json_fields import Fields
 from .quantize import Scheme
 
-ARCHITECTURES: Mapping[str, str] = {
-    "GemmaForCausalLM": "GemmaModel",
-    "Gemma2ForCausalLM": "Gemma2Model",
-    "Gemma3ForCausalLM": "Gemma3Model",
-    "GraniteForCausalLM": "GraniteModel",
-    "LlamaForCausalLM": "LlamaModel",
-    "MistralForCausalLM": "MistralModel",
-    "Phi3ForCausalLM": "Phi3MiniModel",
-    "Qwen2ForCausalLM": "QwenModel",
-    "Qwen3ForCausalLM": "Qwen3Model",
-    "SmolLM3ForCausalLM": "SmolLM3Model",
-}
-"""Hugging Face class → builder class in onnxruntime-genai."""
-
-FUSED = ("Phi3ForCausalLM",)
-"""Architectures whose gate and up projections, and q, k and v projections, are one matrix each."""
-_TIED_BY_DEFAULT = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM")
-_DEFAULT_HEADS = {"GemmaForCausalLM": 256, "Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _LONG_ROPE_NAMES = ("longrope", "su")
 _HEAD_MULTIPLE = 16
@@ -99,6 +82,7 @@ def read_shape(config: Fields, *, name: str) -> Shape:
     if (method := config.values.get("quantization_config")) is not None:
         kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
         raise ExportError(f"{name} is already quantized ({kind}): give the original, unquantized model")
+    architecture = ARCHITECTURES[names[0]]
     heads = config.integer("num_attention_heads", low=1)
     hidden = config.integer("hidden_size", low=1)
     return Shape(
@@ -108,10 +92,10 @@ def read_shape(config: Fields, *, name: str) -> Shape:
         layers=config.integer("num_hidden_layers", low=1),
         heads=heads,
         kv_heads=config.optional_integer("num_key_value_heads", low=1) or heads,
-        head_size=config.optional_integer("head_dim", low=1) or _DEFAULT_HEADS.get(names[0]) or hidden // heads,
+        head_size=config.optional_integer("head_dim", low=1) or architecture.head_size or hidden // heads,
         rows=config.integer("vocab_size", low=1),
         context=config.integer("max_position_embeddings", low=1),
-        tied=bool(config.values.get("tie_word_embeddings", names[0] in _TIED_BY_DEFAULT)),
+        tied=bool(config.values.get("tie_word_embeddings", architecture.tied)),
         short_context=_short_context(config),
     )
 

@@ -18,9 +18,10 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
+from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
-from edgedecode.gguf.gguf_names import INTERLEAVED, LayerModule, tensor_name
+from edgedecode.gguf.gguf_names import LayerModule, tensor_name
 from edgedecode.gguf.header import Header
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import STACKS, ModelEntry
@@ -155,7 +156,8 @@ class Adapters:
 
     def _reordered(self, part: LowRank) -> FloatArray:
         """Return the second matrix with its rows in the order of the file's architecture."""
-        if self._header.architecture not in INTERLEAVED or part.module not in ("q_proj", "k_proj"):
+        known = BY_NAME.get(self._header.architecture)
+        if known is None or not known.interleaved or part.module not in ("q_proj", "k_proj"):
             return part.up
         outputs, rank = part.up.shape
         halves = part.up.reshape(outputs // self._header.head_size, 2, self._header.head_size // 2, rank)

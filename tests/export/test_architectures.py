@@ -17,9 +17,9 @@ from edgedecode import SessionOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.graph_request import Span
-from edgedecode.export.graph.model_shape import ARCHITECTURES
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
+from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe

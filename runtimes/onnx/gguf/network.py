@@ -19,7 +19,7 @@ from edgedecode.onnx_format.tensor import Tensor
 
 from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
 from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
-from .architectures import Metadata
+from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
 
@@ -143,7 +143,7 @@ class _Network:
             "scale": shape.score_scale,
             "softcap": cap,
             "do_rotary": int(rotated),
-            "rotary_interleaved": int(shape.interleaved),
+            "rotary_interleaved": int(shape.architecture.interleaved),
         }
         outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value"))]
         self.file.nodes.append(Node("GroupQueryAttention", _MICROSOFT, y, inputs, outputs, dict(attributes)))

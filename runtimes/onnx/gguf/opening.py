@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.errors import ManifestError
+from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, read_contents
 from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
@@ -18,7 +19,7 @@ from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
-from .architectures import ARCHITECTURES, Metadata
+from .metadata import Metadata
 from .network import build_graph
 from .weights import FLOATS, GgufWeights
 
@@ -32,7 +33,7 @@ def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     if entry.graphs or not entry.gguf:
         return entry
     metadata = _metadata(root / entry.gguf)
-    window = metadata.window if metadata.name in ARCHITECTURES else 0  # others are refused
+    window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
     return replace(entry, graphs={"base": replace(_BASE, file=entry.gguf)}, window=window)
 
 
@@ -48,8 +49,8 @@ def gguf_fault(entry: ModelEntry, root: Path) -> str:
 def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) -> tuple[GraphFile, GgufWeights]:
     """Return the graph of the file at `path` and the weights that it reads. Raises NotServed."""
     metadata = _metadata(path)
-    if metadata.name not in ARCHITECTURES:
-        raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(ARCHITECTURES))}")
+    if metadata.name not in BY_NAME:
+        raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
     try:
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from .architectures import Metadata
+from .metadata import Metadata
 
 Floats = npt.NDArray[np.float64]
 Tables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]

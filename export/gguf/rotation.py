@@ -1,8 +1,4 @@
-"""How stock llama.cpp computes each architecture, and a network's RoPE in llama.cpp's terms.
-
-RoPE is derived from the network's actual frequencies, not from names in its configuration. Source: llama.cpp's
-src/models and conversion folders, as vendored by llama-cpp-python 0.3.36.
-"""
+"""A network's RoPE in llama.cpp's terms, derived from its actual frequencies, not from names in its configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED
+from edgedecode.gguf.architectures import Architecture
 
 from ..graph.network import FULL, SLIDING
 
@@ -24,47 +20,6 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-5
 """Relative difference below which frequencies are equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One architecture in llama.cpp.
-
-    windows: supports sliding windows. factors: the tensors of RoPE factors, if it reads any. square: requires
-    heads × head size to equal the hidden size. shifted: the network stores norm weights minus one.
-    """
-
-    name: str
-    windows: bool = False
-    factors: tuple[str, ...] = ()
-    square: bool = False
-    shifted: bool = False
-
-    @property
-    def interleaved(self) -> bool:
-        """Whether RoPE rotates adjacent rows of a head instead of halves; rows of q and k are then permuted."""
-        return self.name in INTERLEAVED
-
-
-_FREQUENCIES = ("rope_freqs.weight",)
-_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
-
-_LAYOUTS = (
-    Layout("gemma", shifted=True),
-    Layout("gemma2", windows=True, shifted=True),
-    Layout("gemma3", windows=True, shifted=True),
-    Layout("granite", factors=_FREQUENCIES),
-    Layout("llama", factors=_FREQUENCIES),
-    Layout("phi3", factors=_LONG_AND_SHORT, square=True),
-    Layout("qwen2", square=True),
-    Layout("qwen3"),
-    Layout("smollm3"),
-)
-_BY_NAME = {layout.name: layout for layout in _LAYOUTS}
-LAYOUTS: Mapping[str, Layout] = {
-    architecture: _BY_NAME[name] for architecture, name in CLASSES.items() if name in _BY_NAME
-}
-"""Hugging Face class → layout; a test compares the classes with those that are exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +41,7 @@ class Rotation:
     window_base: float | None = None
 
 
-def read_rotation(network: PreTrainedModel, layout: Layout) -> Rotation:
+def read_rotation(network: PreTrainedModel, layout: Architecture) -> Rotation:
     """Read the parameters from the network's rotary module. Raises ExportError if the layout does not support them."""
     parameters: Mapping[str, Any] = network.config.rope_parameters or {}
     if FULL in parameters or SLIDING in parameters:
@@ -95,7 +50,7 @@ def read_rotation(network: PreTrainedModel, layout: Layout) -> Rotation:
     return _rotation(parameters, rotary.inv_freq.numpy(), strength=rotary.attention_scaling, layout=layout)
 
 
-def _by_layer_type(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Layout) -> Rotation:
+def _by_layer_type(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Architecture) -> Rotation:
     """Read Gemma 3's parameters. llama.cpp supports a separate base for windowed layers, but no scaling of them."""
     rotary: Any = network.model.rotary_emb
     found = {
@@ -116,7 +71,9 @@ def _by_layer_type(network: PreTrainedModel, parameters: Mapping[str, Any], layo
     return replace(found[FULL], window_base=local.base)
 
 
-def _rotation(parameters: Mapping[str, Any], frequencies: FloatArray, *, strength: float, layout: Layout) -> Rotation:
+def _rotation(
+    parameters: Mapping[str, Any], frequencies: FloatArray, *, strength: float, layout: Architecture
+) -> Rotation:
     size, base = 2 * len(frequencies), float(parameters.get("rope_theta") or 10000.0)
     plain = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
     factors = plain / frequencies.astype(np.float64)

@@ -1,53 +1,11 @@
-"""The architectures whose graph is built from a GGUF file: what the tensor list does not tell, and the metadata.
-
-Sources: src/llama-model.cpp of llama.cpp (defaults of missing fields) and transformers' models of the same names.
-"""
+"""The metadata of a GGUF file whose graph is built, with llama.cpp's defaults of missing fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgedecode.gguf.architectures import BY_NAME, Architecture
 from edgedecode.gguf.contents import Contents
-from edgedecode.gguf.gguf_names import INTERLEAVED
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What an architecture is, besides its tensors.
-
-    every: 0: no layer has a window; 1: all have one; n > 1: all but every n-th layer, which has full attention.
-    unrotated: 0: all layers have a rotary embedding; n: all but every n-th.
-    """
-
-    gelu: bool = False
-    scaled_embedding: bool = False
-    """The embedding is multiplied by the root of the hidden size."""
-    every: int = 0
-    unrotated: int = 0
-    own_window_rotation: bool = False
-    """Layers with a window rotate with another base, and without scaling."""
-    attention_cap: float = 0.0
-    logits_cap: float = 0.0
-    wide_layers: int = 0
-    """The number of layers of the one model that scales scores by the hidden size per head instead of the head size."""
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(),
-    "phi3": Architecture(every=1),
-    "granite": Architecture(),
-    "smollm3": Architecture(unrotated=4),
-    "gemma": Architecture(gelu=True, scaled_embedding=True),
-    "gemma2": Architecture(
-        gelu=True, scaled_embedding=True, every=2, attention_cap=50.0, logits_cap=30.0, wide_layers=46
-    ),
-    "gemma3": Architecture(gelu=True, scaled_embedding=True, every=6, own_window_rotation=True, wide_layers=62),
-}
-"""By general.architecture."""
-
 
 _NO_CAP = 1e4
 
@@ -62,7 +20,7 @@ class Metadata:
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.name]
+        return BY_NAME[self.name]
 
     def integer(self, key: str, default: int = 0) -> int:
         return self.contents.integer(f"{self.name}.{key}") or default
@@ -94,10 +52,6 @@ class Metadata:
     @property
     def head_size(self) -> int:
         return self.integer("attention.key_length", self.hidden // max(1, self.heads))
-
-    @property
-    def interleaved(self) -> bool:
-        return self.name in INTERLEAVED
 
     @property
     def window(self) -> int:

@@ -1,0 +1,85 @@
+"""The architectures that edgedecode exports, and reads from GGUF files: one record each.
+
+docs/architecture.md says how to add one. Sources: llama.cpp's src/models, src/llama-model.cpp (defaults of missing
+fields) and conversion folders, as vendored by llama-cpp-python 0.3.36; transformers' configurations and models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+_FREQUENCIES = ("rope_freqs.weight",)
+_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the sizes and tensors of a model do not tell. Two classes of transformers may share llama.cpp's name."""
+
+    name: str
+    """llama.cpp's: general.architecture in its files."""
+    builder: str
+    """The class in onnxruntime-genai's model builder."""
+
+    tied: bool = False
+    """Whether head and embedding are one matrix if config.json does not say."""
+    head_size: int = 0
+    """The size of an attention head if config.json does not say; 0: the hidden size by heads."""
+    fused: bool = False
+    """Whether gate and up projections, and q, k and v projections, are one matrix each."""
+
+    interleaved: bool = False
+    """Whether llama.cpp's rotary embedding pairs adjacent rows of a head, not its two halves: files order query and key
+    rows differently from transformers."""
+    factors: tuple[str, ...] = ()
+    """The tensors of RoPE factors that llama.cpp reads."""
+    windows: bool = False
+    """Whether llama.cpp computes sliding windows."""
+    square: bool = False
+    """Whether llama.cpp requires heads × head size to equal the hidden size."""
+    shifted: bool = False
+    """Whether transformers stores norm weights minus one."""
+
+    gelu: bool = False
+    scaled_embedding: bool = False
+    """Whether the embedding is multiplied by the root of the hidden size."""
+    every: int = 0
+    """0: no layer has a window; 1: all have one; n > 1: all but every n-th layer, which has full attention."""
+    unrotated: int = 0
+    """0: all layers have a rotary embedding; n: all but every n-th."""
+    own_window_rotation: bool = False
+    """Whether layers with a window rotate with another base, and without scaling."""
+    attention_cap: float = 0.0
+    logits_cap: float = 0.0
+    wide_layers: int = 0
+    """The number of layers of the one model whose scores llama.cpp scales by the hidden size per head instead of the
+    head size: 27B parameters."""
+
+
+_GEMMA = Architecture("gemma", "GemmaModel", tied=True, head_size=256, shifted=True, gelu=True, scaled_embedding=True)
+_LLAMA = Architecture("llama", "LlamaModel", interleaved=True, factors=_FREQUENCIES)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": replace(
+        _GEMMA, name="gemma2", builder="Gemma2Model", windows=True, every=2,
+        attention_cap=50.0, logits_cap=30.0, wide_layers=46,
+    ),
+    "Gemma3ForCausalLM": replace(
+        _GEMMA, name="gemma3", builder="Gemma3Model", windows=True, every=6, own_window_rotation=True, wide_layers=62,
+    ),
+    "GraniteForCausalLM": replace(_LLAMA, name="granite", builder="GraniteModel"),
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": replace(_LLAMA, builder="MistralModel"),
+    "Phi3ForCausalLM": Architecture(
+        "phi3", "Phi3MiniModel", fused=True, factors=_LONG_AND_SHORT, square=True, every=1,
+    ),
+    "Qwen2ForCausalLM": Architecture("qwen2", "QwenModel", square=True),
+    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3Model", head_size=128),
+    "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3Model", tied=True, interleaved=True, unrotated=4),
+}  # fmt: skip
+"""By transformers' class, as config.json names it."""
+
+BY_NAME: Mapping[str, Architecture] = {each.name: each for each in [*ARCHITECTURES.values()][::-1]}
+"""By llama.cpp's name; where two classes share it, the first."""
