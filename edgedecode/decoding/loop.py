@@ -1,6 +1,6 @@
-"""The decode loop: prefill, then propose, verify and keep until the limit.
+"""The decode loop: prefill, then propose, score, verify and settle, round by round, until the limit.
 
-Plain decoding is the same loop with empty drafts. `decode` is deliberately one long function.
+Read `export/bundles/device/decode.py` first: the same algorithm for greedy chains, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from time import perf_counter
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 
-from .constraint import Constraint, forced_draft
+from .constraint import Constraint
 from .drafting import Drafting
-from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .model import AdapterUse, LanguageModel, State
 from .policy import kind_of
-from .stats import Stats
+from .stats import Stats, Stopwatch
 from .switching import Switching
-from .verify import Outcome, Rule, TargetRows, Verdict, unverified, verify
+from .verify import Outcome, Rule, TargetRows, Verdict, verify
+from .writers import Writers
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 
@@ -63,13 +63,7 @@ def prefill(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
 
 
 def decode(
-    target: LanguageModel,
-    state: State,
-    *,
-    tokens: list[int],
-    max_tokens: int,
-    setting: DecodeSetting,
-    stats: Stats,
+    target: LanguageModel, state: State, *, tokens: list[int], max_tokens: int, setting: DecodeSetting, stats: Stats
 ) -> Iterator[Verdict]:
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
@@ -82,114 +76,69 @@ def decode(
     """
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
-    sampler, noise, drafting = setting.sampler, setting.noise, setting.drafting
-    switching, constraint = setting.switching, setting.constraint
-    clock = setting.clock
     if len(tokens) >= state.capacity:
         raise ContextExceeded.of(f"{len(tokens)} tokens", state.capacity, remedy="an answer needs room too")
-    started = clock()
+    sampler, noise, watch = setting.sampler, setting.noise, Stopwatch(setting.clock)
     limit = min(len(tokens) + max_tokens, state.capacity)
-    sampler.begin(tokens, generated=stats.tokens)
+    writers = _begin(state, tokens, setting=setting, stats=stats)
+    while (room := limit - len(tokens)) > 0:
+        verdict = writers.write(tokens, room)
+        if verdict is None:
+            # Propose.
+            unread = _catch_up(target, state, tokens, setting)
+            draft = writers.propose(tokens, room)
+            watch.lap("draft")
+
+            # Score: one pass over the pending tokens and the draft after them.
+            row_tokens, rows = [*tokens[state.length :], *draft.tokens], range(unread - 1, unread + len(draft))
+            parents = None
+            if draft.parents is not None:
+                parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
+            output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
+            watch.lap("verify")
+
+            # Verify, and keep the accepted path.
+            noise.position = len(tokens)
+            scored = TargetRows(output.logits, sampler, setting.constraint)
+            verdict = verify(draft, scored, noise, ends=setting.ends, rule=setting.rule)
+            watch.lap("sample")
+            state.keep([*range(unread), *(unread + node for node in verdict.path)])
+
+        # Settle.
+        tokens += verdict.tokens
+        sampler.extend(verdict.tokens)
+        stats.count(verdict, why=writers.reason)
+        writers.settle(verdict)
+        watch.lap("host" if verdict.verified else "draft")
+        if writers.observe(tokens, verdict):
+            watch.lap("draft")
+        if writers.first:
+            stats.prefilled(watch.round.total)
+        else:
+            stats.spend(watch.round, plain=verdict.verified and len(row_tokens) == 1)
+        writers.end(verdict, watch.round)
+        yield verdict
+        if verdict.outcome is Outcome.ENDED:
+            return
+        watch.start()
+
+
+def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats: Stats) -> Writers:
+    """Roll the state back to a prefix of the tokens, and tell everyone who takes part that a generation starts."""
+    setting.sampler.begin(tokens, generated=stats.tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # recurrent states may need a new prefill
     if stats.rounds == 0:
         stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
-    if drafting is not None:
-        drafting.begin(tokens, kind_of(setting.adapter, structured=constraint is not None))
-    if switching is None:
-        _catch_up(target, state, tokens, setting)
-    else:
-        switching.begin(tokens, generated=stats.tokens)
-
-    verdict: Verdict | None = None
-    first, now = True, started
-    while len(tokens) < limit:
-        # Switch: the draft model writes while it is sure. With checks, its tokens become the draft.
-        draft = EMPTY_DRAFT
-        if switching is not None:
-            written = switching.write(tokens, limit - len(tokens) - switching.checks)
-            if written and switching.checks:
-                draft = Draft(tuple(written), source=WRITER)
-            elif written:
-                verdict = unverified(written, sampler, ends=setting.ends)
-                tokens += written
-                sampler.extend(written)
-                stats.count_unverified(verdict, seconds=clock() - now, first=first)
-                first = False
-                yield verdict
-                if verdict.outcome is Outcome.ENDED:
-                    return
-                now = clock()
-                continue
-            _catch_up(target, state, tokens, setting)
-
-        # Propose. The prompt's last pass carries no draft, so that nothing delays the first token.
-        proposed = now
-        drafts = verdict is not None and not len(draft)
-        left = limit - len(tokens) - 1
-        if switching is not None:
-            left = min(left, switching.draft_room)
-            drafts = drafts and left > 0
-        if constraint is not None and drafts:
-            draft = forced_draft(constraint, left)
-            drafts = not len(draft)
-        forced = len(draft) if constraint is not None else 0
-        asked = drafting if drafting is not None and drafts and drafting.asks() else None
-        if asked is not None:
-            draft = asked.propose(tokens, room=left, constraint=constraint)
-            proposed = clock()
-
-        # Score: one pass over the pending tokens and the draft after them.
-        unread = len(tokens) - state.length
-        row_tokens = [*tokens[state.length :], *draft.tokens]
-        parents = None
-        if draft.parents is not None:
-            parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
-        rows = range(unread - 1, len(row_tokens))
-        logits = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter).logits
-        scored = clock()
-
-        # Verify, and settle the accepted path.
-        noise.position = len(tokens)
-        verdict = verify(draft, TargetRows(logits, sampler, constraint), noise, ends=setting.ends, rule=setting.rule)
-        verified = clock()
-        state.keep([*range(unread), *(unread + node for node in verdict.path)])
-        tokens += verdict.tokens
-        sampler.extend(verdict.tokens)
-        if constraint is not None:
-            constraint.extend(verdict.tokens)
-        stats.count(verdict, why=drafting.plan.reason if drafting is not None and not first else "")
-        if switching is not None:
-            switching.observe(verdict, logits)
-        kept = observed = clock()
-        if asked is not None:
-            asked.observe(tokens, verdict)
-            observed = clock()
-        if first:
-            first = False
-            stats.prefill_seconds += kept - started
-            stats.time_to_first_token = stats.time_to_first_token or kept - started
-        else:
-            stats.spend(
-                draft=proposed - now + observed - kept,
-                verify=scored - proposed,
-                sample=verified - scored,
-                host=kept - verified,
-                plain=unread == 1 and not len(draft),
-            )
-            counts = (switching is None or asked is not None) and not forced
-            if drafting is not None and counts:
-                drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
-        yield verdict
-        if verdict.outcome is Outcome.ENDED:
-            return
-        now = clock()
+    writers = Writers(setting.sampler, setting.ends, setting.drafting, setting.switching, setting.constraint)
+    kind = kind_of(setting.adapter, structured=setting.constraint is not None)
+    writers.begin(tokens, generated=stats.tokens, kind=kind)
+    return writers
 
 
-def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> None:
-    """Prefill the tokens that the state lacks, in chunks, except for those that the next pass processes."""
-    while True:
-        unread = len(tokens) - state.length
+def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> int:
+    """Prefill the tokens that the state lacks, in chunks, except for those of the next pass; return their number."""
+    while (unread := len(tokens) - state.length) > 1:
         count = min(unread, PREFILL_CHUNK)
         plain = setting.adapter_from - state.length if setting.adapter is not None else 0
         if 0 < plain < unread:
@@ -200,3 +149,4 @@ def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], settin
         target.forward(chunk, state, rows="none", adapter=None if plain > 0 else setting.adapter)
         state.keep(range(count))
         setting.pause()
+    return unread

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import median
+from typing import Literal
 
 from .drafts import TARGET, WRITER
 from .verify import Outcome, Verdict
@@ -38,6 +40,27 @@ class TimeSplit:
     @property
     def total(self) -> float:
         return self.draft + self.verify + self.sample + self.host
+
+
+class Stopwatch:
+    """Times the steps of a round, each from the end of the one before. clock: seconds."""
+
+    __slots__ = ("_clock", "_last", "round")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.round = clock, TimeSplit()
+        self._last = clock()
+
+    def start(self) -> None:
+        """Begin another round."""
+        self.round.draft = self.round.verify = self.round.sample = self.round.host = 0.0
+        self._last = self._clock()
+
+    def lap(self, step: Literal["draft", "verify", "sample", "host"]) -> None:
+        """Add the time since the last lap to this step of the round."""
+        now = self._clock()
+        setattr(self.round, step, getattr(self.round, step) + now - self._last)
+        self._last = now
 
 
 @dataclass(slots=True)
@@ -111,28 +134,21 @@ class Stats:
     _was_plain: bool = field(default=False, repr=False)
     """Whether the last round was one of these."""
 
-    def count_unverified(self, verdict: Verdict, *, seconds: float, first: bool) -> None:
-        """Add tokens that the draft model wrote. seconds: the time it took. first: they begin the answer."""
-        self._first_tokens = self._first_tokens or len(verdict.tokens)
-        self.switches += self._writer == TARGET
-        self._writer = verdict.draft.source
-        self.unverified_tokens += len(verdict.tokens)
-        if first:
-            self.prefill_seconds += seconds
-            self.time_to_first_token = self.time_to_first_token or seconds
-        else:
-            self.time.draft += seconds
+    def prefilled(self, seconds: float) -> None:
+        """Add the time until the first tokens."""
+        self.prefill_seconds += seconds
+        self.time_to_first_token = self.time_to_first_token or seconds
+        self._was_plain = False
 
-    def spend(self, *, draft: float, verify: float, sample: float, host: float, plain: bool) -> None:
-        """Add a round's seconds. plain: its pass had one row, as in plain decoding."""
-        time = self.time
-        time.draft += draft
-        time.verify += verify
-        time.sample += sample
+    def spend(self, time: TimeSplit, *, plain: bool = False) -> None:
+        """Add a later round's time. plain: its pass had one row, as in plain decoding."""
+        self.time.draft += time.draft
+        self.time.verify += time.verify
+        self.time.sample += time.sample
         self._was_plain = plain
         if plain:
-            self._plain_times.append(verify + sample)
-        self.spend_host(host)
+            self._plain_times.append(time.verify + time.sample)
+        self.spend_host(time.host)
 
     def spend_host(self, seconds: float) -> None:
         """Add host overhead of the last round."""
@@ -149,32 +165,39 @@ class Stats:
 
     def count(self, verdict: Verdict, *, why: str = "") -> None:
         """Add one round. why: the reason of its plan."""
+        writer = TARGET if verdict.verified else WRITER
         self._first_tokens = self._first_tokens or len(verdict.tokens)
-        self.switches += self._writer not in ("", TARGET)
-        self._writer = TARGET
-        self.taken_back += (len(verdict.draft) - verdict.accepted) * (verdict.draft.source == WRITER)
-        depth = verdict.draft.depth
-        if depth:
-            mine = self.drafters.setdefault(verdict.draft.source, DrafterCount())
-            mine.rounds += 1
-            mine.proposed += len(verdict.draft)
-            mine.accepted += verdict.accepted
-            mine.cut_short += _cut_short(verdict)
+        self.switches += self._writer not in ("", writer)
+        self._writer = writer
+        if not verdict.verified:
+            self.unverified_tokens += len(verdict.tokens)
+            return
+        if drafted := len(verdict.draft):
+            self._count_draft(verdict, drafted, verdict.accepted)
         elif why:
             self.plain_rounds[why] = self.plain_rounds.get(why, 0) + 1
         self.rounds += 1
-        self.proposed += len(verdict.draft)
-        self.accepted += verdict.accepted
         self.verified_tokens += len(verdict.tokens)
         self.corrections += verdict.outcome is Outcome.CORRECTION
         self.bonuses += verdict.outcome is Outcome.BONUS
         self.ended += verdict.outcome is Outcome.ENDED
+
+    def _count_draft(self, verdict: Verdict, drafted: int, accepted: int) -> None:
+        depth = verdict.draft.depth
+        mine = self.drafters.setdefault(verdict.draft.source, DrafterCount())
+        mine.rounds += 1
+        mine.proposed += drafted
+        mine.accepted += accepted
+        mine.cut_short += _cut_short(verdict)
+        self.proposed += drafted
+        self.accepted += accepted
+        self.taken_back += (drafted - accepted) * (verdict.draft.source == WRITER)
         while len(self.reached) < depth:
             self.reached.append(0)
             self.survival.append(0)
         for index in range(depth):
             self.reached[index] += 1
-        for index in range(verdict.accepted):
+        for index in range(accepted):
             self.survival[index] += 1
 
     @property

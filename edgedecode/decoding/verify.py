@@ -51,10 +51,10 @@ class TargetRows:
     Row 0 follows the context's last token, row i + 1 draft token i. A view: valid until the model's next forward.
     """
 
-    __slots__ = ("_constraint", "_logits", "_sampler")
+    __slots__ = ("_constraint", "_sampler", "logits")
 
     def __init__(self, logits: FloatArray, sampler: Sampler, constraint: Constraint | None = None) -> None:
-        self._logits = logits
+        self.logits = logits
         self._sampler = sampler
         self._constraint = constraint
 
@@ -67,16 +67,16 @@ class TargetRows:
         return self._sampler.draw(self._row(node, path), path, key=rng.take())
 
     def _row(self, node: int, path: Sequence[int]) -> FloatArray:
-        row: FloatArray = self._logits[node + 1]
+        row: FloatArray = self.logits[node + 1]
         return row if self._constraint is None else self._constraint.masked(row, path)
 
     def top(self, k: int, row: int) -> IntArray:
         """Return the ids of the k largest raw logits of a row, likeliest first; fewer if the vocabulary is smaller."""
-        return self._sampler.top(self._logits[row], k)
+        return self._sampler.top(self.logits[row], k)
 
     def logprob(self, node: int, token: int, *, top: int) -> TokenLogprob:
         """Return the raw log probability of a token after draft node `node` (-1: the context), and the `top` ones."""
-        return self._sampler.logprob(self._logits[node + 1], token, top=top)
+        return self._sampler.logprob(self.logits[node + 1], token, top=top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +129,14 @@ def verify(
     stop. RATIO (speculative sampling, Leviathan 2211.17192, Chen 2302.01318) needs one chain in mode SAMPLED, else
     raises CapabilityError.
     """
-    checked = len(draft) and draft.source != FORCED  # forced tokens have probability 1: any rule accepts them
-    if rule is Rule.RATIO and checked and draft.mode is DraftMode.SAMPLED:
-        return _ratio(draft, target, rng, ends=ends)
-    if rule is Rule.RATIO and checked:
+    if rule is Rule.MATCH or not len(draft) or draft.source == FORCED:  # any rule accepts what has probability 1
+        return _match(draft, target, rng, ends=ends)
+    if draft.mode is not DraftMode.SAMPLED:
         raise CapabilityError(
             f"the ratio rule needs drafts sampled from a known distribution, and {draft.source!r} proposes "
             f"deterministic ones: use the match rule"
         )
-    return _match(draft, target, rng, ends=ends)
+    return _ratio(draft, target, rng, ends=ends)
 
 
 def unverified(tokens: Sequence[int], sampler: Sampler, *, ends: frozenset[int] = frozenset()) -> Verdict:

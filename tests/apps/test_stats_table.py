@@ -20,7 +20,7 @@ def scheduled(*, plain: int = 6) -> Stats:
         plain_rounds={"no speed-up expected": 5, "measuring": 1},
     )
     for index in range(plain):
-        stats.spend(draft=0.001, verify=0.5 if index == 0 else 0.006, sample=0.001, host=0.002, plain=True)
+        stats.spend(TimeSplit(0.001, 0.5 if index == 0 else 0.006, 0.001, 0.002), plain=True)
         stats.spend_host(0.001)
     stats.time = TimeSplit(verify=0.1)
     return stats

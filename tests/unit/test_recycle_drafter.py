@@ -98,7 +98,7 @@ class CountingRows(TargetRows):
     """Record which rows were searched."""
 
     def __init__(self, rows: TargetRows) -> None:
-        super().__init__(rows._logits, rows._sampler)
+        super().__init__(rows.logits, rows._sampler)
         self.asked: list[int] = []
 
     def top(self, k: int, row: int) -> IntArray:

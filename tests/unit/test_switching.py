@@ -12,7 +12,7 @@ import pytest
 import edgedecode
 from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
-from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.stats import Stats, TimeSplit
 from edgedecode.decoding.verify import Verdict, unverified
 from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.sampling.row_draw import NumpyRowDraw
@@ -213,9 +213,11 @@ def test_rule_decides_whether_a_session_switches_and_drafts(monkeypatch: pytest.
 def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
     stats = Stats()
     draft = unverified([5, 6, 7], Sampler(SamplingOptions(), vocabulary_size=9), ends=frozenset())
-    stats.count_unverified(draft, seconds=1.0, first=True)
+    stats.count(draft)
+    stats.prefilled(1.0)
     assert (stats.tokens, stats.tokens_per_second) == (3, 0)
-    stats.count_unverified(draft, seconds=0.5, first=False)
+    stats.count(draft)
+    stats.spend(TimeSplit(draft=0.5))
     assert stats.tokens_per_second == 6
 
 

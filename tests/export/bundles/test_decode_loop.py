@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edgedecode
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.loop import DecodeSetting
+from edgedecode.decoding.stats import Stats
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.export.bundles.device.decode import Round, decode, likeliest
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.testing import TableModel, toy_tables
+from tests.toys import draft_setting
 
 Logits = npt.NDArray[np.float32]
 VOCABULARY = 7
@@ -110,3 +119,56 @@ def test_a_shorter_context_of_the_draft_model_ends_drafting_only() -> None:
     drafted, rounds = decode(Toy(5), Toy(5, context=8), [1, 2], most=30, ends=[], draft_length=4)
     assert drafted == plain
     assert [len(one.drafts) for one in rounds[:4]] == [0, 4, 1, 0]
+
+
+class Cached:
+    """A model of edgedecode with one KV state, as the loop of bundles sees it."""
+
+    def __init__(self, model: TableModel) -> None:
+        self.model, self.state, self.context = model, model.new_state(CAPACITY), CAPACITY
+
+    @property
+    def length(self) -> int:
+        return self.state.length
+
+    def read(self, tokens: Sequence[int], *, scored: int) -> Logits:
+        logits = self.model.forward(tokens, self.state, rows=range(len(tokens) - scored, len(tokens))).logits.copy()
+        self.state.keep(range(len(tokens)))
+        return logits
+
+    def crop(self, length: int) -> None:
+        self.state.crop(length)
+
+
+CAPACITY = 48
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    alike=st.booleans(),
+    prompt=st.lists(st.integers(0, 19), min_size=1, max_size=30),
+    length=st.integers(0, 9),
+    most=st.integers(1, 60),
+    ends=st.sets(st.integers(0, 19), max_size=2),
+)
+def test_rounds_are_those_of_edgedecodes_loop(
+    seed: int, alike: bool, prompt: list[int], length: int, most: int, ends: set[int]
+) -> None:
+    tables = toy_tables(20, seed=seed), toy_tables(20, seed=seed if alike else seed + 1)
+    target, draft = (TableModel(each, context=CAPACITY) for each in tables)
+    answer, rounds = decode(Cached(target), Cached(draft), prompt, most=most, ends=ends, draft_length=length)
+    drafter = ModelDrafter(draft, draft_setting(20, model=draft, capacity=CAPACITY))
+    setting = DecodeSetting(
+        Sampler(SamplingOptions(), vocabulary_size=20),
+        Noise(0),
+        drafting=Drafting.fixed(drafter, length, noise=Noise(0, stream=1)),
+        ends=frozenset(ends),
+    )
+    tokens, recorded = [*prompt], list[Round]()
+    for verdict in edgedecode.decode(
+        target, target.new_state(CAPACITY), tokens=tokens, max_tokens=most, setting=setting, stats=Stats()
+    ):
+        recorded.append(Round(len(tokens) - len(verdict.tokens), verdict.draft.tokens, verdict.tokens))
+    assert tokens == [*prompt, *answer]
+    assert recorded == rounds

@@ -1,0 +1,101 @@
+"""Who writes a round: the draft model alone, a constraint that leaves no choice, or the target with a draft.
+
+The loop has one `Writers`, which knows neither the target nor its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgedecode.sampling.sampler import Sampler
+
+from .constraint import Constraint, forced_draft
+from .drafting import Drafting
+from .drafts import EMPTY_DRAFT, WRITER, Draft
+from .stats import TimeSplit
+from .switching import Switching
+from .verify import Verdict, unverified
+
+
+@dataclass(slots=True)
+class Writers:
+    """The writers of one generation. Each round is `write`, `propose` if that returns None, `settle`, `observe`, `end`.
+
+    switching: the draft model writes alone where it is sure. constraint: some tokens are forced. drafting: the others
+    are drafted.
+    """
+
+    sampler: Sampler
+    ends: frozenset[int]
+    drafting: Drafting | None
+    switching: Switching | None
+    constraint: Constraint | None
+    first: bool = field(default=True, init=False)
+    """Whether this is the first round, which ends the prefill."""
+    _stretch: Draft = field(default=EMPTY_DRAFT, init=False)
+    """What the draft model wrote in this round for the target to check."""
+    _asked: bool = field(default=False, init=False)
+    """Whether the drafters take part in this round."""
+
+    def begin(self, tokens: Sequence[int], *, generated: int, kind: str) -> None:
+        """Start a generation of a kind (see `Policy.begin`) after `tokens`; the last `generated` are an answer's."""
+        if self.drafting is not None:
+            self.drafting.begin(tokens, kind)
+        if self.switching is not None:
+            self.switching.begin(tokens, generated=generated)
+
+    def write(self, tokens: Sequence[int], room: int) -> Verdict | None:
+        """Return at most `room` tokens that the draft model writes without the target; None: the target is next."""
+        self._stretch, self._asked = EMPTY_DRAFT, False
+        if self.switching is None:
+            return None
+        written = self.switching.write(tokens, room - self.switching.checks)
+        if written and not self.switching.checks:
+            return unverified(written, self.sampler, ends=self.ends)
+        if written:
+            self._stretch = Draft(tuple(written), source=WRITER)
+        return None
+
+    def propose(self, tokens: Sequence[int], room: int) -> Draft:
+        """Return a draft for the target, whose own token after it must fit the room too.
+
+        Nothing is forced or drafted in the first round, so that nothing delays the first token.
+        """
+        left = room - 1
+        if self.switching is not None:
+            left = min(left, self.switching.draft_room)
+        if self.first or self._stretch.tokens or (self.switching is not None and left <= 0):
+            return self._stretch
+        if self.constraint is not None and len(forced := forced_draft(self.constraint, left)):
+            return forced
+        if self.drafting is None or not self.drafting.asks():
+            return EMPTY_DRAFT
+        self._asked = True
+        return self.drafting.propose(tokens, room=left, constraint=self.constraint)
+
+    @property
+    def reason(self) -> str:
+        """The reason of the drafters' plan; empty without one."""
+        return "" if self.drafting is None or self.first else self.drafting.plan.reason
+
+    def settle(self, verdict: Verdict) -> None:
+        """Advance what decides who writes the next tokens, and which."""
+        if self.constraint is not None:
+            self.constraint.extend(verdict.tokens)
+        if self.switching is not None and verdict.verified:
+            self.switching.observe(verdict, verdict.rows.logits)
+
+    def observe(self, tokens: Sequence[int], verdict: Verdict) -> bool:
+        """Show the round's result to the drafters if they were asked, and return that; `tokens` end with its tokens."""
+        if self.drafting is not None and self._asked:
+            self.drafting.observe(tokens, verdict)
+        return self._asked
+
+    def end(self, verdict: Verdict, time: TimeSplit) -> None:
+        """End the round. Its time counts for the drafters' policy if they were asked or the target wrote alone."""
+        took_part = self._asked or (self.switching is None and not len(verdict.draft))
+        if self.drafting is not None and took_part and not self.first:
+            host_seconds = time.draft + time.sample + time.host
+            self.drafting.spent(verdict, pass_seconds=time.verify, host_seconds=host_seconds)
+        self.first = False
