@@ -13,8 +13,8 @@ from edgedecode.engines.kernel_noise import measure_noise, rescore
 from edgedecode.pack.hub import BUNDLED_PACK
 from tests.contract.conftest import skip_without
 
-POSITIONS = 120
-PROMPTS = 3
+POSITIONS = 40
+PROMPTS = 2
 OPTIONS = (
     {"drafter": "none"},
     {"drafter": "model", "draft_max": 4},
