@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.job import ModelJob
-from edgedecode.export.pair_export import PairRequest, plan_pair
+from edgedecode.export.pair_export import PairRequest, check_pair
 from edgedecode.export.resume.step_cache import canonical, job_key
 
 from .conftest import recipe
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.export
 
 def job(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> ModelJob:
     request = PairRequest(str(model), None, Path("pack"), stored or recipe(8), noise_positions=noise)
-    return plan_pair(request).jobs[0]
+    return check_pair(request, out=None).jobs[0]
 
 
 def key(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> str:
