@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
 from edgedecode.decoding.stats import DrafterCount
-from edgedecode.memory.process_memory import ProcessMemory
 
 from .memory_table import memory_line
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None = None) -> Table:
-    """Return the table of `--stats full` and /stats. peak: the sampled memory peak, if there is one."""
+def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
+    """Return the table of `--stats full` and /stats."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _rows(stats, finish_reason, peak):
+    for name, value in _rows(stats, finish_reason):
         table.add_row(name, value)
     return table
 
@@ -37,21 +36,21 @@ def add_stats(parser: ArgumentParser) -> None:
     )
 
 
-def show_stats(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None, full: bool) -> None:
+def show_stats(stats: Stats, *, finish_reason: FinishReason, full: bool) -> None:
     """Print an answer's statistics on standard error, in two lines or in full."""
     if not full:
-        print(stats_lines(stats, finish_reason=finish_reason, peak=peak), file=sys.stderr)
+        print(stats_lines(stats, finish_reason=finish_reason), file=sys.stderr)
         return
     from rich.console import Console
 
-    Console(stderr=True).print(stats_table(stats, finish_reason=finish_reason, peak=peak))
+    Console(stderr=True).print(stats_table(stats, finish_reason=finish_reason))
 
 
-def stats_lines(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None) -> str:
+def stats_lines(stats: Stats, *, finish_reason: FinishReason) -> str:
     """Return the two lines of --stats: speed and drafts, then memory."""
     first = f"first token after {1000 * stats.time_to_first_token:.0f} ms"
     line = stats_line(stats, finish_reason=finish_reason)
-    return f"{line} · {first}\nmemory: {memory_line(stats.planned_nbytes, _known(stats, peak))}"
+    return f"{line} · {first}\nmemory: {memory_line(stats.planned_nbytes, stats.peak_nbytes)}"
 
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
@@ -103,7 +102,7 @@ def _why(stats: Stats, finish_reason: FinishReason) -> str:
     return "stopped: the context is full" if stats.context_full else _WHY[finish_reason]
 
 
-def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None) -> Iterator[tuple[str, str]]:
+def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
     modes = {
         "plain": "plain (no drafts)",
         "scheduled": "scheduled (drafts where they are faster)",
@@ -130,12 +129,7 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "time", _split(stats)
     yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first token; prefill {_prefill(stats)}"
     yield "time to first token", f"{1000 * stats.time_to_first_token:.1f} ms"
-    yield "memory", memory_line(stats.planned_nbytes, _known(stats, peak))
-
-
-def _known(stats: Stats, peak: ProcessMemory | None) -> ProcessMemory | None:
-    """Return the sampled peak, else what the engine reported."""
-    return peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
+    yield "memory", memory_line(stats.planned_nbytes, stats.peak_nbytes)
 
 
 def _switching(stats: Stats) -> str:

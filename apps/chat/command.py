@@ -10,7 +10,6 @@ from edgedecode.commands import Command, add_prompt, positive_count
 from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
-from ..memory_table import sampling
 from ..stats_table import add_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
@@ -55,7 +54,7 @@ class ChatCommand:
         lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
         if arguments.prompt_text not in (None, "-"):  # it reads standard input anyway
             lines = BegunLines(checked_text(arguments.prompt_text, "the first message"), lines)
-        with sampling(arguments.stats is not None) as sampler, open_pair(arguments, swaps=True) as pair:
+        with open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
                 pair,
                 lines,
@@ -64,9 +63,8 @@ class ChatCommand:
                 paint=Paint.for_stream(sys.stdout, when=arguments.color),
                 run_slash=run_slash,
                 max_tokens=arguments.max_tokens,
-                sampler=sampler,
+                stats=arguments.stats,
             )
-            conversation.full_stats = arguments.stats == "full"
             if lines.interactive:
                 session = conversation.session
                 conversation.say(

@@ -23,7 +23,6 @@ from edgedecode import (
     Stats,
     WhenFull,
 )
-from edgedecode.memory.peaks import PeakSampler
 from edgedecode.sampling.sampler import answer_seed
 from edgedecode.text.printable import shown, shown_lines
 
@@ -56,7 +55,7 @@ class Conversation:
         run_slash: Callable[[str, Conversation], bool],
         messages: Sequence[Message] = (),
         max_tokens: int | None = None,
-        sampler: PeakSampler | None = None,
+        stats: str | None = None,
     ) -> None:
         self.pair = pair
         self.start = options
@@ -64,8 +63,8 @@ class Conversation:
         self.options = options
         """The options of the session, with the adapter chosen since."""
         self.session = pair.session(options, messages=messages)
-        self.sampler = sampler
-        """Samples this process's memory; None: statistics were not asked for."""
+        self._stats = stats
+        """What `--stats` asks for after each answer."""
         self.paint = paint
         self.last_finish: FinishReason | None = None
         """How the last answer ended; None before the first."""
@@ -75,8 +74,6 @@ class Conversation:
         self.lines = lines
         self._run_slash = run_slash
         self._max_tokens = max_tokens
-        self.full_stats = False
-        """Whether statistics after each answer are complete, not two lines."""
 
     @property
     def status(self) -> str:
@@ -150,17 +147,16 @@ class Conversation:
             self.refuse(" ".join(str(error).split()))
             return
         self._last_stats, self._used = self.session.stats, len(self.session.tokens)
-        if self.sampler is None:
-            self.say(stats_line(self._last_stats, finish_reason=self.last_finish))
+        if self._stats:
+            self.show_stats(self.last_finish, full=self._stats == "full")
         else:
-            self.show_stats(self.last_finish, full=self.full_stats)
+            self.say(stats_line(self._last_stats, finish_reason=self.last_finish))
         if self.session.stats.context_full:
             self.say("the context is full: /reset starts over")
 
     def show_stats(self, finish: FinishReason, *, full: bool = True) -> None:
         """Write the statistics of the last answer."""
-        peak = None if self.sampler is None else self.sampler.peak
-        show_stats(self._last_stats, finish_reason=finish, peak=peak, full=full)
+        show_stats(self._last_stats, finish_reason=finish, full=full)
 
     def start_over(self, messages: Sequence[Message]) -> None:
         """Replace the conversation."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.commands import scaled_name
-from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.text.kept_turns import turn_starts
 from edgedecode.text.printable import shown
@@ -145,12 +144,9 @@ def _stats(conversation: Conversation, rest: str) -> bool:
 def _memory(conversation: Conversation, rest: str) -> bool:
     from rich.console import Console
 
-    budget, sampler = conversation.session.budget, conversation.sampler
-    peak = None if sampler is None else sampler.peak
-    if peak is None and (resident := peak_nbytes()) is not None:
-        peak = ProcessMemory(resident)
+    budget = conversation.session.budget
     conversation.say(f"planned:\n{budget.table()}\nthis process:")
-    Console(stderr=True).print(memory_table(budget.used_nbytes, now=memory_now(), peak=peak))
+    Console(stderr=True).print(memory_table(budget.used_nbytes))
     return True
 
 

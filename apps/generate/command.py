@@ -10,13 +10,12 @@ from pathlib import Path
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
-from edgedecode.memory.peaks import PeakSampler
 from edgedecode.plot_file import check_plot
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..memory_table import memory_json, sampling
+from ..memory_table import memory_json
 from ..stats_table import add_stats, show_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
@@ -127,11 +126,10 @@ class GenerateCommand:
                 raise InputError("--plot shows where the models switch: it needs --mode switch")
         messages = system_messages(arguments.system)
         with (
-            sampling(arguments.stats is not None) as sampler,
             open_pair(arguments) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
-            reply = _answer(arguments, session, prompt, sampler=sampler)
+            reply = _answer(arguments, session, prompt)
             if arguments.plot is not None:
                 from .switch_strip import plot_strip
 
@@ -139,16 +137,16 @@ class GenerateCommand:
             return 0
 
 
-def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: PeakSampler | None) -> Reply:
+def _answer(arguments: Namespace, session: Session, prompt: str) -> Reply:
     reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
     chunks = _chunks(arguments, session, prompt)
     try:
         for chunk in until_interrupted(chunks):
             reply.add(chunk)
     except KeyboardInterrupt:  # the partial answer still gets its statistics
-        _finish(arguments, session, reply, sampler=sampler)
+        _finish(arguments, session, reply)
         raise
-    _finish(arguments, session, reply, sampler=sampler)
+    _finish(arguments, session, reply)
     return reply
 
 
@@ -159,15 +157,14 @@ def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chu
     return session.stream(prompt, max_tokens=arguments.max_tokens, stop=stop)
 
 
-def _finish(arguments: Namespace, session: Session, reply: Reply, *, sampler: PeakSampler | None) -> None:
+def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
     reply.end()
-    peak = None if sampler is None else sampler.peak
     if arguments.stats:
-        show_stats(session.stats, finish_reason=reply.finish_reason, peak=peak, full=arguments.stats == "full")
+        show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
         value = reply.as_dict(session.stats, seed=session.seed)
         if arguments.stats:
-            value["memory"] = memory_json(session.stats.planned_nbytes, peak)
+            value["memory"] = memory_json(session.stats.planned_nbytes, session.stats.peak_nbytes)
         print_json(value)
 
 

@@ -12,7 +12,7 @@ from ..sweep.sweep_runs import Chat, SweepRun
 from .bench_tables import Report
 from .memory_chart import memory_figure
 
-_NOTE = "unused: planned less resident; red if more than 5% and 8 MB off, on either side\n"
+_NOTE = "unused: planned less peak, which is resident; red if more than 5% and 8 MB off, on either side\n"
 
 
 def show_sweep(report: Report, runs: Sequence[SweepRun]) -> None:
@@ -20,9 +20,7 @@ def show_sweep(report: Report, runs: Sequence[SweepRun]) -> None:
     columns: dict[str, Callable[[SweepRun], str]] = {
         "budget": _budget,
         "planned": _of(lambda chat: format_nbytes(chat.planned_nbytes)),
-        "resident": _of(lambda chat: _size(chat.peak.resident)),
-        "anonymous": _of(lambda chat: _size(chat.peak.anonymous)),
-        "proportional": _of(lambda chat: _size(chat.peak.proportional)),
+        "peak": _of(lambda chat: format_nbytes(chat.peak_nbytes)),
         "verdict": lambda run: f"[{'green' if run.kept else 'red'}]{run.verdict}[/]",
         "unused": _unused,
         "context": _of(lambda chat: str(chat.context)),
@@ -48,10 +46,6 @@ def _of(cell: Callable[[Chat], str]) -> Callable[[SweepRun], str]:
 
 def _budget(run: SweepRun) -> str:
     return "unlimited" if run.budget_nbytes is None else format_nbytes(run.budget_nbytes)
-
-
-def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else format_nbytes(nbytes)
 
 
 def _unused(run: SweepRun) -> str:

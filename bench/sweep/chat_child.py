@@ -11,8 +11,8 @@ from itertools import cycle
 from typing import Any, TypeAlias
 
 from edgedecode.engines.child import tell_parent
-from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError
-from edgedecode.memory.peaks import PeakSampler
+from edgedecode.errors import ContextExceeded, EdgeDecodeError
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.open_pack import load, plan
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
@@ -47,32 +47,27 @@ def _planned(order: dict[str, Any]) -> dict[str, object]:
 
 def _chatted(order: dict[str, Any]) -> dict[str, object]:
     options = _options(order)
-    with (
-        PeakSampler() as sampler,
-        load(
-            order["pack"],
-            memory=order["memory"],
-            context=order["context"],
-            verify=order["verify"],
-            **order["opening"],
-        ) as pair,
-    ):
+    with load(
+        order["pack"],
+        memory=order["memory"],
+        context=order["context"],
+        verify=order["verify"],
+        **order["opening"],
+    ) as pair:
         with pair.session(options) as session:
             talk = Talk(session, cycle(order["texts"]), encode=pair.tokenizer.encode)
             talk.run(order["turns"], max_tokens=order["max_tokens"])
             context, drafters = session.context, session.drafter_name
-            sampler.close()
-        if (peak := sampler.peak) is None:
-            raise CapabilityError(f"memory cannot be sampled: {sampler.why_not}")
+            peak = peak_nbytes()
+        assert peak is not None, "the sweep has checked it"
         chat = Chat(
             planned_nbytes=talk.planned_nbytes,
-            peak=peak,
+            peak_nbytes=peak,
             context=context,
             longest=talk.longest,
             drafters=drafters,
             given_up=_given_up(pair, options),
             tokens_per_second=talk.tokens_per_second,
-            samples=sampler.samples,
         )
     return {"chat": asdict(chat)}
 

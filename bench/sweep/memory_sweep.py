@@ -18,9 +18,7 @@ from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.engines.selection import AUTO
 from edgedecode.library.find import find_pack
 from edgedecode.memory.limit import VARIABLE
-from edgedecode.memory.peaks import PeakSampler
-from edgedecode.memory.peaks_child import MemorySample
-from edgedecode.memory.process_memory import ProcessMemory
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.text.prompts import interleaved
 
 from ..lock import one_at_a_time
@@ -37,7 +35,8 @@ _ENVIRONMENT = {VARIABLE: "", "PYTHONWARNINGS": "ignore"}
 def memory_sweep(arguments: Namespace) -> int:
     """Measure, print the results, and return 0 if every chat finished within its budget."""
     engines = _engines(arguments.runtime)
-    _check_sampler()
+    if peak_nbytes() is None:
+        raise CapabilityError("peak memory is reported by psutil only here: pip install 'edgedecode[measure]'")
     root = find_pack(arguments.model, arguments.draft)
     order = _order(arguments, pack=str(root), turns=arguments.turns or TURNS)
     show_notices()
@@ -60,12 +59,6 @@ def memory_sweep(arguments: Namespace) -> int:
         value = {"conditions": asdict(conditions), "runs": [_json(run) for run in runs], "not_measured": reasons}
         print_json(value)
     return 0 if all(run.kept for run in runs) else 1
-
-
-def _check_sampler() -> None:
-    with PeakSampler() as sampler:
-        if sampler.why_not:
-            raise CapabilityError(f"memory cannot be sampled: {sampler.why_not}")
 
 
 def _engines(name: str | None) -> list[str]:
@@ -130,14 +123,10 @@ def _child_reply(order: Mapping[str, object]) -> dict[str, Any]:
 def _run(engine: str, budget: int | None, reply: Mapping[str, Any]) -> SweepRun:
     if "failure" in reply:
         return SweepRun(engine, budget, None, reply["failure"])
-    chat = dict(reply["chat"])
-    chat["peak"] = ProcessMemory(*chat["peak"])
-    chat["samples"] = tuple(MemorySample(seconds, ProcessMemory(*memory)) for seconds, memory in chat["samples"])
-    return SweepRun(engine, budget, Chat(**{**chat, "given_up": tuple(chat["given_up"])}))
+    return SweepRun(engine, budget, Chat(**{**reply["chat"], "given_up": tuple(reply["chat"]["given_up"])}))
 
 
 def _json(run: SweepRun) -> dict[str, object]:
-    """Return a run's figures, with the memory samples of an unlimited one."""
     chat = run.chat
     value: dict[str, object] = {
         "engine": run.engine,
@@ -147,15 +136,13 @@ def _json(run: SweepRun) -> dict[str, object]:
     }
     if chat is None:
         return value
-    samples = chat.samples if run.budget_nbytes is None else ()
     return {
         **value,
-        **memory_json(chat.planned_nbytes, chat.peak),
+        **memory_json(chat.planned_nbytes, chat.peak_nbytes),
         "as_planned": run.as_planned,
         "context": chat.context,
         "longest": chat.longest,
         "drafters": chat.drafters,
         "given_up": list(chat.given_up),
         "tokens_per_second": round(chat.tokens_per_second, 2),
-        "samples": [{"seconds": round(sample.seconds, 3), **sample.memory._asdict()} for sample in samples],
     }

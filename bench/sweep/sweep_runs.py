@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.memory.peaks_child import MemorySample
-from edgedecode.memory.process_memory import ProcessMemory
 from edgedecode.memory.sizes import format_nbytes
 
 TOLERANCE, TOLERANCE_NBYTES = 0.05, 8 * 10**6
@@ -18,13 +16,13 @@ class Chat:
 
     planned_nbytes: int
     """The most memory that was reserved at the end of an answer."""
-    peak: ProcessMemory
+    peak_nbytes: int
+    """The resident peak of its process."""
     context: int
     longest: int
     drafters: str
     given_up: tuple[str, ...]
     tokens_per_second: float
-    samples: tuple[MemorySample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class SweepRun:
         """Bytes by which the resident peak exceeds the budget; 0 if it does not."""
         if self.chat is None or self.budget_nbytes is None:
             return 0
-        return max(0, self.chat.peak.resident - self.budget_nbytes)
+        return max(0, self.chat.peak_nbytes - self.budget_nbytes)
 
     @property
     def kept(self) -> bool:
@@ -57,7 +55,7 @@ class SweepRun:
     @property
     def unused_nbytes(self) -> int | None:
         """The plan less the resident peak."""
-        return None if self.chat is None else self.chat.planned_nbytes - self.chat.peak.resident
+        return None if self.chat is None else self.chat.planned_nbytes - self.chat.peak_nbytes
 
     @property
     def as_planned(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _ARENAS, _MAPPED_FROM = -8, -3
 """glibc's M_ARENA_MAX, and M_MMAP_THRESHOLD, which also stops growing once it is set."""
@@ -34,45 +34,14 @@ def memory_of(pid: int) -> ProcessMemory | None:
     The Linux kernel visits every page: 2 ms for 150 MB were measured.
     """
     if sys.platform != "linux":
-        return _by_psutil(pid, full=True)
+        process = _process(pid)
+        return process and ProcessMemory(process.memory_info().rss, None, process.memory_full_info().uss)
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
             fields = dict(line.split()[:2] for line in lines if line.endswith(" kB\n"))
         return ProcessMemory(*(int(fields[name]) * 1024 for name in ("Rss:", "Pss:", "Anonymous:")))
     except (OSError, KeyError, ValueError):
         return None
-
-
-class Counters:
-    """The kernel's counters of a process: like `memory_of` without proportional pages, in constant time.
-
-    Some Linux versions count approximately: a tenth of a megabyte per processor may be missing.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._page = pid, os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
-        self._file = -1
-        if self._page:
-            with suppress(OSError):
-                self._file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # stays with the process if its pid is reused
-
-    def read(self) -> ProcessMemory | None:
-        """Return the current memory; None: the process has ended, or the system does not report it."""
-        if not self._page:
-            return _by_psutil(self._pid, full=False)
-        try:
-            resident, shared = (int(pages) * self._page for pages in os.pread(self._file, 128, 0).split()[1:3])
-        except (OSError, ValueError):
-            return None
-        return ProcessMemory(resident, None, resident - shared) if resident else None  # 0: a zombie
-
-
-def highest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory:
-    """Return the larger known figure of each kind."""
-    known = [[each for each in pair if each is not None] for pair in zip(one, other, strict=True)]
-    resident, proportional, anonymous = (max(pair, default=None) for pair in known)
-    assert resident is not None
-    return ProcessMemory(resident, proportional, anonymous)
 
 
 def resident_nbytes() -> int | None:
@@ -105,10 +74,14 @@ def return_freed_memory() -> None:
 def peak_nbytes() -> int | None:
     """Return the peak resident size of this process in bytes; None: not reported."""
     if sys.platform == "win32":
-        return None
+        process = _process(os.getpid())
+        return process and process.memory_info().peak_wset
     # Not getrusage first: its peak survives exec, so that a child of a large process would report its parent's.
-    if (peak := high_water_nbytes(os.getpid())) is not None:
-        return peak
+    with (
+        suppress(OSError, StopIteration, ValueError),
+        open("/proc/self/status", encoding="ascii", errors="replace") as lines,
+    ):
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -120,27 +93,10 @@ def held_nbytes() -> int | None:
     return resident_nbytes() or peak_nbytes()
 
 
-def high_water_nbytes(pid: int) -> int | None:
-    """Return the peak resident size of a process on Linux; None elsewhere."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-
-
-def _by_psutil(pid: int, *, full: bool) -> ProcessMemory | None:
-    """Return psutil's figures; None without psutil. full: include USS, for which psutil visits every page."""
+def _process(pid: int) -> Any:  # noqa: ANN401  (psutil has no types)
+    """Return psutil's view of a process; None without psutil."""
     try:
         import psutil
     except ImportError:
         return None
-    try:
-        process = psutil.Process(pid)
-        resident = int(process.memory_info().rss)
-        try:
-            return ProcessMemory(resident, None, int(process.memory_full_info().uss) if full else None)
-        except psutil.AccessDenied:  # macOS allows it for other processes only to root
-            return ProcessMemory(resident)
-    except psutil.Error:
-        return None
+    return psutil.Process(pid)

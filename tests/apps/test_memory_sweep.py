@@ -17,21 +17,19 @@ from edgedecode.bench.sweep.chat_child import Talk, prompt_of
 from edgedecode.bench.sweep.sweep_runs import Chat, SweepRun, budgets
 from edgedecode.cli import main
 from edgedecode.engines.registry import RUNTIMES, installed
-from edgedecode.memory.peaks_child import MemorySample
-from edgedecode.memory.process_memory import ProcessMemory, memory_now
+from edgedecode.memory.process_memory import memory_now
 
 from .conftest import Run
 
 MB = 10**6
 CHAT = Chat(
     planned_nbytes=110 * MB,
-    peak=ProcessMemory(100 * MB, 90 * MB, 50 * MB),
+    peak_nbytes=100 * MB,
     context=512,
     longest=512,
     drafters="suffix",
     given_up=("the draft model",),
     tokens_per_second=12.0,
-    samples=(MemorySample(0.0, ProcessMemory(40 * MB, 30 * MB, 20 * MB)), MemorySample(1.0, ProcessMemory(100 * MB))),
 )
 
 
@@ -54,7 +52,7 @@ def test_budgets_are_evenly_spaced_and_end_with_unlimited() -> None:
 def test_sweep_run_compares_the_budget_with_resident_memory(
     budget: int | None, peak: int, verdict: str, kept: bool
 ) -> None:
-    chat = replace(CHAT, peak=ProcessMemory(peak * MB, None, None))
+    chat = replace(CHAT, peak_nbytes=peak * MB)
     run = SweepRun("onnx", None if budget is None else budget * MB, chat)
     assert (run.verdict, run.kept) == (verdict, kept)
 
@@ -69,7 +67,7 @@ def test_sweep_run_without_a_chat_is_aborted() -> None:
     [(108, 100, True), (109, 100, False), (100, 108, True), (91, 100, False), (1050, 1000, True), (1100, 1000, False)],
 )
 def test_sweep_run_is_as_planned_within_a_share_or_some_megabytes(planned: int, peak: int, as_planned: bool) -> None:
-    chat = replace(CHAT, planned_nbytes=planned * MB, peak=ProcessMemory(peak * MB))
+    chat = replace(CHAT, planned_nbytes=planned * MB, peak_nbytes=peak * MB)
     assert SweepRun("onnx", None, chat).as_planned == as_planned
 
 
@@ -113,7 +111,7 @@ def child_reply(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"failure": "it cannot plan"} if engine == "other" else {"least": 120 * MB, "whole": 140 * MB}
     if engine == "llama" and budget == 120 * MB:
         return {"failure": "its native code died with SIGKILL"}
-    chat = CHAT if budget != 140 * MB else replace(CHAT, peak=ProcessMemory(141 * MB, None, None))
+    chat = CHAT if budget != 140 * MB else replace(CHAT, peak_nbytes=141 * MB)
     fields = {
         name: getattr(chat, name) for name in chat.__slots__
     }  # JSON turns tuples into lists, as in a child's line
@@ -149,18 +147,8 @@ def test_memory_sweep_has_a_row_per_engine_and_budget_and_fails_over_budget(
     assert "Not measured: other: it cannot plan" in out
     assert "over by 1.0 MB" in out
     onnx = value["runs"][3]
-    assert (onnx["planned_nbytes"], onnx["peak_resident_nbytes"], onnx["peak_anonymous_nbytes"]) == (
-        110 * MB,
-        100 * MB,
-        50 * MB,
-    )
-    assert (onnx["given_up"], onnx["samples"]) == (["the draft model"], [])
-    assert value["runs"][-1]["samples"][0] == {
-        "seconds": 0.0,
-        "resident": 40 * MB,
-        "proportional": 30 * MB,
-        "anonymous": 20 * MB,
-    }
+    assert (onnx["planned_nbytes"], onnx["peak_resident_nbytes"]) == (110 * MB, 100 * MB)
+    assert onnx["given_up"] == ["the draft model"]
 
 
 def test_memory_sweep_within_its_budgets_exits_with_0(
@@ -200,12 +188,11 @@ def test_memory_figure_has_a_column_per_engine(tmp_path: Path, monkeypatch: pyte
     assert file.read_bytes().startswith(b"\x89PNG")
     runs = [SweepRun(engine, budget, CHAT) for engine in ("llama", "onnx") for budget in (120 * MB, 140 * MB, None)]
     axes = memory_figure(runs, conditions="here").axes
-    assert [each.get_title() for each in axes] == ["Peaks on llama", "Peaks on onnx", *["The unlimited chat"] * 2]
+    assert [each.get_title() for each in axes] == ["Peaks on llama", "Peaks on onnx"]
     lines = {line.get_label(): line for line in axes[0].lines}
     assert list(lines["planned"].get_ydata()) == [110, 110]
     assert list(lines["budget"].get_ydata()) == [120, 140]
-    times = {line.get_label(): list(line.get_xdata()) for line in axes[2].lines}
-    assert (times["resident"], times["proportional"]) == ([0, 1], [0])  # unknown in the second sample
+    assert list(lines["peak"].get_ydata()) == [100, 100]
 
 
 @pytest.mark.parametrize(
@@ -242,12 +229,12 @@ def missing_plot(monkeypatch: pytest.MonkeyPatch) -> str:
     return "pip install 'edgedecode[plot]'"
 
 
-def missing_sampler(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("sys.executable", "")
-    return "memory cannot be sampled: there is no Python"
+def missing_peak(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(memory_sweep, "peak_nbytes", lambda: None)
+    return "peak memory is reported by psutil only here"
 
 
-@pytest.mark.parametrize("missing", [missing_plot, missing_sampler])
+@pytest.mark.parametrize("missing", [missing_plot, missing_peak])
 def test_memory_sweep_reports_missing_parts_before_any_run(
     missing: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +263,3 @@ def test_memory_sweep_keeps_its_budgets_on_the_bundled_pack(run: Run, pack: Path
         assert small["given_up"]
         assert not unlimited["given_up"]
         assert small["longest"] == unlimited["longest"] == small["context"] == 512
-        assert 0 < small["peak_anonymous_nbytes"] < small["peak_resident_nbytes"]
-        assert 0 < small["peak_proportional_nbytes"] <= small["peak_resident_nbytes"]
-        assert max(sample["resident"] for sample in unlimited["samples"]) <= unlimited["peak_resident_nbytes"]

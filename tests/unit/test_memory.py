@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from edgedecode.errors import BudgetExceeded, InputError
+from edgedecode.memory import process_memory
 from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes, resident_nbytes
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 
@@ -272,6 +274,35 @@ def test_resident_nbytes_counts_shared_libraries_in_full() -> None:
     resident, full, proportional = map(int, done.stdout.split())
     assert resident == pytest.approx(full, abs=500_000)
     assert resident > proportional + 1_000_000
+
+
+MEASURE_PEAK = """
+from edgedecode.memory.process_memory import peak_nbytes
+before = peak_nbytes()
+held = bytearray(b"x") * 60_000_000
+del held
+print(peak_nbytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="other systems may count differently")
+def test_peak_nbytes_has_what_was_freed_since() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE_PEAK], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) == pytest.approx(60_000_000, abs=4_000_000)
+
+
+def test_memory_is_psutils_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = {
+        "memory_info": lambda: SimpleNamespace(rss=7, peak_wset=9),
+        "memory_full_info": lambda: SimpleNamespace(uss=3),
+    }
+    fake = SimpleNamespace(Process=lambda pid: SimpleNamespace(**infos))
+    monkeypatch.setitem(sys.modules, "psutil", fake)
+    monkeypatch.setattr(process_memory.sys, "platform", "win32")
+    assert peak_nbytes() == 9
+    assert memory_now() == ProcessMemory(7, None, 3)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert memory_now() is peak_nbytes() is None
 
 
 class BudgetMachine(RuleBasedStateMachine):
