@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
-from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.pack.pack_change import changed_pack
 
 
 def saves_by_default(root: Path) -> bool:
@@ -23,13 +22,10 @@ def saves_by_default(root: Path) -> bool:
 
 def save_result(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a pack's manifest, given as parsed JSON. Raises ManifestError if it cannot be written."""
-    path = root / MANIFEST_NAME
     try:
-        with changing(root):
-            value = json.loads(path.read_text(encoding="utf-8"))  # raw JSON, to keep keys of newer versions
-            change(value)
-            replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        with changed_pack(root) as found:
+            change(found.value)
     except OSError as error:
         raise ManifestError(
-            f"the result cannot be saved in {path} ({error.strerror or error}): give --no-save"
+            f"the result cannot be saved in {root / MANIFEST_NAME} ({error.strerror or error}): give --no-save"
         ) from None

@@ -1,31 +1,24 @@
 """Adds adapters to a pack and removes them.
 
-New files are written first, then one rename replaces the manifest, then old files are removed. So an interruption
-leaves the old or the new pack. The pack's check ignores adapter folders that the manifest does not list, and adding an
-adapter of the same name replaces them.
+The pack's check ignores adapter folders that the manifest does not list: a killed process leaves one, which adding an
+adapter of the same name replaces.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from edgedecode.errors import CapabilityError, InputError, ManifestError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import ADAPTERS, DRAFT_ADAPTER, AdapterEntry
-from edgedecode.pack.gate import is_downloaded
-from edgedecode.pack.integrity import file_entry
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from edgedecode.pack.new_folder import flush_folder
-from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .adapter_parts import Projections, check_invocation, graph_projections, lora_projections
 from .gguf_adapter import read_gguf_adapter
@@ -47,8 +40,9 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
     """
     check_adapter_name(name)
     found = None if source.is_file() else read_peft_adapter(source / CONFIG, source / WEIGHTS)
-    with changing(root):
-        manifest = _own_manifest(root)
+    check_own(root, "change")
+    with changed_pack(root) as change:
+        manifest = change.manifest
         if name in manifest.adapters:
             raise InputError(f"the pack has an adapter {name!r} already: remove it first, or use another name")
         role = adapter_role(name, manifest.models)
@@ -58,23 +52,14 @@ def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
             check_fits(found, pack_projections(manifest, root, role=role), vocabulary_size=manifest.vocabulary_size)
         place = root / adapter_folder(name)
         _check_place(place, source, manifest)
-        shutil.rmtree(place, ignore_errors=True)  # left by a killed process
-        try:
-            if found is None:
-                entry = replace(entry, file=f"{adapter_folder(name)}/{_GGUF}")
-                place.mkdir(parents=True)
-                shutil.copyfile(source, root / entry.file)
-            else:
-                entry = copy_adapter(found, source, root, name)
-            files = [file for file in (entry.config, entry.file) if file]
-            listed = {listed: asdict(file_entry(root / listed, flushed=True)) for listed in files}
-            for each in (place, place.parent, root):
-                flush_folder(each)
-            _replace(root, name, asdict(entry), listed=listed, gone=())
-        except BaseException:
-            if name not in Manifest.load(root).adapters:
-                shutil.rmtree(place, ignore_errors=True)
-            raise
+        change.remove(path.relative_to(root).as_posix() for path in place.rglob("*") if not path.is_dir())  # leftovers
+        files = [change.place(f"{adapter_folder(name)}/{each}") for each in ((CONFIG, WEIGHTS) if found else (_GGUF,))]
+        if found is None:
+            entry = replace(entry, file=files[0].relative_to(root).as_posix())
+            shutil.copyfile(source, files[0])
+        else:
+            entry = copy_adapter(found, source, root, name)
+        change.value["adapters"] = {**(change.value.get("adapters") or {}), name: asdict(entry)}
     return entry
 
 
@@ -103,7 +88,7 @@ def adapter_folder(name: str) -> str:
 def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> AdapterEntry:
     """Copy the adapter `found`, which PEFT saved in `folder`, into the pack at `root`; return its entry."""
     names = {kind: f"{adapter_folder(name)}/{kind}" for kind in (CONFIG, WEIGHTS)}
-    (root / adapter_folder(name)).mkdir(parents=True)
+    (root / adapter_folder(name)).mkdir(parents=True, exist_ok=True)
     for kind, listed in names.items():
         shutil.copyfile(folder / kind, root / listed)
     return AdapterEntry(
@@ -119,24 +104,15 @@ def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> Ada
 
 def remove_adapter(root: Path, name: str) -> AdapterEntry:
     """Remove an adapter from a pack. Raises InputError if there is none of this name, else as `add_adapter`."""
-    with changing(root):
-        manifest = _own_manifest(root)
-        entry = manifest.adapters.get(name)
-        if entry is None:
-            known = ", ".join(manifest.adapters) or "none"
+    check_own(root, "change")
+    with changed_pack(root) as change:
+        adapters = dict(change.manifest.adapters)
+        if (entry := adapters.pop(name, None)) is None:
+            known = ", ".join(adapters) or "none"
             raise InputError(f"the pack has no adapter {name!r}; it has: {known}")
-        shared = {
-            file for other, each in manifest.adapters.items() if other != name for file in (each.file, each.config)
-        }
-        gone = tuple(each for each in (entry.file, entry.config) if each and each not in shared)
-        _replace(root, name, None, listed={}, gone=gone)
-        for each in gone:
-            if each in manifest.files:  # else it is outside the pack, where it was imported from
-                with suppress(OSError):
-                    (root / each).unlink()
-        for folder in (root / adapter_folder(name), root / ADAPTERS):
-            with suppress(OSError):  # the folder is not empty
-                folder.rmdir()
+        del change.value["adapters"][name]
+        shared = {file for other in adapters.values() for file in (other.file, other.config)}
+        change.remove(each for each in (entry.file, entry.config) if each and each not in shared)
     return entry
 
 
@@ -154,17 +130,6 @@ def _check_place(place: Path, source: Path, manifest: Manifest) -> None:
         real = each.resolve()
         if any(folder.exists() and folder.samefile(place) for folder in (real, *real.parents)):
             raise InputError(f"{each} is in {place}, which the pack's copy replaces: move it out of the pack first")
-
-
-def _own_manifest(root: Path) -> Manifest:
-    if is_downloaded(root):
-        raise ManifestError(
-            f"the pack {root} was downloaded, and the next download would undo a change: copy it elsewhere first"
-        )
-    manifest = Manifest.load(root)
-    if not os.access(root, os.W_OK) or not os.access(root / MANIFEST_NAME, os.W_OK):
-        raise ManifestError(f"{root} cannot be written: copy the pack elsewhere and change the copy")
-    return manifest
 
 
 def check_fits(found: PeftAdapter, projections: Projections, *, vocabulary_size: int) -> None:
@@ -220,17 +185,3 @@ def pack_projections(manifest: Manifest, root: Path, *, role: str) -> Projection
     if model.gguf:
         return gguf_projections(read_header(root / model.gguf), name=name)
     raise CapabilityError(f"{name} takes no adapters: export it again with --graphs base,lora")
-
-
-def _replace(
-    root: Path, name: str, entry: Mapping[str, object] | None, *, listed: Mapping[str, object], gone: tuple[str, ...]
-) -> None:
-    """Write the manifest with this entry, or without the adapter if it is None; keep keys of newer versions."""
-    value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
-    adapters = {each: kept for each, kept in (value.get("adapters") or {}).items() if each != name}
-    value["adapters"] = adapters if entry is None else {**adapters, name: entry}
-    kept = {each: file for each, file in value["files"].items() if each not in gone}
-    value["files"] = dict(sorted({**kept, **listed}.items()))
-    if value.get("outside"):
-        value["outside"] = {each: file for each, file in value["outside"].items() if each not in gone}
-    replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.adapters import adapter_change
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.hub import Hub, check_download
 from tests.peft_folders import write_peft
 
@@ -264,45 +263,6 @@ def test_adapter_usage(words: list[str]) -> None:
 def test_adapter_without_an_action_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adapter"]) == 0
     assert "adapters" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("step", ["copy", "manifest", "after"])
-def test_adapter_change_that_is_killed_leaves_a_pack_that_opens(
-    step: str, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A killed process cleans nothing up. The next change removes its leftovers."""
-    odd = write_peft(tmp_path / "odd", seed=1)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*arguments: object, **named: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(adapter_change.shutil, "rmtree", lambda *arguments, **named: None)
-        if step == "copy":
-            patch.setattr(adapter_change, "file_entry", killed)
-        elif step == "manifest":
-            patch.setattr(adapter_change, "_replace", killed)
-        else:
-            replace = adapter_change._replace
-
-            def then_killed(*arguments: object, **named: object) -> None:
-                replace(*arguments, **named)  # type: ignore[arg-type]
-                raise Killed
-
-            patch.setattr(adapter_change, "_replace", then_killed)
-        with pytest.raises(Killed):
-            adapter_change.add_adapter(pack, "odd", odd)
-    there = set(Manifest.load(pack).adapters)
-    assert there == ({"odd"} if step == "after" else set())
-    with edgedecode.load(pack, verify=True, runtime="onnx"):
-        pass
-    if not there:
-        adapter_change.add_adapter(pack, "odd", odd)
-    adapter_change.remove_adapter(pack, "odd")
-    assert not (pack / "adapters").exists()
 
 
 def test_adapter_add_refuses_a_gguf_file_for_an_onnx_pack(

@@ -132,6 +132,39 @@ def compared(work: Path) -> None:
     save_found(work / "pack", Found(equality={"target": found}))
 
 
+def offered(work: Path) -> None:
+    """Put an adapter beside the bundled pack."""
+    import shutil
+
+    from edgedecode.pack.hub import BUNDLED_PACK
+    from tests.peft_folders import write_peft
+
+    shutil.copytree(BUNDLED_PACK, work / "pack")
+    write_peft(work / "odd", seed=1)
+
+
+def added(work: Path) -> None:
+    from edgedecode.adapters.adapter_change import add_adapter
+    from edgedecode.pack.manifest import Manifest
+
+    if not Manifest.load(work / "pack").adapters:  # a user who finds the adapter does not add it again
+        add_adapter(work / "pack", "odd", work / "odd")
+
+
+def taken_out(work: Path) -> None:
+    from edgedecode.adapters.adapter_change import remove_adapter
+    from edgedecode.pack.manifest import Manifest
+
+    if Manifest.load(work / "pack").adapters:
+        remove_adapter(work / "pack", "odd")
+
+
+def adapted_state(work: Path) -> str:
+    from edgedecode.pack.gate import check_pack
+
+    return f"adapters {[*check_pack(work / 'pack', full=True).adapters]}"
+
+
 def bundled(work: Path) -> None:
     import shutil
 
@@ -358,6 +391,8 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "trim --remove": lambda: Scenario(toy_pack(200), removed, toy_state),
     "trim --report": lambda: Scenario(toy_pack(200), timed, toy_state),
     "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),
+    "adapter add": lambda: Scenario(offered, added, adapted_state),
+    "adapter remove": lambda: Scenario(_twice(offered, added), taken_out, adapted_state, LEFT),
     "trim of the bundled pack": lambda: Scenario(bundled, trimmed(2048), real_state, ("cache/costs/*", "cache/*")),
     "a first use": lambda: Scenario(bundled, used, used_state, ("cache/*/*",)),
     "experience": lambda: Scenario(learnt_before, learnt, learnt_state, ()),
@@ -366,6 +401,8 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "export": lambda: Scenario(first_model, exported, exported_state, ("cache/*/*",)),
     "import": lambda: Scenario(first_file, imported, imported_state, ("cache/*/*",)),
 }
+LEFT = ("cache/*", "pack/adapters", "pack/adapters/*", "pack/adapters/*/*")
+"""A removal that was killed after its manifest leaves unlisted files, which the pack's check ignores."""
 DOWNLOADS = ("cache/verified/*", "cache/locks/*")
 
 

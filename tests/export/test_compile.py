@@ -16,7 +16,7 @@ import edgedecode
 from edgedecode.cli import main
 from edgedecode.engines.child import ChildReply
 from edgedecode.errors import ManifestError
-from edgedecode.pack import pack_lock
+from edgedecode.pack import pack_change
 from edgedecode.pack.context_check import check_context
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -255,7 +255,7 @@ def test_a_new_compilation_replaces_the_graphs_and_says_so(pack: Path, capsys: p
         assert session.generate("Tell me a story.", max_tokens=4).tokens
 
 
-@pytest.mark.parametrize("moment", ["commit", "replace_manifest"])
+@pytest.mark.parametrize("moment", ["file_entry", "replace_manifest"])
 def test_a_replacement_that_fails_keeps_the_earlier_graphs(
     moment: str, pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,7 +265,7 @@ def test_a_replacement_that_fails_keeps_the_earlier_graphs(
     def fails(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(npu_files if moment == "commit" else pack_lock, moment, fails)
+    monkeypatch.setattr(pack_change, moment, fails)
     assert run("compile", pack, *OPENVINO, "--widths", "8") == 1
     assert "No space left" in capsys.readouterr().err
     assert {path.relative_to(pack): path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
