@@ -62,12 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _stats_joined(words: Sequence[str]) -> list[str]:
     """Give a bare `--stats` its value and join `--stats full`: argparse would take a prompt for the value."""
     joined: list[str] = []
-    for word in words:
+    end = [*words, "--"].index("--")
+    for word in words[:end]:
         if word == "full" and joined and joined[-1] == "--stats=short":
             joined[-1] = "--stats=full"
         else:
             joined.append("--stats=short" if word == "--stats" else word)
-    return joined
+    return [*joined, *words[end:]]
 
 
 class _Output:

@@ -252,7 +252,7 @@ class _Endpoints:
                 if shown or piece.report is not None:
                     events += reply.writes(number, shown, logprobs, piece.report)
                 if reason is not None:
-                    events += reply.ends(number, Answered(text, reason, running.stats, unsent))
+                    events += reply.ends(number, Answered(text, reason, running.stats, unsent), calls)
                 for event in events:
                     yield event
         except EdgeDecodeError as error:

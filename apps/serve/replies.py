@@ -180,9 +180,11 @@ class CompletionsReply:
         part = self._part(number, {"content": text}, text=text, logprobs=logprobs)
         return [part if report is None else part | {"edgedecode": report}]
 
-    def ends(self, number: int, answer: Answered) -> list[Event]:
-        """Return the events after an answer: its calls, which were not written, and log probabilities not sent yet."""
-        calls = calls_of(self.asked, answer.text)
+    def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
+        """Return the events after an answer: log probabilities not sent yet, and its calls.
+
+        calls: none if the text was written. It was then no call from its first character, whatever it reads like now.
+        """
         written = [to_builtins(tool_call(call)) for call in calls]
         deltas = [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(written)]
         end = self._part(number, {}, _end(answer.reason, calls), logprobs=answer.logprobs)

@@ -175,10 +175,10 @@ class ResponsesReply:
             self._event("output_item.done", output_index=0, item=item),
         ]
 
-    def ends(self, number: int, answer: Answered) -> list[Event]:
+    def ends(self, number: int, answer: Answered, calls: Sequence[Call]) -> list[Event]:
         self._ended = answer.reason
         found = self._thought_done()
-        if calls := calls_of(self.asked, answer.text):
+        if calls:
             return [*found, *(event for call in calls for event in self._called(call))]
         found += self._opened()
         if answer.logprobs:  # of tokens that added no text

@@ -26,7 +26,7 @@ from openai.types.responses import ResponseUsage
 
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.kept_items import KeptItems
-from edgedecode.apps.serve.replies import Answered
+from edgedecode.apps.serve.replies import Answered, CompletionsReply, calls_of
 from edgedecode.apps.serve.requests.asked import Asked
 from edgedecode.apps.serve.requests.responses import read_response
 from edgedecode.apps.serve.responses import OutputMessage, OutputText, ResponsesReply
@@ -231,11 +231,28 @@ def test_the_limit_cuts_off_the_last_call_only(*, stream: bool) -> None:
     assert asked.tools is not None
     text, reply, reason = f'{call}\n{call}\n{{"name": "now", "arg', ResponsesReply(asked, "demo"), FinishReason.LENGTH
     if stream:
-        events = reply.ends(0, Answered(text, reason, Stats(), []))
+        events = reply.ends(0, Answered(text, reason, Stats(), []), calls_of(asked, text))
         items: Any = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     else:
         items = reply.whole([Answered(text, reason, Stats(), [])]).output
     assert [each.status for each in items] == ["completed", "completed", "incomplete"]
+
+
+@pytest.mark.parametrize("form", [CompletionsReply, ResponsesReply])
+def test_text_that_was_written_is_not_sent_as_a_call_again(form: type[CompletionsReply | ResponsesReply]) -> None:
+    """An answer to a schema may read like a call at its end, though it was written from its beginning."""
+    asks = read_items(USER, tools=FLAT) if form is ResponsesReply else read(USER, tools=TOOLS)
+    text = '{"arguments": {}, "name": "now"}'
+    assert calls_of(asks, text)
+    reply = form(asks, "demo")
+    end = Answered(text, FinishReason.STOP, Stats(), [])
+    events = [*reply.begins(0), *reply.writes(0, text, [], None), *reply.ends(0, end, ())]
+    if form is CompletionsReply:
+        assert not any("tool_calls" in choice["delta"] for event in events for choice in event["choices"])
+    else:
+        names = [event["type"] for event in events]
+        assert names[-3:] == [f"response.{part}.done" for part in ("output_text", "content_part", "output_item")]
+        assert names.count("response.output_item.added") == 1
 
 
 def test_an_error_in_a_namespace_has_its_place() -> None:
