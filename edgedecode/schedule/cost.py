@@ -33,6 +33,9 @@ ENOUGH = 8
 to follow a machine that changes."""
 LEAST_BETA = 0.01
 """Least kept β, so that a measured one is a multiple of it."""
+MOST_BETA = 1.0
+"""Largest kept β: so dear a row is as slow as a pass of its own, and nothing pays. Fitted values are multiples of the
+kept ones, which would otherwise grow with each doubt of a noisy machine."""
 AGEING = 0.998
 """Decay per pass, of any width, of the weight of earlier passes. Lower: costs that were measured under load are
 replaced sooner."""
@@ -135,7 +138,7 @@ class CostTable:
         loaded: another process measured it, of whose speed nothing is known: no guess is higher than the prior.
         """
         if self.seen[2:].any():
-            self._kept = np.minimum(self._beta(), _prior(self.widths)) if loaded else self._beta()
+            self._kept = np.minimum(self._beta(), _prior(self.widths) if loaded else MOST_BETA)
             self.seen[:] = 0
         if loaded:
             self.restart()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgedecode.decoding.policy import NO_DRAFTER, RoundCost
-from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, CostTable, context_bucket
+from edgedecode.schedule.cost import ENOUGH, GUESS, MOST_BETA, OUTLIER, STEADY, CostModel, CostTable, context_bucket
 from edgedecode.schedule.prices import Prices
 
 STEP = 0.01
@@ -244,3 +244,15 @@ def test_best_length_values_drafts_that_their_model_ends_early() -> None:
     assert sure[0][0] <= sure[2][0]
     certain = [1.0] * 8
     assert prices.best_length(certain, 8, step=0.2) == prices.best_length(certain, len(certain), step=0.2, stops=1.0)
+
+
+def test_costs_that_are_doubted_again_and_again_stay_costs() -> None:
+    """A noisy machine: what is kept of one measurement is not multiplied by the next."""
+    table = CostTable()
+    for _ in range(8):
+        table.observe(1, 0.005)
+    for _ in range(40):
+        for steps in (1.0, 2.0):
+            table.observe(3, 0.005 * steps)
+            table.doubt()
+    assert max(table.known_beta.values()) <= MOST_BETA
