@@ -180,7 +180,7 @@ def test_import_gguf_takes_adapters(target: Path, capsys: pytest.CaptureFixture[
     assert manifest.located_adapter("pirate").file == str(pirate)
     assert (manifest.adapters["o-1"].rank, manifest.adapters["o-1"].modules) == (8, ("o_proj", "output"))
     capsys.readouterr()
-    assert main(["show", str(pack), "--verify"]) == 0
+    assert main(["show", "--full", str(pack), "--verify"]) == 0
     shown = capsys.readouterr().out
     assert f"outside: {pirate}" in shown
     assert "q_proj, down_proj (activated by tokens)" in shown
