@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+
 HEAVY = ("huggingface_hub", "llama_cpp", "onnx", "onnx_ir", "onnxruntime", "onnxruntime_genai", "torch", "transformers")
 SHOW_LOADED = """
 import json, sys
@@ -54,3 +57,19 @@ for entry in entry_points(group="edgedecode.commands"):
     entry.load()
 """
     assert not loaded_after(code) & set(HEAVY)
+
+
+def test_an_answer_on_one_engine_imports_nothing_of_another() -> None:
+    code = """
+import contextlib, io, sys
+from edgedecode.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["generate", "demo", "hi", "-n", "2"]) == 0
+ours = [name for name in sys.modules if name.startswith("edgedecode.")]
+assert not [name for name in ours if name.startswith("edgedecode.runtimes.llama")]
+assert len(ours) <= 240, len(ours)
+"""
+    pytest.importorskip("onnxruntime")
+    if not (BUNDLED_PACK / MANIFEST_NAME).is_file():
+        pytest.skip("there is no pack: run `make pack`")
+    loaded_after(code)

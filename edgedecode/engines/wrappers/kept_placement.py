@@ -54,6 +54,9 @@ def keep_placement(manifest: Manifest, request: EngineRequest, placement: Placem
 
 def kept_placement(manifest: Manifest, request: EngineRequest) -> Placement | None:
     """Return the kept placement; None if none was measured with these engines and options."""
+    folder = cache_folder("engines")
+    if folder is None or not any(folder.glob("placement-*.json")):  # its name would ask every engine for its version
+        return None
     path = _path(manifest, request)
     try:
         return None if path is None else kept_json(path, Placement)
