@@ -14,6 +14,7 @@ import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
 from edgedecode.apps.devices.pack_engines import explain
 from edgedecode.engines.interface import draft_engine
+from edgedecode.engines.kernel_noise import rescore
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
@@ -47,11 +48,19 @@ def answers(pair: Pair, options: SessionOptions) -> tuple[list[list[int]], int]:
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_draft_on_another_engine_changes_no_token(pair: Pair, sampling: SamplingOptions, tree: bool) -> None:
-    """Bit for bit where rows do not depend on a pass's width."""
-    if not pair.target.card.row_invariant:
-        pytest.skip("the engine's rows depend on a pass's width")
+    """Bit for bit where rows do not depend on a pass's width, else by arg-max within the kernels' noise."""
     drafter = None if tree else "model"
-    drafted = SessionOptions(drafter=drafter, draft_max=3, tree=tree, sampling=sampling, seed=3, reproducible=True)
+    drafted = SessionOptions(drafter=drafter, draft_max=3, tree=tree, sampling=sampling, seed=3)
+    if not pair.target.card.row_invariant:
+        if sampling is WARM:
+            pytest.skip("a near tie of an engine's own kernels may be drawn differently in passes of other widths")
+        assert (noise := pair.manifest.models["target"].kernel_noise) is not None  # as large as in any 8-bit kernels
+        with pair.session(drafted) as session:
+            accepted = session.generate(PROMPTS[0], max_tokens=40).stats.accepted
+            prompt_tokens = session.stats.prompt_tokens
+            assert rescore(pair.target, session.tokens, prompt_tokens=prompt_tokens).largest_gap <= noise
+        assert accepted > 0
+        return
     texts, accepted = answers(pair, drafted)
     plain, _ = answers(pair, replace(drafted, drafter="none", draft_max=0, tree=False))
     assert texts == plain
