@@ -266,30 +266,6 @@ def test_imatrix_options_refuse_bad_arguments(
 # -- dry runs and timeouts of mixtures ---------------------------------------------------------------------------------
 
 
-@needs_engine
-@pytest.mark.usefixtures("tables_too")
-def test_dry_run_reports_the_temporary_file_of_a_mixture(
-    models: Mapping[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["export", "--target", str(models["llama"]), "--dry-run", "--formats", "onnx,gguf", "--json"]
-    assert main(words) == 0
-    plain = capsys.readouterr().out
-    assert "while it is made" not in plain
-    mixture = [*words, "--gguf-type", "Q4_K_M", "--block-size", "128", "--imatrix-text", str(text)]
-    assert main(mixture) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    floats = exact_nbytes(models["llama"])
-    assert f'"temporary_nbytes": {floats}' in out
-    assert "temporary disk space: " in out
-    assert "importance for gguf" in out
-    assert "llama.cpp runs its own Q4_K_M quantization, not the blocks of the ONNX weights" in out
-
-
-def exact_nbytes(model: Path) -> int:
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return 4 * sum(parameter.numel() for parameter in network.parameters() if parameter.dim() == 2)
-
-
 def test_quantize_file_stops_llama_cpp_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts: list[float] = []
 
