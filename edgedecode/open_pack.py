@@ -25,7 +25,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, 
 from edgedecode.library.find import find_pack
 from edgedecode.library.prepared import hold_in_use
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.footprint import VARIATION, Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.planner import Choice, MemoryPlan
 from edgedecode.memory.pressure import free_memory
@@ -322,7 +322,7 @@ def _footprint(
         root,
         tokenizer=tokenizer,
         engine=engine,
-        process=[process_holder(tokenizer), Holder("variation between processes", VARIATION_NBYTES)],
+        process=[process_holder(tokenizer), Holder(VARIATION, VARIATION_NBYTES)],
         budget=Budget(),
         provider=request.provider,
         threads=request.threads,

@@ -15,14 +15,14 @@ from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.locks import Lock
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.footprint import PROCESS, Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
-from edgedecode.pack.pack_tokenizer import PROCESS, process_holder, target_nbytes
+from edgedecode.pack.pack_tokenizer import process_holder, target_nbytes
 from edgedecode.schedule.experience import Experience
 from edgedecode.sessions.draft_models import DraftModels, default_heads
 from edgedecode.sessions.experience_file import load_experience, store_experience

@@ -21,23 +21,14 @@ _OTHERS = "added by other packages"
 RARE = frozenset(
     (
         *("--prompt", "--model", "--raw", "--ignore-eos", "--plot", "--color", "--debug", "--no-history"),
-        *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack", "--verify"),
-        *("--draft-max", "--tree", "--rule", "--reproducible", "--adapter", "--template-arg", "--regex", "--grammar"),
-        *("--mode", "--quality", "--switch-threshold", "--switch-check"),
+        *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
+        *("--verify", "--draft-max", "--tree", "--rule", "--reproducible", "--adapter", "--template-arg"),
+        *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold", "--switch-check"),
         *("--top-k", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty"),
-        *("--repeat-last-n", "--logit-bias"),
-        *("--allow-host", "--allow-origin", "--strict-model", "--parallel", "--queue"),
-        *("--noise-positions", "--dry-run", "--no-cache", "--head-bits", "--mixed", "--calibrated"),
-        *(
-            "--calibrate-text",
-            "--activations",
-            "--lora-rank",
-            "--lora-modules",
-            "--rope",
-            "--imatrix-text",
-            "--block-size",
-            "--widths",
-        ),
+        *("--repeat-last-n", "--logit-bias", "--allow-host", "--allow-origin", "--strict-model"),
+        *("--parallel", "--queue", "--noise-positions", "--dry-run", "--no-cache", "--head-bits"),
+        *("--mixed", "--calibrated", "--calibrate-text", "--activations", "--lora-rank"),
+        *("--lora-modules", "--rope", "--imatrix-text", "--block-size", "--widths"),
     )
 )
 """Options that few users need: --help leaves them out, --help-all shows them."""
@@ -58,7 +49,7 @@ class HelpParser(argparse.ArgumentParser):
     """Leaves rarely used options out of its help, and the list of options out of the usage above it."""
 
     def format_help(self) -> str:
-        with self._without(RARE) as left_out:
+        with self._short() as left_out:
             text = self.complete_help()
         return text + (f"\n{left_out} more options: {self.prog} {ALL}\n" if left_out else "")
 
@@ -67,9 +58,9 @@ class HelpParser(argparse.ArgumentParser):
         return super().format_help()
 
     @contextmanager
-    def _without(self, flags: frozenset[str]) -> Iterator[int]:
-        """Hide the options of these flags, and shorten the usage; yield how many are hidden."""
-        hidden = [each for each in self._actions if not flags.isdisjoint(each.option_strings)]
+    def _short(self) -> Iterator[int]:
+        """Hide the rare options, and shorten the usage; yield how many are hidden."""
+        hidden = [each for each in self._actions if not RARE.isdisjoint(each.option_strings)]
         texts, usage = [each.help for each in hidden], self.usage
         words = [f"[{each.metavar}]" for each in self._actions if not each.option_strings and each.nargs == "?"]
         needed = [

@@ -9,6 +9,7 @@ from msgspec.json import decode, encode
 
 from edgedecode import BudgetExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.typed_json import described
 
 from .responses import Item
 
@@ -38,7 +39,7 @@ class KeptItems:
     def find(self, id: str) -> dict[str, Any] | None:
         """Return the item of an id, if it is still kept."""
         data = self._found.get(id)
-        return None if data is None else decode(data, type=dict[str, Any])
+        return None if data is None else decode(data, type=described(dict[str, Any]))
 
     def _most(self) -> int:
         """Return the room for items, which is leased for the first."""

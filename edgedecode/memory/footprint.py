@@ -13,18 +13,15 @@ class Holder(NamedTuple):
     nbytes: int
 
 
+PROCESS = "process (interpreter, engine, tokenizer)"
+"""Name of the lease for the memory of the process before a model is open."""
+VARIATION = "variation between processes"
 _WORKING = "working memory"
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights", "adapter", "graph"),
     "KV cache": ("kv",),
     _WORKING: (),
-    "program and engine": (
-        "process (interpreter, engine, tokenizer)",
-        "variation between processes",
-        "engine code",
-        "llama.cpp code",
-        "driver",
-    ),
+    "program and engine": (PROCESS, VARIATION, "engine code", "llama.cpp code", "driver"),
 }
 """What users are shown of a plan, and the holders of each part by their names before a colon."""
 

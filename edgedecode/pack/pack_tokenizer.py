@@ -6,15 +6,13 @@ from pathlib import Path
 
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.footprint import PROCESS, Holder
 from edgedecode.memory.process_memory import held_nbytes, release_pages
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
 from .manifest import Manifest
 
-PROCESS = "process (interpreter, engine, tokenizer)"
-"""Name of the lease for the memory of the process before a model is open."""
 READING_SHARE = 18
 """Memory to load a tokenizer, as a multiple of its file's size: 13 to 17.4 were measured."""
 
