@@ -11,7 +11,7 @@ import numpy as np
 
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, TrimmedVocabulary
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, FixedLength, Plan, Policy, RoundCost, Score, Signals
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.sampling.probs import UniformSource
@@ -39,9 +39,9 @@ class Machine:
     """Costs in units of a pass without a draft.
 
     row: each further row. draft: a drafted token. read: a token prefilled by the draft model. host: the host overhead
-    of a round. asking: the additional overhead of asking drafters. trimmed: the smaller head's cost per drafted token,
-    as a share of the full head's. jitter: the relative standard deviation of a pass's time. spikes: the share of passes
-    that take three times as long. widths: passes of fixed widths, ascending, each with its cost; empty: any width.
+    of a round. asking: the additional overhead of asking drafters. jitter: the relative standard deviation of a pass's
+    time. spikes: the share of passes that take three times as long. widths: passes of fixed widths, ascending, each
+    with its cost; empty: any width.
     """
 
     row: float = 0.35
@@ -49,7 +49,6 @@ class Machine:
     read: float = 0.05
     host: float = 0.005
     asking: float = 0.01
-    trimmed: float = 0.6
     jitter: float = 0.0
     spikes: float = 0.0
     widths: tuple[tuple[int, float], ...] = ()
@@ -89,7 +88,6 @@ class Scripted:
     """A drafter that is right where `accepts` is true; with a `step` (the cost of a token) it has its own model."""
 
     nbytes = 0
-    vocabulary: TrimmedVocabulary | None = None
 
     def __init__(self, name: str, accepts: Accepts, clock: Clock, *, match: int = 0, step: float = 0.0) -> None:
         self.name, self.free = name, not step
@@ -118,19 +116,6 @@ class Scripted:
             self._read = len(context) - 1  # all but the target's last token were drafted, so their KV state exists
 
     def close(self) -> None: ...
-
-
-class ScriptedHead(Scripted):
-    """One of several heads of a draft model, which share the KV state."""
-
-    state = "shared"
-    others: Sequence[ScriptedHead] = ()
-
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        draft = super().propose(context, limit, rng, plan)
-        for other in self.others:
-            other._read = self._read
-        return draft
 
 
 @dataclass
@@ -178,7 +163,6 @@ def simulate(
     machine: Machine | None = None,
     free: Accepts | None = None,
     model: Accepts | None = None,
-    trim: Accepts | None = None,
     match: int = 3,
     prompt: int = 32,
     seed: int = 0,
@@ -187,12 +171,14 @@ def simulate(
 ) -> Simulation:
     """Simulate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
-    free, model, trim: whether the drafter is right at a position; None: that drafter does not exist. `trim` is the
-    model's smaller head. seed: of the machine's noise. pace: a factor of all times. kind: of the answer.
+    free, model: whether the drafter is right at a position; None: that drafter does not exist. seed: of the machine's
+    noise. pace: a factor of all times. kind: of the answer.
     """
     machine, result = machine or Machine(), Simulation()
     clock = Clock(machine, seed, pace)
-    drafters = _drafters(machine, clock, free=free, model=model, trim=trim, match=match)
+    drafters: list[Drafter] = [] if free is None else [Scripted("free", free, clock, match=match)]
+    if model is not None:
+        drafters.append(Scripted("model", model, clock, step=machine.draft))
     chooses = not isinstance(policy, FixedLength)
     recorded = _Recorded(policy, result)
     drafting = None
@@ -225,13 +211,3 @@ def simulate(
         drafting.close()
     result.cost = clock() / STEP
     return result
-
-
-def _drafters(
-    machine: Machine, clock: Clock, *, free: Accepts | None, model: Accepts | None, trim: Accepts | None, match: int
-) -> list[Drafter]:
-    steps = (("trim", trim, machine.draft * machine.trimmed), ("model", model, machine.draft))
-    heads = [ScriptedHead(name, accepts, clock, step=step) for name, accepts, step in steps if accepts is not None]
-    for head in heads:
-        head.others = heads
-    return [*([] if free is None else [Scripted("free", free, clock, match=match)]), *heads]

@@ -1,17 +1,17 @@
-"""Protocols of drafters: `Drafter`, and extensions for drafters with a model head, trees or resources."""
+"""Protocols of drafters: `Drafter`, and extensions for drafters with trees or resources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from edgedecode.decoding.drafts import Draft, TrimmedVocabulary
+from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.tree import RankRates
 from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
-__all__ = ["Branching", "Closable", "Drafter", "HeadDrafter", "Watching", "head_groups"]
+__all__ = ["Branching", "Closable", "Drafter", "Watching"]
 
 
 class Drafter(Protocol):
@@ -75,29 +75,3 @@ class Watching(Protocol):
     def repeats(self, context: Sequence[int], length: int) -> bool:
         """Return whether the last `length` tokens of `context` occur in it before."""
         ...
-
-
-@runtime_checkable
-class HeadDrafter(Protocol):
-    """A drafter that drafts with a head of a model."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def state(self) -> object:
-        """The model's state, the same object for all its heads."""
-        ...
-
-    @property
-    def vocabulary(self) -> TrimmedVocabulary | None:
-        """Ids that it can propose; None: all."""
-        ...
-
-
-def head_groups(drafters: Iterable[object]) -> list[list[HeadDrafter]]:
-    """Return, per model, the drafters that use heads of it; models with one such drafter are left out."""
-    groups: dict[int, list[HeadDrafter]] = {}
-    for drafter in drafters:
-        if isinstance(drafter, HeadDrafter):
-            groups.setdefault(id(drafter.state), []).append(drafter)
-    return [group for group in groups.values() if len(group) > 1]

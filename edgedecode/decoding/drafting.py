@@ -15,9 +15,9 @@ from edgedecode.errors import InputError
 from edgedecode.sampling.sampler import Noise
 
 from .constraint import Constraint, allowed_draft
-from .counterfactual import OpenOffers, would_have
-from .drafter import Branching, Closable, Drafter, HeadDrafter, Watching, head_groups
+from .drafter import Branching, Closable, Drafter, Watching
 from .drafts import EMPTY_DRAFT, Draft
+from .offers import OpenOffers
 from .policy import (
     ASKED,
     MAX_DRAFT,
@@ -27,7 +27,6 @@ from .policy import (
     Plan,
     Policy,
     RoundCost,
-    Score,
     Signals,
 )
 from .tree import RankRates, is_chain
@@ -70,7 +69,7 @@ class Drafting:
         self._noise = noise
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
-        self._models = _by_model(drafters)
+        self._models = [drafter for drafter in drafters if not drafter.free]
         self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # isinstance is slow
         self._offers = OpenOffers()
         self._rest: list[tuple[float, float]] = []
@@ -96,9 +95,6 @@ class Drafting:
         """Most tokens of the running round's draft."""
         self._known_rates: dict[str, RankRates] = {}
         """The rates that the policy has seen."""
-        self._heads = _other_heads(drafters) if offers else {}
-        self._head_scores: list[Score] = []
-        """Scores that heads which did not draft would have had."""
 
     @classmethod
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise) -> Drafting:
@@ -109,7 +105,6 @@ class Drafting:
         """Start a generation of a kind (see `Policy.begin`) after `tokens`."""
         self._end_rest()
         self._offers.clear()
-        self._head_scores.clear()
         rest = self.policy.begin(kind)
         self.plan, self._tokens = _RESTING if rest else _PLAIN, tokens
         self._rest_for(rest)
@@ -168,9 +163,6 @@ class Drafting:
         self._tokens = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
-        if len(verdict.draft) and verdict.draft.parents is None:
-            for head in self._heads.get(verdict.draft.source, ()):
-                self._head_scores.append(Score(head.name, *would_have(verdict, head.vocabulary)))
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
         """Report a round's cost to the policy: the target's forward pass, and host overhead without model drafting."""
@@ -193,7 +185,7 @@ class Drafting:
             stopped=self.plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
         )
         started = self.clock()
-        self.policy.observe(cost, self._scores())
+        self.policy.observe(cost, self._offers.settle(self._tokens))
         self._learning_seconds = self.clock() - started
 
     def close(self) -> None:
@@ -241,12 +233,7 @@ class Drafting:
         rest, self._rest, self._rested = self._rest, [], 0
         if rest:
             passes, hosts = (sorted(seconds)[(len(rest) - 1) // 2] for seconds in zip(*rest, strict=True))
-            self.policy.observe(RoundCost(1, passes, hosts, repeats=len(rest) - 1), self._scores())
-
-    def _scores(self) -> tuple[Score, ...]:
-        scores = (*self._offers.settle(self._tokens), *self._head_scores)
-        self._head_scores.clear()
-        return scores
+            self.policy.observe(RoundCost(1, passes, hosts, repeats=len(rest) - 1), self._offers.settle(self._tokens))
 
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
@@ -258,15 +245,9 @@ class Drafting:
             context_tokens=len(tokens),
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
-            unread=tuple(self._unread(tokens)) if self._models else (),
+            unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
             rates=tuple(self._changed_rates()) if self._branching else (),
         )
-
-    def _unread(self, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
-        for group in self._models:  # a model's heads share one state
-            unread = group[0].unread(tokens)
-            for drafter in group:
-                yield drafter.name, unread
 
     def _changed_rates(self) -> Iterator[tuple[str, RankRates]]:
         for drafter in self._branching:
@@ -274,20 +255,3 @@ class Drafting:
             if rates is not None and rates is not self._known_rates.get(drafter.name):
                 self._known_rates[drafter.name] = rates
                 yield drafter.name, rates
-
-
-def _other_heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
-    """Return, by drafter name, the drafters that use another head of the same model."""
-    return {
-        head.name: [other for other in group if other is not head] for group in head_groups(drafters) for head in group
-    }
-
-
-def _by_model(drafters: Sequence[Drafter]) -> list[list[Drafter]]:
-    """Return the drafters that run models, grouped by model."""
-    models: dict[int, list[Drafter]] = {}
-    for drafter in drafters:
-        if not drafter.free:
-            shared = drafter.state if isinstance(drafter, HeadDrafter) else drafter
-            models.setdefault(id(shared), []).append(drafter)
-    return list(models.values())

@@ -95,8 +95,8 @@ class _Arm(NamedTuple):
 class Scheduler:
     """Implements `Policy`.
 
-    free, models: names of the drafters, without and with a model. heads: groups of `models` that use heads of the same
-    model, and so share its KV cache. experience: what is known about this device and these models; updated in place.
+    free, models: names of the drafters, without and with a model. experience: what is known about this device and these
+    models; updated in place.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class Scheduler:
         *,
         free: Sequence[str] = (),
         models: Sequence[str] = (),
-        heads: Sequence[Sequence[str]] = (),
         experience: Experience | None = None,
         options: SchedulerOptions | None = None,
     ) -> None:
@@ -113,7 +112,6 @@ class Scheduler:
         self.acceptance = Acceptance(self.experience.history)
         self.options = options or SchedulerOptions()
         self.free, self.models = frozenset(free), tuple(models)
-        self.heads = {name: tuple(group) for group in heads for name in group}
         self.trees = Trees()
         self._current = ""
         self._gained = 0.0
@@ -154,7 +152,7 @@ class Scheduler:
         return COLD if self._cold else self._rest(self._asking())
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """Learn from a round, and from scores of offers and of other heads' drafts."""
+        """Learn from a round, and from scores of offers."""
         for score in scores:
             self.acceptance.add(score)
             if score.drafter in self.free:
@@ -207,7 +205,6 @@ class Scheduler:
             return self._plain()
         self.ledger.empty_rounds = 0
         self._probing = plan.reason == PROBING
-        plan = self._with_untimed_head(plan)
         if plan.drafter != self._current:
             self._current, self._gained = plan.drafter or "", 0.0
         return plan
@@ -234,8 +231,7 @@ class Scheduler:
             host, step, reading = prices.host(name, least=True), 0.0, 0.0
             longest = min(EXPLORED_LENGTH, arm.longest)
             if name in self.models:
-                known = self._timed_head(name)
-                step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
+                step, reading = prices.step(name, least=True), arm.unread * prices.read(name, least=True)
                 length, hope = self._of_draft_model(name, longest, prices, step=step, host=host, least=True)
             else:
                 length, hope = prices.best_length(arm.alive[:longest], longest, host=host, least=True)
@@ -262,18 +258,16 @@ class Scheduler:
         return _Arm(name, speed_up, Plan(length, name, reason="speed-up expected"), longest, alive)
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
-        known = self._timed_head(name)
-        step, read, host = prices.step(known), prices.read(known), prices.host(name)
+        step, read, host = prices.step(name), prices.read(name), prices.host(name)
         horizon = min(signals.remaining_tokens, self._emitted + HORIZON)
         window = min(unread, READ_WINDOW)
         if name in self.trees:
             reading = max(0, window - 1) * read
             return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
         length, promised = self._of_draft_model(name, room, prices, step=step, host=host)
-        account = self.heads.get(name, (name,))[0]
         before, read_max = max(0, unread - 1), 0  # the first step reads the last one
         speed_up = _with_prefill(promised, before * read, horizon)
-        if window < unread and (speed_up < SWITCH or before * read > self.ledger.funds(account)):
+        if window < unread and (speed_up < SWITCH or before * read > self.ledger.funds(name)):
             before, read_max = window - 1, READ_WINDOW
             speed_up = _with_prefill(promised, before * read, horizon)
         floor = 0.0
@@ -281,7 +275,7 @@ class Scheduler:
             floor = prices.more(length, step=step) * max(1.0, promised)
             length = min(room, prices.slack(length, SLACK))
         plan = Plan(length, name, floor=floor, read_max=read_max, reason="speed-up expected")
-        return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
+        return _Arm(name, speed_up, plan, room, unread=before, horizon=horizon)
 
     def _of_draft_model(
         self, name: str, longest: int, prices: Prices, *, step: float, host: float, least: bool = False
@@ -316,34 +310,22 @@ class Scheduler:
         plan = Plan(len(tree.shape), name, read_max=read_max, reason="speed-up expected", shape=tree.shape)
         return _Arm(name, _with_prefill(tree.speed / SWITCH, reading, horizon), plan, room)
 
-    def _timed_head(self, name: str) -> str:
-        """Return the head whose times to use for this one: itself, or until it is timed another of the same model."""
-        drafts = self.costs.drafts
-        return name if name in drafts else next((head for head in self.heads.get(name, ()) if head in drafts), name)
-
-    def _with_untimed_head(self, plan: Plan) -> Plan:
-        """Replace the drafter by a head of its model that was never timed, if any: their drafts are much the same."""
-        untimed = next((head for head in self.heads.get(plan.drafter or "", ()) if head not in self.costs.drafts), None)
-        if untimed is None or plan.drafter not in self.costs.drafts:
-            return plan
-        return Plan(plan.draft_max, untimed, floor=plan.floor, read_max=plan.read_max, reason="measuring")
-
     def _settle(self, cost: RoundCost) -> None:
         """Add a round's measured gain to its account, in its predicted time times the median error of recent ones."""
-        prices, known = self._prices, self._timed_head(cost.drafter)
+        prices, name = self._prices, cost.drafter
         if prices is None:
             return
         drafting = reading = 0.0
         if cost.draft_seconds:
-            drafting = cost.steps * prices.step(known) / prices.plain
-            reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
-        predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
+            drafting = cost.steps * prices.step(name) / prices.plain
+            reading = max(0, cost.read - 2) * prices.read(name) / prices.plain
+        predicted = prices.round(cost.width - 1, host=prices.host(name)) + drafting + reading
         spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
-        gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, cost.drafter)
+        gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, name)
         self._gained += gain + reading
-        if cost.drafter in self.free:
+        if name in self.free:
             self._won = min(GRANT, max(0.0, self._won + gain))
-        self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
+        self.ledger.settle(name, gain)
 
     def _plain(self) -> Plan:
         """Decode plainly, and rest unless the gains of lookups in this answer pay for asking them again."""

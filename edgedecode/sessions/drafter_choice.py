@@ -19,8 +19,6 @@ WIDE_VOCABULARY = 65536
 """Rows of the head from which a row of logits takes hundreds of kilobytes."""
 WITHOUT_MODEL = "suffix"
 """The drafter that needs the least memory."""
-SCHEDULED = ("model", WITHOUT_MODEL)
-"""The scheduler's drafters if there is a draft model; the first is allocated first."""
 ALONE = (WITHOUT_MODEL, "recycle")
 """The scheduler's drafters without a draft model. With one, recycled logits gained less than their host overhead."""
 
@@ -34,13 +32,12 @@ _SAMPLING = (("model",), ("trim",))
 class DraftingFacts:
     """What a loaded pack can draft with.
 
-    card: the target's. has_draft: whether there is a draft model. heads: drafters with smaller heads of that model that
-    the scheduler may choose. lookups: installed drafters that are a plain function; the scheduler may choose these too.
+    card: the target's. drafts: the drafters with a draft model, the preferred one first. lookups: installed drafters
+    that are a plain function.
     """
 
     card: ModelCard
-    has_draft: bool
-    heads: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
 
 
@@ -58,7 +55,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     Raises CapabilityError if the target would have to roll back rejected drafts and cannot, or for switching between
     models with options that exclude it.
     """
-    _check_switching(options, has_draft=facts.has_draft)
+    _check_switching(options, has_draft=bool(facts.drafts))
     names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
@@ -88,11 +85,12 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     branching = options.tree and facts.card.tree
     if options.fixed or options.rule is Rule.RATIO:
         if branching:
-            return (TREE,) if facts.has_draft else ("recycle",)
-        return ("model",) if facts.has_draft else ("suffix",)
-    if not facts.has_draft:
+            return (TREE,) if facts.drafts else ("recycle",)
+        return ("model",) if facts.drafts else (WITHOUT_MODEL,)
+    if not facts.drafts:
         return (*ALONE, *facts.lookups)
-    return (*facts.heads, *SCHEDULED, *facts.lookups, *(("recycle", TREE) if branching else ()))
+    first = "model" if branching or options.switch is not None else facts.drafts[0]  # trees and switching need all ids
+    return (first, WITHOUT_MODEL, *facts.lookups, *(("recycle", TREE) if branching else ()))
 
 
 def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
@@ -147,6 +145,11 @@ def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
         raise CapabilityError(
             "reproducible text is the target's own and switching lets the draft model write: leave out --reproducible "
             "or --mode switch"
+        )
+    if options.drafter == "trim":
+        raise CapabilityError(
+            "switching writes with the full draft model, and a second one would draft: leave out --drafter trim or "
+            "--mode switch"
         )
     if options.rule is Rule.RATIO:
         raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")

@@ -131,7 +131,8 @@ class PackFootprint:
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        facts = DraftingFacts(card, "draft" in self._manifest.models, self.heads, lookup_names())
+        drafts = (*self.heads, "model") if "draft" in self._manifest.models else ()
+        facts = DraftingFacts(card, drafts, lookup_names())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(

@@ -81,7 +81,8 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
-        facts = DraftingFacts(self.target.card, "draft" in self.manifest.models, self.heads, self.lookups)
+        drafts = (*self.heads, "model") if "draft" in self.manifest.models else ()
+        facts = DraftingFacts(self.target.card, drafts, self.lookups)
         return choose_drafters(options, facts)
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.drafter import Drafter, head_groups
+from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import AdapterSpan, AdapterUse, State
 from edgedecode.decoding.policy import NO_DRAFTER, Policy
@@ -304,7 +304,6 @@ def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Dr
     return Scheduler(
         free=[drafter.name for drafter in drafters if drafter.free],
         models=[drafter.name for drafter in drafters if not drafter.free],
-        heads=[[head.name for head in group] for group in head_groups(drafters)],
         experience=shared.experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=not ratio),
     )

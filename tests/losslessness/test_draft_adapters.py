@@ -284,6 +284,6 @@ def test_draft_adapter_replaces_the_trimmed_head_of_the_bundled_draft(
             assert session.generate(PROMPTS[0], max_tokens=8).stats.proposed > 0
             assert "drafts without its adapter 'draft:odd'" in notices.text
     with edgedecode.load(made, runtime="onnx") as pair, pair.session() as session:
-        assert session.drafter_name == "trim+model+suffix"
+        assert session.drafter_name == "trim+suffix"
     with pytest.raises(EdgeDecodeError), edgedecode.load(made, adapters=True) as pair:
         pair.session(SessionOptions(adapter="draft:odd"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgedecode.decoding.counterfactual import OpenOffers
 from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.offers import OpenOffers
 from edgedecode.decoding.policy import Score
 
 

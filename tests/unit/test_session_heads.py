@@ -13,10 +13,9 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionOptions, SwitchOptions
 from edgedecode.pack.entries import TrimEntry
 from edgedecode.pair import Pair
-from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.testing import TableModel, TableRuntime
 from tests.toys import HeadedTable, ascii_pair
 
@@ -53,13 +52,10 @@ def names(pair: Pair, **options: object) -> str:
         return session.drafter_name
 
 
-def test_recommended_trim_drafts_by_default_with_the_full_head_on_one_model() -> None:
+def test_recommended_trim_drafts_by_default() -> None:
     pair, runtime = pair_with(TRIM)
     with pair.session() as session:
-        assert session.drafter_name == "trim+model+suffix"
-        policy = session._drafts.drafting.policy  # type: ignore[union-attr]
-        assert isinstance(policy, Scheduler)
-        assert policy.heads == {"trim": ("trim", "model"), "model": ("trim", "model")}
+        assert session.drafter_name == "trim+suffix"
         reply = session.generate("hello", max_tokens=60)
     assert reply.tokens == ascii_pair().session(SessionOptions(drafter="none")).generate("hello", max_tokens=60).tokens
     assert runtime.needs == [(), ("trim",)]  # the target, and one draft
@@ -71,7 +67,7 @@ def test_recommended_trim_drafts_by_default_with_the_full_head_on_one_model() ->
         (None, "model+suffix"),
         (replace(TRIM, recommended=False), "model+suffix"),
         (replace(TRIM, runtime="another"), "model+suffix"),
-        (replace(TRIM, runtime=""), "trim+model+suffix"),
+        (replace(TRIM, runtime=""), "trim+suffix"),
     ],
 )
 def test_default_drafters_by_trim_entry(trim: TrimEntry | None, expected: str) -> None:
@@ -83,7 +79,7 @@ def test_default_drafters_by_trim_entry(trim: TrimEntry | None, expected: str) -
 def test_recommended_trim_is_available_after_sessions_that_did_not_need_it(first: dict[str, object]) -> None:
     pair, runtime = pair_with(TRIM)
     assert names(pair, **first) == "model"
-    assert names(pair) == "trim+model+suffix"
+    assert names(pair) == "trim+suffix"
     assert len(pair.drafts.loaded) == 1
     assert runtime.needs == [(), ("trim",)]
 
@@ -97,12 +93,7 @@ def test_trim_drafts_when_named() -> None:
     assert "% cut short by the trimmed vocabulary)" in drafts_line(stats)
 
 
-def test_trim_and_full_head_each_report_acceptance_for_the_other() -> None:
+def test_switching_refuses_the_trim() -> None:
     pair, _ = pair_with(TRIM)
-    with pair.session() as session:
-        drafting = session._drafts.drafting
-        assert drafting is not None
-        assert {name: [head.name for head in heads] for name, heads in drafting._heads.items()} == {
-            "trim": ["model"],
-            "model": ["trim"],
-        }
+    with pytest.raises(CapabilityError, match="leave out --drafter trim"):
+        names(pair, drafter="trim", switch=SwitchOptions())

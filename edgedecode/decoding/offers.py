@@ -1,4 +1,4 @@
-"""Scores proposals that were not used: offers of free drafters, and drafts of another head of the same model.
+"""Scores proposals of free drafters that were not used.
 
 Full information (HedgeSpec, 2510.20064): a drafter earns its score also in rounds in which another one drafted.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .drafts import Draft, TrimmedVocabulary
+from .drafts import Draft
 from .policy import Score
-from .verify import Outcome, Verdict
 
 _MOST = 4
 """Open offers kept per drafter; beyond that, the oldest is scored by the tokens that it matched so far."""
@@ -64,24 +63,3 @@ def _common(drafted: Sequence[int], tokens: Sequence[int], *, at: int) -> int:
     while matched < most and drafted[matched] == tokens[at + matched]:
         matched += 1
     return matched
-
-
-def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, int]:
-    """Return the drafted and accepted lengths that another head of the same model would have had in this round.
-
-    Heads compute the same logits for the ids they share, so both draft the same token if the best id of the larger
-    vocabulary is in both. Accepted tokens were the best: a head drafts them up to the first that it lacks. If the
-    drafting head lacks the target's correction, the round is no evidence about a head that has it: the score is
-    censored there. head: None has every id.
-    """
-    draft = verdict.draft
-    right = verdict.tokens[: verdict.accepted]
-    missing = None if head is None else next((at for at, token in enumerate(right) if token not in head), None)
-    if missing is not None:
-        return len(draft), missing
-    known = draft.vocabulary
-    correction = verdict.tokens[-1]
-    unknown = verdict.outcome is Outcome.CORRECTION and known is not None and correction not in known
-    if unknown and (head is None or correction in head):
-        return verdict.accepted, verdict.accepted
-    return len(draft), verdict.accepted
