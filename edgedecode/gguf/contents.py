@@ -6,15 +6,17 @@ Supports versions 2 and 3, little-endian. Layout: ggml/include/gguf.h of llama.c
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 from edgedecode.errors import ManifestError
 
 from .fields import Array, FieldReader, Truncated, Value
 
+Item = TypeVar("Item")
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
@@ -136,8 +138,9 @@ def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
     tensor_count, field_count = reader.integer("Q"), reader.integer("Q")
     if max(tensor_count, field_count) > MOST_ITEMS:
         raise Truncated(f"it claims {tensor_count} tensors and {field_count} fields")
-    fields = dict(reader.field() for _ in range(field_count))
-    tensors = {tensor.name: tensor for tensor in (_tensor(reader, path) for _ in range(tensor_count))}
+    fields = _by_name([reader.field() for _ in range(field_count)], "field")
+    listed = [_tensor(reader, path) for _ in range(tensor_count)]
+    tensors = _by_name([(tensor.name, tensor) for tensor in listed], "tensor")
     twice = None if reader.twice is None else reader.twice.decode("utf-8", "replace")
     contents = Contents(
         fields, reader.types, reader.layers, tensors, twice, reader.arrays, reader.offset, reader.element_types
@@ -145,6 +148,14 @@ def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
     _check_split(contents, path)
     _check_ends(contents, nbytes=len(content))
     return contents
+
+
+def _by_name(pairs: Sequence[tuple[str, Item]], kind: str) -> dict[str, Item]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise Truncated(f"it lists the {kind} {twice[:40]!r} twice")
+    return found
 
 
 def _check_start(reader: FieldReader, path: Path) -> None:
@@ -190,11 +201,14 @@ def _check_ends(contents: Contents, *, nbytes: int) -> None:
     alignment = contents.alignment
     if alignment % ALIGNMENT:
         raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine needs a multiple of {ALIGNMENT}")
-    for tensor in contents.tensors.values():
+    last = 0
+    for tensor in sorted(contents.tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset % alignment:
             raise Truncated(
                 f"the tensor {tensor.name[:40]!r} starts at {tensor.offset}, which is not aligned to {alignment}"
             )
-        end = contents.start + tensor.offset + tensor.nbytes
-        if end > nbytes:
-            raise Truncated(f"{tensor.name[:40]} ends at byte {end}, the file at {nbytes}")
+        if tensor.offset < last:
+            raise Truncated(f"the tensor {tensor.name[:40]!r} starts inside another one, at {tensor.offset}")
+        last = tensor.offset + tensor.nbytes
+        if contents.start + last > nbytes:
+            raise Truncated(f"{tensor.name[:40]} ends at byte {contents.start + last}, the file at {nbytes}")

@@ -120,7 +120,7 @@ NO_MATMUL = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 """Tensor types that the engine cannot multiply with."""
 FLOAT32_ONLY = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
 """Small arrays of recurrent layers, which must be 32-bit floats."""
-MOST_LAYERS, MOST_EXPERTS = 512, 1024
+MOST_LAYERS, MOST_EXPERTS, MOST_POSITIONS = 512, 1024, 1 << 24
 SCALINGS = ("none", "linear", "yarn", "longrope")
 ROTATING = frozenset((*BY_NAME, "lfm2", "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
@@ -153,6 +153,8 @@ def _number_fault(contents: Contents, architecture: str) -> str:
     layers = contents.integer(f"{architecture}.block_count")
     if not 0 < layers <= MOST_LAYERS:
         return f"it has {layers or 'no'} layers"
+    if (context := contents.integer(f"{architecture}.context_length")) > MOST_POSITIONS:
+        return f"it claims a context of {context} tokens"
     if (ahead := contents.integer(f"{architecture}.nextn_predict_layers")) >= layers:
         return f"{ahead} of its {layers} layers predict further tokens"
     if contents.fields.get(f"{architecture}.attention.causal", 1) != 1:

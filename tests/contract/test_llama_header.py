@@ -32,6 +32,11 @@ def with_field(name: str, kind: int, value: bytes) -> bytes:
     return grown + bytes(64)  # the data moves to the next aligned byte
 
 
+def written(path: Path) -> Path:
+    path.write_bytes(TINY)
+    return path
+
+
 def refused(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(ManifestError) as caught:
@@ -143,6 +148,22 @@ def test_read_header_refuses_a_misaligned_tensor_or_one_beyond_the_end(path: Pat
         assert words in refused(path, TINY[:place] + struct.pack("<Q", offset) + TINY[place + 8 :])
 
 
+def test_read_header_refuses_tensors_that_overlap(path: Path) -> None:
+    first, second = sorted(read_contents(written(path)).tensors.values(), key=lambda tensor: tensor.offset)[:2]
+    place = TINY.index(second.name.encode()) + len(second.name) + 4 + 8 * len(second.shape) + 4
+    words = f"the tensor '{second.name}' starts inside another one"
+    assert first.nbytes > 32
+    assert words in refused(path, TINY[:place] + struct.pack("<Q", first.offset + 32) + TINY[place + 8 :])
+
+
+def test_read_header_refuses_a_name_that_is_listed_twice(path: Path) -> None:
+    first, second = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
+    assert f"lists the tensor '{first}' twice" in refused(path, TINY.replace(second.encode(), first.encode()))
+    assert "lists the field 'llama.block_count' twice" in refused(
+        path, with_field("llama.block_count", 4, struct.pack("<I", 1))
+    )
+
+
 def test_read_header_takes_the_largest_of_per_layer_fields(path: Path) -> None:
     path.write_bytes(with_field("llama.attention.sliding_window", 9, struct.pack("<IQ3I", 4, 3, 7, 9, 8)))
     assert read_header(path).window == 9
@@ -152,8 +173,6 @@ def test_read_header_takes_the_largest_of_per_layer_fields(path: Path) -> None:
     ("name", "kind", "value", "words"),
     [
         ("general.alignment", 4, struct.pack("<I", 8), "aligned to 8 bytes, the engine needs a multiple of 32"),
-        ("llama.block_count", 4, struct.pack("<I", 0), "has no layers"),
-        ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", float("nan")), "epsilon is nan"),
         ("llama.rope.freq_base", 6, struct.pack("<f", 0.0), "freq_base is 0.0"),
         ("llama.rope.freq_base", 6, struct.pack("<f", float("inf")), "freq_base is inf"),
     ],

@@ -77,6 +77,7 @@ def test_written_tiny_model_equals_the_original(tiny: Path) -> None:
 FIELDS: dict[str, tuple[str, Value, str]] = {
     "no layers": ("llama.block_count", 0, "has no layers"),
     "more layers than the engine has room for": ("llama.block_count", 513, "has 513 layers"),
+    "a context that no cache holds": ("llama.context_length", 10**9, "claims a context of 1000000000 tokens"),
     "layers that predict further tokens": ("llama.nextn_predict_layers", 1, "1 of its 1 layers"),
     "an unknown rotary scaling": ("llama.rope.scaling.type", "spiral", "rotary scaling is 'spiral'"),
     "no rotation": ("llama.rope.dimension_count", 0, "rotates nothing"),
@@ -90,6 +91,7 @@ FIELDS: dict[str, tuple[str, Value, str]] = {
     "attention that looks ahead": ("llama.attention.causal", 0, "is not causal"),
     "windows in no layer": ("llama.attention.sliding_window_pattern", 1, "no layer has the sliding window"),
     "a norm without epsilon": ("llama.attention.layer_norm_rms_epsilon", 0.0, "epsilon is 0.0"),
+    "a norm with no number": ("llama.attention.layer_norm_rms_epsilon", float("nan"), "epsilon is nan"),
     "a field without a name": ("", 1, "a field has no name"),
 }
 

@@ -42,6 +42,8 @@ class File:
     seed: int = 3
     added: Mapping[str, Floats] = field(default_factory=dict)
     """Matrices added to the random weights, by name."""
+    replaced: Mapping[str, Floats] = field(default_factory=dict)
+    """Tensors that take the place of the random weights, or come after them."""
     more: Callable[[GGUFWriter], None] = field(default=lambda writer: None)
 
 
@@ -102,7 +104,7 @@ def tensors(file: File) -> dict[str, Floats]:
     for layer in range(file.layers):
         found |= {f"blk.{layer}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
         found |= {f"blk.{layer}.{norm}.weight": np.ones(HIDDEN, np.float32) for norm in ("attn_norm", "ffn_norm")}
-    return {name: values + file.added.get(name, np.float32(0)) for name, values in found.items()}
+    return {name: values + file.added.get(name, np.float32(0)) for name, values in found.items()} | file.replaced
 
 
 def write_adapter(

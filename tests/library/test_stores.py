@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
@@ -20,7 +21,7 @@ from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
-from tests.imports.files import File, write_file
+from tests.imports.files import File, Floats, write_file
 from tests.small_tokenizers import byte_level
 
 from .conftest import Stores, listing, wheel, written
@@ -258,5 +259,35 @@ def test_a_file_that_is_no_whole_model_is_refused_with_the_reason(
     file, message = OTHER_FILES[case]
     write_file(home / "a.gguf", byte_level(), file)
     assert main(["generate", "a.gguf", "hi"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+WRONG_TENSORS: dict[str, tuple[dict[str, Floats], str]] = {
+    "matrix": (
+        {"blk.1.ffn_up.weight": np.zeros((64, 64), np.float32)},
+        "blk.1.ffn_up.weight has the shape [64, 64], not [64, 96]",
+    ),
+    "norm": (
+        {"blk.0.ffn_norm.weight": np.ones(32, np.float32)},
+        "blk.0.ffn_norm.weight has the shape [32], not [64]",
+    ),
+    "bias": (
+        {"blk.0.attn_q.bias": np.ones(32, np.float32)},
+        "blk.0.attn_q.bias has the shape [32], not [64]",
+    ),
+    "last norm": (
+        {"output_norm.weight": np.ones(32, np.float32)},
+        "output_norm.weight has the shape [32], not [64]",
+    ),
+    "unused": ({"blk.0.ffn_extra.weight": np.ones(32, np.float32)}, "it has the tensor blk.0.ffn_extra.weight"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TENSORS)
+def test_a_tensor_of_another_model_is_named(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replaced, message = WRONG_TENSORS[case]
+    write_file(home / "a.gguf", byte_level(), File(replaced=replaced))
+    assert main(["generate", "a.gguf", "hi", "--runtime", "onnx"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

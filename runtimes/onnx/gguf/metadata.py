@@ -78,3 +78,27 @@ class Metadata:
 
     def is_rotated(self, layer: int) -> bool:
         return not self.architecture.unrotated or (layer + 1) % self.architecture.unrotated != 0
+
+    def shape_fault(self, name: str, shape: tuple[int, ...]) -> str:
+        """Describe a tensor whose sizes are not the model's; empty: they are, or the tensor is not known here."""
+        layer, _, part = name.removeprefix("blk.").partition(".")
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        down = self.contents.tensors.get(f"blk.{layer}.ffn_down.weight")
+        wide = down.shape[0] if down else 0
+        stacked = f"blk.{layer}.ffn_gate.weight" not in self.contents.tensors
+        sizes = {
+            "attn_q": (self.hidden, queries),
+            "attn_k": (self.hidden, keys),
+            "attn_v": (self.hidden, keys),
+            "attn_qkv": (self.hidden, queries + 2 * keys),
+            "attn_output": (queries, self.hidden),
+            "ffn_gate": (self.hidden, wide),
+            "ffn_up": (self.hidden, 2 * wide if stacked else wide),
+            "ffn_down": (wide, self.hidden),
+            **dict.fromkeys(("attn_q_norm", "attn_k_norm"), (self.head_size,)),
+            **dict.fromkeys(("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"), (self.hidden,)),
+        }
+        expected = sizes.get(part.removesuffix(".weight").removesuffix(".bias"), shape)
+        expected = (self.hidden,) if name == "output_norm.weight" else expected
+        expected = expected[1:] if part.endswith(".bias") else expected
+        return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"

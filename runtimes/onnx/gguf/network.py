@@ -39,6 +39,9 @@ _TYPES = {
 
 def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int) -> GraphFile:
     """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
+    for name, tensor in metadata.contents.tensors.items():
+        if fault := metadata.shape_fault(name, tensor.shape):
+            weights.refuse(fault)
     network = _Network(metadata, weights, context=context)
     network.write()
     weights.check_all_used()
