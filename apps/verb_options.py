@@ -117,12 +117,6 @@ def add_session_options(parser: ArgumentParser) -> None:
         metavar="N",
         help="fixed number of tokens to draft per round; 0: no speculation (default: chosen by measured costs)",
     )
-    group.add_argument(
-        "--tree",
-        action="store_true",
-        help="allow tree drafts, used where a tree is expected to beat the best chain; with --draft-max every draft is "
-        "a tree of N nodes",
-    )
     thinking = parser.add_argument_group("chat template")
     thinking.add_argument(
         "--think", choices=EFFORTS, metavar="EFFORT", help="how much the model thinks first: off, on, low, high, ..."
@@ -294,7 +288,6 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         adapter_scale=scale,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
-        tree=arguments.tree,
         context=arguments.ctx_size,
         seed=arguments.seed,
         rule=Rule(arguments.rule),

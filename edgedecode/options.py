@@ -15,7 +15,6 @@ from edgedecode.structured.grammar import Grammar
 from edgedecode.switching.rule import SwitchRule
 
 __all__ = [
-    "BRANCHING",
     "DEFAULT_CONTEXT",
     "DEFAULT_QUALITY",
     "TREE",
@@ -25,7 +24,6 @@ __all__ = [
     "answer_limit",
     "planned_context",
     "sampling_defaults",
-    "wants_trees",
 ]
 
 DEFAULT_CONTEXT = 4096
@@ -35,9 +33,7 @@ DEFAULT_QUALITY = 0.97
 DEFAULT_MAX_TOKENS = 512
 """Most tokens of an answer if neither the caller nor the pack sets a limit."""
 TREE = "tree"
-"""The drafter that proposes only trees."""
-BRANCHING = (TREE, "recycle")
-"""The drafters that can propose trees."""
+"""The drafter that proposes trees."""
 
 
 class WhenFull(StrEnum):
@@ -81,8 +77,7 @@ class SessionOptions:
     profitable. draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context:
     positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
     random seed for each answer. reproducible: the same seed gives the same text, independent of drafts, or opening the
-    session raises CapabilityError; it needs our kernels and the match rule. tree: drafts may branch if a tree is
-    expected to be faster than the best chain; with a fixed draft_max each draft is a tree of that many nodes.
+    session raises CapabilityError; it needs our kernels and the match rule.
     """
 
     sampling: SamplingOptions | None = None
@@ -97,7 +92,6 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
-    tree: bool = False
     when_full: WhenFull = WhenFull.DROP
     switch: SwitchOptions | None = None
     """Entropy switching; None: every token is verified by the target."""
@@ -113,11 +107,6 @@ class SessionOptions:
     def fixed(self) -> bool:
         """Whether the draft length is fixed instead of chosen from measured costs."""
         return self.draft_max is not None
-
-
-def wants_trees(options: SessionOptions) -> bool:
-    """Return whether drafts may branch."""
-    return options.tree or options.drafter == TREE
 
 
 def sampling_defaults(generation: Generation) -> SamplingOptions:

@@ -22,7 +22,7 @@ RARE = frozenset(
     (
         *("--prompt", "--model", "--raw", "--ignore-eos", "--plot", "--color", "--debug", "--no-history"),
         *("--runtime", "--provider", "--draft-on", "--threads", "--kv-type", "--no-mmap", "--no-repack"),
-        *("--verify", "--draft-max", "--tree", "--rule", "--reproducible", "--adapter", "--template-arg"),
+        *("--verify", "--draft-max", "--rule", "--reproducible", "--adapter", "--template-arg"),
         *("--regex", "--grammar", "--mode", "--quality", "--switch-threshold", "--switch-check"),
         *("--top-k", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty"),
         *("--repeat-last-n", "--logit-bias", "--allow-host", "--allow-origin", "--strict-model"),

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SessionOptions, SwitchOptions
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.engines.registry import drafter_names
-from edgedecode.options import BRANCHING
+from edgedecode.options import TREE
 from edgedecode.pack.integrity import models_digest
 
 SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
+TREE_NODES = 8
+"""Size of draft trees where the chat began without a fixed length."""
 _DRAFTERS = {
     "model": "only the draft model drafts",
     "trim": "only the draft model drafts, with a smaller vocabulary",
@@ -66,8 +68,8 @@ def mode_of(options: SessionOptions) -> str:
 
 
 def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
-    clear = replace(start, drafter=None, draft_max=None, tree=False, switch=None)
-    yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", replace(clear, tree=start.tree))
+    clear = replace(start, drafter=None, draft_max=None, switch=None)
+    yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", clear)
     if mode_of(start) == FIXED:
         yield Mode(FIXED, "drafts of the fixed length that the chat started with", start)
     yield Mode(PLAIN, "the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
@@ -77,8 +79,7 @@ def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
     length = start.draft_max or None
     for name in drafter_names():
         if _can_draft(name, pair):
-            tree = start.tree and name in BRANCHING
-            options = replace(clear, drafter=name, draft_max=length, tree=tree)
+            options = replace(clear, drafter=name, draft_max=length or (TREE_NODES if name == TREE else None))
             yield Mode(name, _DRAFTERS.get(name, "only this drafter drafts"), options)
 
 

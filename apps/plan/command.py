@@ -42,7 +42,6 @@ class PlanCommand:
         )
         group.add_argument("--drafter", metavar="NAME", help="plan for this drafter only, or for none")
         group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
-        group.add_argument("--tree", action="store_true", help="plan for tree drafts")
         group.add_argument("--adapter", metavar="NAME", help="plan for answers with this adapter of the pack")
         group.add_argument(
             "--rule",
@@ -94,7 +93,6 @@ def _options(arguments: Namespace) -> SessionOptions:
         context=context,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
-        tree=arguments.tree,
         adapter=arguments.adapter,
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
@@ -108,7 +106,7 @@ def _show(made: PackPlan) -> None:
     console.print(_parts_table(made))
     drafters = f"{', '.join(choice.drafters)}, up to {choice.draft_max} tokens" if choice.drafters else "none"
     kv_type = f", {choice.kv_type} keys and values" if choice.kv_type else ""
-    print(f"\nContext: {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
+    print(f"\nContext: {choice.context} tokens{kv_type}; drafters: {drafters}.")
     for cut in memory.cuts:
         print(f"Cut to fit the budget: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
     if made.speed is not None:

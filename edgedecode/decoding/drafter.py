@@ -1,4 +1,4 @@
-"""Protocols of drafters: `Drafter`, and extensions for drafters with trees or resources."""
+"""Protocols of drafters: `Drafter`, and extensions for what some offer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.tree import RankRates
 from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
-__all__ = ["Branching", "Closable", "Drafter", "Watching"]
+__all__ = ["Closable", "Drafter", "Watching"]
 
 
 class Drafter(Protocol):
@@ -57,15 +56,6 @@ class Closable(Protocol):
     """Something that holds a file or memory."""
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class Branching(Protocol):
-    """A drafter that can fill `Plan.shape`, a tree, with its guesses."""
-
-    def rates(self) -> RankRates | None:
-        """Return its acceptance rates, the same object until they change; None: it was not opened for trees."""
-        ...
 
 
 @runtime_checkable

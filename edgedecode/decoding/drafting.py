@@ -5,7 +5,7 @@ The loop has one `Drafting`. The policy sees only counts and measured times (`Si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -15,7 +15,7 @@ from edgedecode.errors import InputError
 from edgedecode.sampling.sampler import Noise
 
 from .constraint import Constraint, allowed_draft
-from .drafter import Branching, Closable, Drafter, Watching
+from .drafter import Closable, Drafter, Watching
 from .drafts import EMPTY_DRAFT, Draft
 from .offers import OpenOffers
 from .policy import (
@@ -29,7 +29,7 @@ from .policy import (
     RoundCost,
     Signals,
 )
-from .tree import RankRates, is_chain
+from .tree import is_chain
 from .verify import Outcome, Verdict
 
 _PLAIN = Plan(0)
@@ -70,7 +70,6 @@ class Drafting:
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = [drafter for drafter in drafters if not drafter.free]
-        self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # isinstance is slow
         self._offers = OpenOffers()
         self._rest: list[tuple[float, float]] = []
         """Seconds of the passes and of the host in a rest, of which the policy observes the medians when it ends."""
@@ -93,8 +92,6 @@ class Drafting:
         """Tokens of the running round's draft before a constraint cut it."""
         self._limit = 0
         """Most tokens of the running round's draft."""
-        self._known_rates: dict[str, RankRates] = {}
-        """The rates that the policy has seen."""
 
     @classmethod
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise) -> Drafting:
@@ -144,8 +141,7 @@ class Drafting:
         name = self.plan.drafter or self._first
         if name not in self.drafters:
             raise InputError(f"the policy chose the drafter {name!r}; the session has {', '.join(self.drafters)}")
-        offered_chain = name in drafts and self.plan.shape is None
-        draft = drafts[name].cut(length) if offered_chain else self._ask(self.drafters[name], tokens, length)
+        draft = drafts[name].cut(length) if name in drafts else self._ask(self.drafters[name], tokens, length)
         if len(draft) or self._draft_seconds:
             self._asked = name
         if not len(draft):
@@ -180,7 +176,6 @@ class Drafting:
             read=self._read,
             draft_seconds=self._draft_seconds,
             match=verdict.draft.match,
-            levels=verdict.draft.depth if self._draft_seconds and verdict.draft.parents is not None else 0,
             cut=self._returned - drafted,
             stopped=self.plan.floor > 0 and self._returned < self._limit and verdict.outcome is not Outcome.ENDED,
         )
@@ -246,12 +241,4 @@ class Drafting:
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
             unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
-            rates=tuple(self._changed_rates()) if self._branching else (),
         )
-
-    def _changed_rates(self) -> Iterator[tuple[str, RankRates]]:
-        for drafter in self._branching:
-            rates = drafter.rates()
-            if rates is not None and rates is not self._known_rates.get(drafter.name):
-                self._known_rates[drafter.name] = rates
-                yield drafter.name, rates

@@ -9,12 +9,10 @@ from typing import Protocol
 from edgedecode.errors import InputError
 
 from .model import AdapterUse
-from .tree import MOST_NODES, RankRates, TreeShape, best_tree
 
 __all__ = [
     "MAX_DRAFT",
     "FixedLength",
-    "FixedTree",
     "Offer",
     "Plan",
     "Policy",
@@ -68,8 +66,6 @@ class RoundCost:
     """Tokens the drafter's model had to prefill before it could propose."""
     draft_seconds: float = 0.0
     match: int = 0
-    levels: int = 0
-    """Levels of a tree that a drafter's model grew, one pass each; 0: it drafted one token per pass."""
     cut: int = 0
     """Drafted tokens that the target did not verify, because a grammar refuses them; the first would be wrong."""
     stopped: bool = False
@@ -80,7 +76,7 @@ class RoundCost:
     @property
     def steps(self) -> int:
         """Timed passes of the drafter's model without prefill: one per token, and one for a token that it dropped."""
-        return max(1, self.levels or self.drafted + self.cut + self.stopped)
+        return max(1, self.drafted + self.cut + self.stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +90,6 @@ class Signals:
     """Proposals of the free drafters."""
     unread: tuple[tuple[str, int], ...] = ()
     """Per drafter that runs a model: the number of context tokens that the model has yet to prefill."""
-    rates: tuple[tuple[str, RankRates], ...] = ()
-    """Acceptance rates of drafters that can propose trees, where they changed since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +107,6 @@ class Plan:
     """Number of rounds after this one that are plain and ask no drafter."""
     reason: str = ""
     """The reason for this plan, in a word or two, for statistics and traces."""
-    shape: TreeShape | None = None
-    """The tree to fill with guesses; None: the drafter's default, mostly a chain."""
 
 
 WHOLE = Plan(0)
@@ -173,27 +165,3 @@ class FixedLength:
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Do nothing: the length is fixed."""
-
-
-class FixedTree:
-    """Always a tree of `nodes` nodes, shaped by acceptance rates. Raises InputError for a number out of range."""
-
-    def __init__(self, nodes: int) -> None:
-        if not 1 <= nodes <= MOST_NODES:
-            raise InputError(f"a draft tree of {nodes} nodes is out of range: 1 to {MOST_NODES}")
-        self._nodes = nodes
-        self._known: RankRates | None = None
-        self._shape = TreeShape()
-
-    def plan(self, signals: Signals) -> Plan:
-        for _, rates in signals.rates:  # at most one: there is one drafter
-            if rates is not self._known:
-                self._known, self._shape = rates, best_tree(rates, nodes=self._nodes)
-        shape = self._shape.cut(max(0, signals.remaining_tokens - 1))
-        return Plan(len(shape), reason="fixed", shape=shape)
-
-    def begin(self, kind: str = "") -> int:
-        return 0
-
-    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
-        """Do nothing: the shape depends only on the rates in the signals."""

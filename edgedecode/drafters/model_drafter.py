@@ -21,7 +21,6 @@ from edgedecode.sampling.sampler import Sampler
 from .chain import Chain, Guess
 from .confidence import Confidence, features
 from .model_state import ModelState
-from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
 
 PROBABILITY_NBYTES = 8 + 8
@@ -57,21 +56,9 @@ def join_state(setting: DraftSetting, model: LanguageModel, user: str) -> ModelS
     """Return the session's state of this model, and add the drafter `user` to its users until it leaves."""
 
     def make() -> ModelState:
-        guesses = _tree_guesses(setting) if setting.tree and model.card.tree else None
-        return ModelState(model, capacity=setting.capacity, guesses=guesses)
+        return ModelState(model, capacity=setting.capacity, tree=setting.tree)
 
     return setting.states.join(model, user, make)
-
-
-def _tree_guesses(setting: DraftSetting) -> TreeGuesses:
-    return TreeGuesses(
-        Ranking(
-            setting.sampling,
-            noise=setting.noise,
-            vocabulary_size=setting.vocabulary_size,
-            row_draw=setting.row_draw,
-        )
-    )
 
 
 class FullRows:
@@ -117,7 +104,6 @@ class ModelDrafter:
         except BaseException:
             self._distributions.release()
             raise
-        self._guesses = self.state.guesses if head is None else None  # trees use the model's own head
         self._head: Head | LanguageModel = head or model
         self._setting = setting
         self.vocabulary = vocabulary or vocabulary_of(model, setting.vocabulary_size)
@@ -149,11 +135,9 @@ class ModelDrafter:
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
         row: FloatArray | None = self.state.catch_up(context, self._head)
-        chain, ranked = Chain(len(context), Guess.under(plan, len(context))), None
-        if not self._setting.sampled and self._guesses is not None and self._guesses.start_chain(context):
-            ranked = self._guesses
+        chain = Chain(len(context), Guess.under(plan, len(context)))
         self._guess = chain.guess
-        self._extend(chain, limit, rng, floor=plan.floor, row=row, ranked=ranked)
+        self._extend(chain, limit, rng, floor=plan.floor, row=row)
         return self._draft(chain)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
@@ -170,16 +154,7 @@ class ModelDrafter:
         self._distributions.release()
         self.state.leave(self.name)
 
-    def _extend(
-        self,
-        chain: Chain,
-        limit: int,
-        rng: UniformSource,
-        *,
-        floor: float,
-        row: FloatArray | None,
-        ranked: TreeGuesses | None,
-    ) -> None:
+    def _extend(self, chain: Chain, limit: int, rng: UniformSource, *, floor: float, row: FloatArray | None) -> None:
         """Draft up to `limit` tokens, an end token, or until the chance that all are accepted falls below `floor`.
 
         row: the first, which is there already. Under the ratio rule, whether a token is kept must not depend on its id
@@ -191,8 +166,6 @@ class ModelDrafter:
                 if self.state.room < 2:  # as in `reach`, the next token has a position too
                     break
                 row = self.state.follow(tokens[-1:], self._head)
-            if ranked is not None:
-                ranked.rank(self._full_rows(row), tokens)
             if self._setting.sampled:
                 chain.probs.append(self._sampler.probs(self._full_rows(row), tokens))
                 tokens.append(chain.probs[-1].draw(rng.random()))

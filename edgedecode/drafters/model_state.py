@@ -8,11 +8,10 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import AdapterSpan, Head, LanguageModel, State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan
-from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
 
-from .ranking import TreeGuesses
-
+MOST_NODES = 16
+"""Largest draft tree, in nodes; each node is one more row of the target's pass."""
 TREE_ROWS = MOST_NODES // 2 + 1
 """Rows of a pass over a tree's level: nodes with children, and the least branches a state must support."""
 LEAST_WINDOW = 512
@@ -39,18 +38,13 @@ class ModelState:
     again, which costs about one token of prefill per decoded token.
 
     It is cropped where it differs from the context, and catches up in chunks when a row is requested (lazy prefill;
-    Cascade 2312.11462 prefills eagerly, which delays the first token). guesses: support trees, and count in `guesses`
-    which of the model's guesses were right; None: support chains only.
+    Cascade 2312.11462 prefills eagerly, which delays the first token). tree: rows may branch, and there is no window.
     """
 
-    def __init__(self, model: LanguageModel, *, capacity: int, guesses: TreeGuesses | None = None) -> None:
+    def __init__(self, model: LanguageModel, *, capacity: int, tree: bool = False) -> None:
         self.model = model
-        self.guesses = guesses
-        """None also if trees do not fit the budget."""
-        self.refused_trees: BudgetExceeded | None = None
-        """The refusal in that case."""
         self._users: dict[str, None] = {}
-        self._state = self._new_state(min(capacity, model.card.context))
+        self._state = self._new_state(min(capacity, model.card.context), tree=tree)
         self._window = self._state.capacity if self._state.capacity < capacity else 0
         """Its capacity if the context may outgrow it, else 0."""
         self._read: list[int] = []
@@ -59,12 +53,9 @@ class ModelState:
         self._span = AdapterSpan()
         self._refused: Callable[[BudgetExceeded], None] | None = None
 
-    def _new_state(self, capacity: int) -> State:
-        if self.guesses is not None:
-            try:
-                return self.model.new_state(capacity, rows=TREE_ROWS, tree=True)
-            except BudgetExceeded as error:
-                self.refused_trees, self.guesses = error, None
+    def _new_state(self, capacity: int, *, tree: bool) -> State:
+        if tree:
+            return self.model.new_state(capacity, rows=TREE_ROWS, tree=True)
         *longer, last = capacity, *shorter_windows(capacity)
         for positions in longer:
             try:
@@ -100,8 +91,6 @@ class ModelState:
         """Compare everything read with a context that may be a different one."""
         self._agreed = 0
         self.agree(context)
-        if self.guesses is not None:
-            self.guesses.begin(context)
 
     def read_with(self, span: AdapterSpan, *, refused: Callable[[BudgetExceeded], None] | None = None) -> None:
         """Read the next context with this adapter; drop positions that were read with another one.

@@ -15,13 +15,11 @@ from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.tree import RankRates, TreeShape, is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
 
-from .rank_rates import RATES_AFTER, stable_rates
 from .source import DraftSetting
 
 BREADTH = 8
@@ -55,7 +53,7 @@ class RecycleSource:
     def open(self, setting: DraftSetting) -> Drafter:
         lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))
         table = RecycledLogits(setting.vocabulary_size)
-        return RecycleDrafter(table, lease, ends=setting.ends, tree=setting.tree)
+        return RecycleDrafter(table, lease, ends=setting.ends)
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_table_holder(vocabulary_size),)
@@ -72,21 +70,10 @@ class RecycledLogits:
         """[id, rank] → id, likeliest first; -1: unknown."""
         self._hits = [[0.0] * BREADTH for _ in range(DEEPEST)]
         self._tried = [0.0] * DEEPEST
-        self._rates: RankRates | None = None
-        self._scored = RATES_AFTER
 
     def forget(self) -> None:
         """Forget the ids; the hit rates of ranks stay, which tell nothing of a text."""
         self.followers.fill(-1)
-
-    def rates(self) -> RankRates:
-        """Return `rate` by depth and rank; the same object until one of them changes."""
-        if self._rates is not None and self._scored < min(RATES_AFTER, 1 + self._tried[0] / 4):
-            return self._rates
-        self._scored = 0
-        rates = tuple(tuple(self.rate(depth, rank) for rank in range(BREADTH)) for depth in range(DEEPEST))
-        self._rates = stable_rates(self._rates, rates)
-        return self._rates
 
     def rate(self, depth: int, rank: int) -> float:
         """Return how often the follower of this rank was the next token, at this depth from the start of a round."""
@@ -107,7 +94,6 @@ class RecycledLogits:
         ranked: list[int] = self.followers[token].tolist()
         if ranked[0] < 0:
             return
-        self._scored += 1
         depth = min(depth, DEEPEST - 1)
         self._hits[depth] = hits = [_FADE * count for count in self._hits[depth]]
         self._tried[depth] = _FADE * self._tried[depth] + 1
@@ -124,19 +110,15 @@ class RecycleDrafter:
 
     The table is forgotten with the conversation. While hits are rare it learns
     from one round in `SELDOM`, which is enough to notice a better text.
-    tree: report the hit rates of all ranks, so that plans can request trees.
     """
 
     name = "recycle"
     free = True
 
-    def __init__(
-        self, table: RecycledLogits, lease: Lease, *, ends: frozenset[int] = frozenset(), tree: bool = False
-    ) -> None:
+    def __init__(self, table: RecycledLogits, lease: Lease, *, ends: frozenset[int] = frozenset()) -> None:
         self._table, self._lease = table, lease
         self._context: Sequence[int] = ()
         finalize(self, lease.release)  # for a drafter that is dropped without being closed
-        self._tree = tree
         self._ends = ends
         self._rows = max(1, ROW_BUDGET // len(table.followers))
         self._rounds = 0
@@ -154,8 +136,6 @@ class RecycleDrafter:
         return 0
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        if plan.shape is not None:
-            return self._grown(context[-1], plan.shape.cut(limit))
         tokens: list[int] = []
         table, token, alive = self._table, context[-1], 1.0
         while len(tokens) < limit:
@@ -169,9 +149,6 @@ class RecycleDrafter:
                 break
         return Draft(tuple(tokens), source=self.name) if tokens else EMPTY_DRAFT
 
-    def rates(self) -> RankRates | None:
-        return self._table.rates() if self._tree else None
-
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         self._rounds += 1
         if self._rounds % SELDOM and self._table.rate(0, self._table.best_rank(0)) < USEFUL:
@@ -184,23 +161,6 @@ class RecycleDrafter:
 
     def close(self) -> None:
         self._lease.release()
-
-    def _grown(self, last: int, shape: TreeShape) -> Draft:
-        """Return the draft of this shape. Nodes with unknown followers are omitted, with their descendants."""
-        tokens, parents = list[int](), list[int]()
-        place = {-1: -1}
-        for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
-            if parent not in place:
-                continue
-            above = last if parent < 0 else tokens[place[parent]]
-            token = -1 if parent >= 0 and above in self._ends else int(self._table.followers[above, rank])
-            if token >= 0:
-                place[node] = len(tokens)
-                tokens.append(token)
-                parents.append(place[parent])
-        if not tokens:
-            return EMPTY_DRAFT
-        return Draft(tuple(tokens), parents=None if is_chain(parents) else tuple(parents), source=self.name)
 
     def _learn(self, verdict: Verdict, before: Sequence[int]) -> None:
         """Store as many rows as the budget allows: along the emitted path, its last row first, then the others.

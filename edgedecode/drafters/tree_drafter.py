@@ -1,22 +1,72 @@
-"""Drafts trees with the pack's draft model, in the shape of the plan, with one forward pass per level."""
+"""Drafts trees of a fixed shape with the pack's draft model, with one forward pass per level."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.tree import MOST_NODES, RankRates, TreeShape, best_tree, depths, is_chain
+from edgedecode.decoding.tree import is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.sampler import Sampler
 
 from .model_drafter import FullRows, join_state, usable_model, vocabulary_of
-from .model_state import ModelState
-from .ranking import TreeGuesses
+from .model_state import MOST_NODES, ModelState
 from .source import DraftSetting
+
+CHANCES = (0.6, 0.15, 0.07, 0.04)
+"""How often the draft model's first, second, ... guess is expected to be right, wherever it is in the tree.
+
+Those of a weak draft model: by the bundled pair's (0.81, 0.05, 0.01, 0.02 in greedy answers) trees would be chains.
+"""
+
+
+class TreeShape(NamedTuple):
+    """A tree without its tokens, best first: node i continues node parents[i] (-1: the context) with the draft model's
+    guess of rank ranks[i], 0 being the likeliest."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def levels(self) -> list[list[int]]:
+        """The nodes of each depth."""
+        levels: list[list[int]] = []
+        depth = {-1: -1}
+        for node, parent in enumerate(self.parents):
+            depth[node] = depth[parent] + 1
+            if depth[node] == len(levels):
+                levels.append([])
+            levels[depth[node]].append(node)
+        return levels
+
+
+@cache
+def tree_shape(nodes: int) -> TreeShape:
+    """Return the tree of this many nodes with the most expected tokens.
+
+    The chance of a node is the product of `CHANCES` down to it, so the likeliest nodes are the best tree, and its first
+    n nodes the best one of n. Sequoia (2402.12374) finds the same tree by dynamic programming.
+    """
+    parents, ranks = list[int](), list[int]()
+    waiting = [(-chance, -1, rank) for rank, chance in enumerate(CHANCES)]
+    """Heap of negative chance, parent and rank."""
+    while len(parents) < nodes:
+        chance, parent, rank = heappop(waiting)
+        for below, share in enumerate(CHANCES):
+            heappush(waiting, (chance * share, len(parents), below))
+        parents.append(parent)
+        ranks.append(rank)
+    return TreeShape(tuple(parents), tuple(ranks))
 
 
 class TreeSource:
@@ -36,31 +86,32 @@ class TreeSource:
         model = usable_model(setting)
         if not model.card.tree:
             raise CapabilityError("this pack's draft model reads chains only, no trees: use --drafter model")
-        state = join_state(setting, model, self.name)
-        if state.guesses is None:
-            state.leave(self.name)
-            assert state.refused_trees is not None
-            raise state.refused_trees
-        return TreeDrafter(state, state.guesses, setting)
+        return TreeDrafter(join_state(setting, model, self.name), setting)
 
     def close(self) -> None:
         """Nothing to release: the pair owns the model."""
 
 
 class TreeDrafter:
-    """Fills a shape with the draft model's guesses, and learns how often those of each rank are right.
+    """Fills the shape with the draft model's guesses: by probability for greedy decoding, else by the target's noise.
 
-    The model does not read leaves. The rows that it reads stay pending until the verdict gives the path to keep.
+    The same noise mostly samples the same id from two similar distributions. The following guesses are the ids that it
+    would sample if the earlier ones were excluded. The model does not read leaves. The rows that it reads stay pending
+    until the verdict gives the path to keep.
     """
 
     name = "tree"
     free = False
 
-    def __init__(self, state: ModelState, guesses: TreeGuesses, setting: DraftSetting) -> None:
-        self._state = state
-        self._guesses = guesses
+    def __init__(self, state: ModelState, setting: DraftSetting) -> None:
+        self._state, self._ends = state, setting.ends
         self._full_rows = FullRows(vocabulary_of(state.model, setting.vocabulary_size))
-        self._ends = setting.ends
+        self._noise = None if setting.sampling.greedy else setting.noise
+        breadth = len(CHANCES)  # without noise, a greedy row would have one id only
+        options = setting.sampling if self._noise is not None else setting.sampling.ranking(breadth)
+        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
+        self._length = 0
+        """Tokens of the context that the sampler has."""
         self._draft = EMPTY_DRAFT
         self._rows: dict[int, int] = {}
         """Node of the draft → its pending row in the model's state."""
@@ -71,29 +122,27 @@ class TreeDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self._state.begin(context)
-        self._draft = EMPTY_DRAFT
+        self._sampler.begin(context)
+        self._length, self._draft = len(context), EMPTY_DRAFT
 
     def unread(self, context: Sequence[int]) -> int:
         return self._state.unread(context)
 
-    def rates(self) -> RankRates:
-        return self._guesses.rates()
-
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._draft = EMPTY_DRAFT
-        limit = self._state.reach(context, limit, plan)
+        limit = min(MOST_NODES, self._state.reach(context, limit, plan))
         if limit <= 0:
             return EMPTY_DRAFT
-        shape = plan.shape or best_tree(self.rates(), nodes=min(limit, MOST_NODES))
-        self._guesses.start(context)
-        self._draft = self._grown(self._state.catch_up(context, self._state.model), shape.cut(limit))
+        self._sampler.extend(context[self._length :])
+        self._length = len(context)
+        self._draft = self._grown(self._state.catch_up(context, self._state.model), tree_shape(limit))
         return self._draft
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Score the model's last guesses, of a tree or of another drafter's chain, and keep the accepted rows."""
+        """Keep the rows of accepted nodes that the model has read."""
         if verdict.draft is self._draft and len(self._draft):
-            self._keep(verdict)
-        self._guesses.score(context, verdict.tokens)
+            read = [node for node in verdict.path if node in self._rows]
+            self._state.keep([self._rows[node] for node in read], [self._draft.tokens[node] for node in read])
 
     def close(self) -> None:
         self._state.leave(self.name)
@@ -103,66 +152,46 @@ class TreeDrafter:
 
         Nodes without a guess are omitted, with their descendants. An end token has no children.
         """
-        self._guesses.rank(self._full_rows(row), ())
-        paths: list[tuple[int, ...] | None] = [None] * len(shape)
-        rows: dict[int, int] = {-1: -1}
-        inner = frozenset(shape.parents)
-        for level in _levels(shape):
+        tokens, rows, inner = dict[int, int](), {-1: -1}, frozenset(shape.parents)
+        guesses = {-1: self._ranked(row, [])}
+        for level in shape.levels:
             for node in level:
-                paths[node] = self._path(shape, node, paths)
-            read = [node for node in level if node in inner and self._open(paths[node])]
+                known = guesses.get(shape.parents[node], [])
+                if shape.ranks[node] < len(known):
+                    tokens[node] = known[shape.ranks[node]]
+            read = [node for node in level if node in inner and tokens.get(node, -1) not in {-1, *self._ends}]
             if not read:
                 break
-            self._read(read, shape, paths=paths, rows=rows)
-        return self._drafted(shape, paths, rows)
+            parents = [rows[shape.parents[node]] for node in read]
+            logits = self._state.grow([tokens[node] for node in read], parents=parents, head=self._state.model)
+            for node, after in zip(read, logits, strict=True):
+                rows[node] = len(rows) - 1
+                guesses[node] = self._ranked(after, _path(node, shape, tokens))
+        return self._drafted(shape, tokens, rows)
 
-    def _path(self, shape: TreeShape, node: int, paths: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-        parent, rank = shape.parents[node], shape.ranks[node]
-        above = () if parent < 0 else paths[parent]
-        guesses = [] if above is None else self._guesses.after(above)
-        return None if above is None or rank >= len(guesses) else (*above, guesses[rank])
+    def _ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
+        """Return the ids that may follow the context and `path`, best first, from the model's row of logits there."""
+        probs = self._sampler.probs(self._full_rows(row), path)
+        if self._noise is not None:
+            return self._noise.ranked_at(probs, self._length + len(path), count=len(CHANCES))
+        best: list[int] = probs.ids[np.argsort(-probs.p, kind="stable")][: len(CHANCES)].tolist()
+        return best
 
-    def _open(self, path: tuple[int, ...] | None) -> bool:
-        return path is not None and path[-1] not in self._ends
-
-    def _read(
-        self,
-        nodes: Sequence[int],
-        shape: TreeShape,
-        *,
-        paths: Sequence[tuple[int, ...] | None],
-        rows: dict[int, int],
-    ) -> None:
-        """Read these nodes of one level with the model, and rank the ids that may follow each."""
-        read = [path for node in nodes if (path := paths[node]) is not None]
-        tokens, parents = [path[-1] for path in read], [rows[shape.parents[node]] for node in nodes]
-        logits = self._state.grow(tokens, parents=parents, head=self._state.model)
-        for node, path, row in zip(nodes, read, logits, strict=True):
-            rows[node] = len(rows) - 1
-            self._guesses.rank(self._full_rows(row), path)
-
-    def _drafted(self, shape: TreeShape, paths: Sequence[tuple[int, ...] | None], rows: dict[int, int]) -> Draft:
-        """Return a draft of the nodes that have a token, in the shape's order, which is best first."""
-        filled = [node for node, path in enumerate(paths) if path is not None]
-        place = {node: index for index, node in enumerate(filled)} | {-1: -1}
+    def _drafted(self, shape: TreeShape, tokens: Mapping[int, int], rows: Mapping[int, int]) -> Draft:
+        """Return a draft of the nodes that have a token, in the shape's order."""
+        place = {node: index for index, node in enumerate(sorted(tokens))} | {-1: -1}
         self._rows = {place[node]: row for node, row in rows.items() if node >= 0}
-        parents = tuple(place[shape.parents[node]] for node in filled)
-        tokens = tuple(path[-1] for path in paths if path is not None)
-        return (
-            Draft(tokens, parents=None if is_chain(parents) else parents, source=self.name) if tokens else EMPTY_DRAFT
-        )
-
-    def _keep(self, verdict: Verdict) -> None:
-        """Keep the rows of accepted nodes that the model has read."""
-        read = [node for node in verdict.path if node in self._rows]
-        self._state.keep([self._rows[node] for node in read], [verdict.draft.tokens[node] for node in read])
+        if not tokens:
+            return EMPTY_DRAFT
+        parents = tuple(place[shape.parents[node]] for node in sorted(tokens))
+        ids = tuple(tokens[node] for node in sorted(tokens))
+        return Draft(ids, parents=None if is_chain(parents) else parents, source=self.name)
 
 
-def _levels(shape: TreeShape) -> list[list[int]]:
-    """Return the nodes of each depth."""
-    levels: list[list[int]] = []
-    for node, depth in enumerate(depths(shape.parents)):
-        if depth == len(levels):
-            levels.append([])
-        levels[depth].append(node)
-    return levels
+def _path(node: int, shape: TreeShape, tokens: Mapping[int, int]) -> list[int]:
+    """Return the tokens from the tree's root down to a node."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, tokens[node])
+        node = shape.parents[node]
+    return path

@@ -34,6 +34,7 @@ class Choice:
     drafters: tuple[str, ...] = ()
     draft_max: int = 0
     tree: bool = False
+    """Drafts are trees."""
     draft_context: int = 0
     """Positions of the draft model's state; 0: as many as `context`."""
     no_mmap: bool = False
@@ -150,9 +151,6 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         choice = replace(choice, draft_adapter="")
         yield choice
     may_drop = bool(choice.drafters) and not bounds.keeps_drafters
-    if may_drop and choice.tree:
-        choice = replace(choice, tree=False)
-        yield choice
     for positions in bounds.draft_contexts:
         choice = replace(choice, draft_context=positions)
         yield choice
@@ -187,7 +185,6 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
     texts = {
         "no_mmap": ("memory-mapped weights in addition to their copy", "they are read, which is as fast"),
         "draft_adapter": ("the draft model's adapter", "drafts are accepted less often"),
-        "tree": ("trees", "drafts are chains"),
         "draft_context": (
             f"the draft model's context beyond {chosen.draft_context} tokens",
             "it drafts from the most recent ones",
@@ -200,7 +197,6 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
         after = replace(before, **{name: getattr(chosen, name)})
         if name == "drafters":
             after = replace(after, draft_max=chosen.draft_max)
-        implied = not chosen.drafters and name == "tree"  # cut together with the drafters
-        if after != before and not implied:
+        if after != before:
             yield Cut(what, effect, takes(before) - takes(after))
         before = after

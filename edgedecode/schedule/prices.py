@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER
-from edgedecode.decoding.tree import RoundPrice
 
 from .cost import GUESS, WIDEST, CostModel, CostTable
 from .fixed_widths import fixed_width
@@ -101,8 +100,3 @@ class Prices:
             elif tokens + chance * (longest - length) < best * cost:  # even if the rest were as likely, and free
                 break
         return best_length, best * self.plain
-
-    def tree(self, drafter: str, level: float) -> RoundPrice:
-        """Return the cost function of rounds with a tree, in baseline rounds. level: a draft model's cost per level."""
-        table, host, plain = self._table, self.host(drafter), self.plain
-        return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain

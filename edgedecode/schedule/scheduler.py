@@ -22,7 +22,6 @@ from edgedecode.decoding.policy import (
     Score,
     Signals,
 )
-from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
@@ -30,7 +29,6 @@ from .cost import GUESS, REFIT
 from .experience import Experience
 from .ledger import GRANT, INCOME
 from .prices import Prices
-from .trees import Trees
 
 SWITCH = 1.05
 """Factor by which an arm's expected speed-up must exceed that of plain decoding, and that of the arm in use, to be
@@ -112,7 +110,6 @@ class Scheduler:
         self.acceptance = Acceptance(self.experience.history)
         self.options = options or SchedulerOptions()
         self.free, self.models = frozenset(free), tuple(models)
-        self.trees = Trees()
         self._current = ""
         self._gained = 0.0
         """Baseline rounds that the arm in use has gained since it was chosen, not counting its prefill."""
@@ -168,7 +165,7 @@ class Scheduler:
         if cost.drafted and self._probing:
             self.costs.doubt()
             self._patience *= 2
-        if cost.drafter in self.models and not cost.levels:  # a tree's nodes are not positions
+        if cost.drafter in self.models:
             # If low confidence ended the draft, one more token counts as rejected: expected lengths must not exceed
             # those that the model's confidence allows.
             returned = cost.drafted + cost.cut
@@ -185,7 +182,6 @@ class Scheduler:
     def plan(self, signals: Signals) -> Plan:
         """Return the next round's plan."""
         self._context = signals.context_tokens
-        self.trees.learn(signals.rates)
         room = min(signals.remaining_tokens - 1, self.options.draft_max)
         if room < 1:
             return Plan(0, reason="last token")
@@ -198,8 +194,7 @@ class Scheduler:
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
         if self._answered >= self._models_from or self._current in self.models:
-            of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
-            arms += [arm for arm in of_models if arm is not None]
+            arms += [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
         plan = self._best(arms) or self._explore(arms, prices) or self._probe(signals.offers, room)
         if plan is None:
             return self._plain()
@@ -225,7 +220,7 @@ class Scheduler:
         """Return the plan of an exploratory draft by the most promising arm whose account can pay for it."""
         best, most = None, SWITCH
         for arm in arms:
-            if arm.plan.shape is not None or self.ledger.funds(arm.account) <= 0:  # a tree's rates are learnt otherwise
+            if self.ledger.funds(arm.account) <= 0:
                 continue
             name = arm.plan.drafter or ""
             host, step, reading = prices.host(name, least=True), 0.0, 0.0
@@ -250,20 +245,15 @@ class Scheduler:
 
     def _of_offer(self, offer: Offer, room: int, prices: Prices) -> _Arm:
         name = offer.drafter
-        if (tree := self._of_tree(name, room, prices)) is not None:
-            return tree
         longest = min(offer.length, room)
         alive = [*self.acceptance.curve(name, longest, offer.match)]
         length, speed_up = prices.best_length(alive, longest, host=prices.host(name))
         return _Arm(name, speed_up, Plan(length, name, reason="speed-up expected"), longest, alive)
 
-    def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
+    def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm:
         step, read, host = prices.step(name), prices.read(name), prices.host(name)
         horizon = min(signals.remaining_tokens, self._emitted + HORIZON)
         window = min(unread, READ_WINDOW)
-        if name in self.trees:
-            reading = max(0, window - 1) * read
-            return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
         length, promised = self._of_draft_model(name, room, prices, step=step, host=host)
         before, read_max = max(0, unread - 1), 0  # the first step reads the last one
         speed_up = _with_prefill(promised, before * read, horizon)
@@ -293,22 +283,6 @@ class Scheduler:
             found = prices.best_length(alive, longest, step=step, host=host, stops=stops, least=least)
             known = self._remembered[name, least] = basis, found
         return known[1]
-
-    def _of_tree(
-        self, name: str, room: int, prices: Prices, *, level: float = 0.0, reading: float = 0.0, horizon: int = 1
-    ) -> _Arm | None:
-        """Return the arm of a drafter's fastest tree. Its expected speed-up is lowered, being the best of many shapes.
-
-        None if it has no tree, or one that does not branch while another arm can draft the same chain at less cost.
-        """
-        if name not in self.trees:
-            return None
-        tree = self.trees.best(name, price=prices.tree(name, level), most=min(room, MOST_NODES))
-        if not tree.shape.branches and len(self.free) + len(self.models) > 1:
-            return None
-        read_max = READ_WINDOW if level else 0
-        plan = Plan(len(tree.shape), name, read_max=read_max, reason="speed-up expected", shape=tree.shape)
-        return _Arm(name, _with_prefill(tree.speed / SWITCH, reading, horizon), plan, room)
 
     def _settle(self, cost: RoundCost) -> None:
         """Add a round's measured gain to its account, in its predicted time times the median error of recent ones."""

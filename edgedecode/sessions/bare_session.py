@@ -22,7 +22,7 @@ from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, 
 from edgedecode.sessions.drafter_choice import check_options, most_rows
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.resources import Resources
-from edgedecode.sessions.session_drafting import SessionDrafting, draft_setting, plan_state
+from edgedecode.sessions.session_drafting import SessionDrafting, draft_setting
 from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
@@ -73,7 +73,7 @@ class BareSession:
             )
             undo.callback(self._encoder.close)
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
-            self._state, options = plan_state(shared, options, context, rows=self._rows)
+            self._state = shared.target.new_state(context, rows=self._rows, tree=choice.trees)
             undo.callback(self._state.close)
             self._reading = TargetReading(self._state, adapter=adapter)
             self.options = options

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
-from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
+from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.verify import Rule
+from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
+from edgedecode.options import TREE, SessionOptions
 from edgedecode.switching.draft_writer import STRETCH
 
 LONGEST_DRAFT = 16
@@ -22,8 +23,6 @@ WITHOUT_MODEL = "suffix"
 ALONE = (WITHOUT_MODEL, "recycle")
 """The scheduler's drafters without a draft model. With one, recycled logits gained less than their host overhead."""
 
-_WITH_MODEL = ("model", "trim", TREE)
-"""Drafters that run the draft model."""
 _SAMPLING = (("model",), ("trim",))
 """Drafters that sample from their own distribution and return it, as the ratio rule needs."""
 
@@ -43,10 +42,14 @@ class DraftingFacts:
 
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
-    """The names of a session's drafters (none: decoding without drafts), and their longest draft in tokens."""
+    """The names of a session's drafters (none: decoding without drafts), and their longest draft in tokens.
+
+    trees: drafts are trees, of at most that many nodes.
+    """
 
     names: tuple[str, ...] = ()
     draft_max: int = 0
+    trees: bool = False
 
 
 def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterChoice:
@@ -60,7 +63,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     if not names:
         return DrafterChoice()
     if options.draft_max is not None:
-        return DrafterChoice(names, options.draft_max)
+        return DrafterChoice(names, options.draft_max, trees=options.drafter == TREE and facts.card.tree)
     return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
 
 
@@ -69,10 +72,10 @@ def _speculates(options: SessionOptions) -> bool:
     switch = options.switch
     if switch is None or (switch.rule is not None and switch.rule.keeps_target):
         return True
-    if options.drafter not in (None, "none") or options.draft_max or options.tree:
+    if options.drafter not in (None, "none") or options.draft_max:
         raise InputError(
-            "with --mode switch the target writes single tokens, which no drafter drafts: leave out --drafter, "
-            "--draft-max and --tree, or --mode switch"
+            "with --mode switch the target writes single tokens, which no drafter drafts: leave out --drafter and "
+            "--draft-max, or --mode switch"
         )
     return False
 
@@ -82,15 +85,12 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return ()
     if options.drafter is not None:
         return (options.drafter,)
-    branching = options.tree and facts.card.tree
     if options.fixed or options.rule is Rule.RATIO:
-        if branching:
-            return (TREE,) if facts.drafts else ("recycle",)
         return ("model",) if facts.drafts else (WITHOUT_MODEL,)
     if not facts.drafts:
         return (*ALONE, *facts.lookups)
-    first = "model" if branching or options.switch is not None else facts.drafts[0]  # trees and switching need all ids
-    return (first, WITHOUT_MODEL, *facts.lookups, *(("recycle", TREE) if branching else ()))
+    first = "model" if options.switch is not None else facts.drafts[0]  # switching needs all ids
+    return (first, WITHOUT_MODEL, *facts.lookups)
 
 
 def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
@@ -114,7 +114,7 @@ def check_options(options: SessionOptions, choice: DrafterChoice, *, card: Model
             "--runtime onnx (`edgedecode devices -m PACK` says why our kernels do not run), or leave out --reproducible"
         )
     if options.fixed:
-        fixed_policy(choice.draft_max, trees=wants_trees(options) and card.tree)
+        FixedLength(choice.draft_max)
 
 
 def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
@@ -126,11 +126,6 @@ def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
 def stretch(options: SessionOptions) -> int | None:
     """Return the most tokens of the draft model that the target checks at once; None: without switching."""
     return None if options.switch is None else STRETCH * options.switch.check
-
-
-def fixed_policy(longest: int, *, trees: bool) -> Policy:
-    """Return the policy of a fixed draft length. Raises InputError if it is out of range."""
-    return FixedTree(longest) if trees and longest else FixedLength(longest)
 
 
 def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
@@ -161,24 +156,22 @@ def _check_grammar(options: SessionOptions) -> None:
         raise CapabilityError("a grammar needs verified tokens: leave out switching")
     if options.ignore_eos:
         raise InputError("a grammar decides where an answer ends: leave out --ignore-eos")
-    if wants_trees(options):
+    if options.drafter == TREE:
         raise InputError("a grammar follows one path of tokens: leave out trees")
 
 
 def _check_tree(options: SessionOptions) -> None:
     """Raise CapabilityError or InputError for options that exclude trees."""
-    wanted = "--tree" if options.tree else f"--drafter {TREE}"
     if options.rule is Rule.RATIO:
-        raise CapabilityError(f"the ratio rule checks one sampled chain: with {wanted}, use the match rule")
-    if options.draft_max == 0 or options.drafter not in (None, *BRANCHING):
-        chains = "--draft-max 0" if options.draft_max == 0 else f"--drafter {options.drafter}"
-        raise InputError(f"--tree with {chains}: leave one of the two out")
+        raise CapabilityError(f"the ratio rule checks one sampled chain: with --drafter {TREE}, use the match rule")
+    if options.draft_max is None or options.draft_max > MOST_NODES:
+        raise InputError(f"--drafter {TREE} needs a fixed size: give --draft-max N, 1 to {MOST_NODES} nodes")
 
 
 def _check(options: SessionOptions, names: Sequence[str]) -> None:
     if options.grammar is not None:
         _check_grammar(options)
-    if wants_trees(options):
+    if options.drafter == TREE:
         _check_tree(options)
     if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
         wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"

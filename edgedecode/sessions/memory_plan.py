@@ -28,7 +28,7 @@ from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
 from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
-from edgedecode.options import TREE, SessionOptions, planned_context, wants_trees
+from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
@@ -139,7 +139,7 @@ class PackFootprint:
             context=planned_context(options.context, card.context),
             drafters=drafting.names,
             draft_max=drafting.draft_max,
-            tree=wants_trees(options) and card.tree and drafting.names != (),
+            tree=drafting.trees,
             kv_type=self._kv_type,
             adapter=options.adapter or "",
             adapter_scale=options.adapter_scale,
@@ -152,7 +152,7 @@ class PackFootprint:
             wanted = replace(wanted, draft_adapter=own)
         bounds = Bounds(
             models=models,
-            draft_contexts=self._draft_contexts(wanted) if _uses_draft(wanted) and options.drafter != TREE else (),
+            draft_contexts=self._draft_contexts(wanted) if _uses_draft(wanted) and not wanted.tree else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
         )

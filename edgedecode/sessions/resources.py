@@ -201,5 +201,5 @@ class Resources:
 
 
 def _without_drafts(options: SessionOptions) -> SessionOptions:
-    """Return options without drafts, trees and the ratio rule, which only concern drafts."""
-    return replace(options, drafter=NO_DRAFTER, tree=False, rule=Rule.MATCH)
+    """Return options without drafts and the ratio rule, which only concerns drafts."""
+    return replace(options, drafter=NO_DRAFTER, rule=Rule.MATCH)

@@ -11,19 +11,19 @@ from functools import partial
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.model import AdapterSpan, AdapterUse, State
-from edgedecode.decoding.policy import NO_DRAFTER, Policy
+from edgedecode.decoding.model import AdapterSpan, AdapterUse
+from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
-from edgedecode.options import TREE, SessionOptions, wants_trees
+from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
-from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
+from edgedecode.sessions.drafter_choice import WITHOUT_MODEL
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.switching.draft_writer import DraftWriter
@@ -211,22 +211,16 @@ def open_drafting(
     """Open the drafters for these options and their policy; None: decode without drafts. noise: only for the drafters.
 
     A drafter that the options name and that cannot be opened raises CapabilityError or BudgetExceeded. Any other is
-    left out, with a notice if it is the tree drafter and trees were requested. The options must have been checked.
+    left out. The options must have been checked.
     """
     choice = shared.choice(options)
-    trees = wants_trees(options) and _reads_trees(shared, options)
     longest = choice.draft_max
-    setting = replace(setting, tree=trees, draft_max=longest)
-    fixed = fixed_policy(longest, trees=trees) if options.fixed else None
-    left_out: dict[str, str] = {}
-    required = options.drafter is not None or options.fixed
-    drafters = _open_all(shared, choice.names, setting, required=required, left_out=left_out)
-    if trees and TREE in left_out:
-        notice(f"the draft model cannot draft trees ({left_out[TREE]}); {_remaining(drafters)}")
+    setting = replace(setting, tree=choice.trees, draft_max=longest)
+    drafters = _open_all(shared, choice.names, setting, required=options.drafter is not None or options.fixed)
     if not drafters:
         return None
-    if fixed is not None:
-        return Drafting(drafters, fixed, noise=noise)
+    if options.fixed:
+        return Drafting(drafters, FixedLength(longest), noise=noise)
     try:
         return Drafting(drafters, _scheduler(shared, options, drafters, longest=longest), noise=noise, offers=True)
     except BaseException:
@@ -235,52 +229,19 @@ def open_drafting(
         raise
 
 
-def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
-    """Create the target's state, and return it with the options that it supports: chains if trees do not fit.
-
-    Raises BudgetExceeded if chains do not fit either, or the options allow trees only.
-    """
-    if wants_trees(options) and shared.target.card.tree:
-        try:
-            return shared.target.new_state(capacity, rows=rows, tree=True), options
-        except BudgetExceeded as error:
-            if options.drafter == TREE:
-                raise
-            reason = str(error).partition("\n")[0]
-            options = replace(options, tree=False)
-        state = shared.target.new_state(capacity, rows=rows)
-        notice(f"drafts are chains: trees do not fit the budget ({reason})")
-        return state, options
-    return shared.target.new_state(capacity, rows=rows), options
-
-
-def _reads_trees(shared: Resources, options: SessionOptions) -> bool:
-    """Return whether the target can verify trees, with a notice if not; the tree drafter reports that itself."""
-    if not shared.target.card.tree and options.drafter != TREE:
-        notice("drafts are chains: this pack's target cannot verify trees")
-    return shared.target.card.tree
-
-
-def _open_all(
-    shared: Resources, names: Sequence[str], setting: DraftSetting, *, required: bool, left_out: dict[str, str]
-) -> list[Drafter]:
-    """Open the drafters that can be opened; `left_out` receives the reason for each of the others."""
+def _open_all(shared: Resources, names: Sequence[str], setting: DraftSetting, *, required: bool) -> list[Drafter]:
+    """Open the drafters that can be opened."""
     drafters: list[Drafter] = []
     with ExitStack() as undo:
         for name in names:
             drafter = _open_one(shared, name, setting, required=required)
             if isinstance(drafter, str):
                 logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
-                left_out[name] = drafter
                 continue
             drafters.append(drafter)
             undo.callback(drafter.close)
         undo.pop_all()
     return drafters
-
-
-def _remaining(drafters: Sequence[Drafter]) -> str:
-    return f"drafting with {', '.join(each.name for each in drafters)}" if drafters else "decoding without drafts"
 
 
 def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: bool) -> Drafter | str:

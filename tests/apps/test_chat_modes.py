@@ -40,7 +40,6 @@ def marked(err: str) -> list[str]:
     ("options", "expected"),
     [
         (SessionOptions(), "scheduled"),
-        (SessionOptions(tree=True), "scheduled"),
         (SessionOptions(drafter="none"), "plain"),
         (SessionOptions(draft_max=0), "plain"),
         (SessionOptions(draft_max=3), "fixed"),

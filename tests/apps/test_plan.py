@@ -114,7 +114,7 @@ def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytes
         (("--turns", "4", "-c", "100"), "leave one of the two out"),
         (("--turns", "0"), "--turns"),
         (("--turn-tokens", "90"), "give both"),
-        (("--drafter", "none", "--tree"), "leave one of the two out"),
+        (("--drafter", "tree"), "give --draft-max N, 1 to 16 nodes"),
         (("--turns", "9999"), "out of range"),
         (("--drafter", "nobody"), "nobody"),
         (("some/where", "-m", "else/where"), "name one of them"),

@@ -44,8 +44,8 @@ def test_chat_with_a_hostile_conversation_ends_in_one_line_or_an_answer(
 
 
 FLAGS = {
-    "generate": ("--raw", "--ignore-eos", "--stats", "--json", "--verify", "--tree", "--reproducible"),
-    "chat": ("--verify", "--tree", "--reproducible"),
+    "generate": ("--raw", "--ignore-eos", "--stats", "--json", "--verify", "--reproducible"),
+    "chat": ("--verify", "--reproducible"),
     "show": ("--verify", "--json"),
     "cache": ("show", "--json", "clear", "--costs"),
     "import": ("--copy", "--json", "--prepare"),

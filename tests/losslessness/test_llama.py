@@ -15,7 +15,7 @@ from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.decoding.policy import FixedTree
+from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.stats import Stats
 from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.recycle import RecycleSource
@@ -142,21 +142,20 @@ def test_decode_with_random_trees(target: LanguageModel, length: int, sampling: 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("nodes", [4, 8, 16])
-@pytest.mark.parametrize("quality", ["differs", "hostile", "recycled"])
+@pytest.mark.parametrize("quality", ["differs", "hostile"])
 def test_decode_with_the_tree_drafter(
     target: LanguageModel, gguf_toys: GgufOpener, quality: str, nodes: int, sampling: SamplingOptions
 ) -> None:
     """Both models store trees as sequences; accepted nodes stay in the draft's state too."""
     plain = plain_text(target, sampling)
-    draft = None if quality == "recycled" else gguf_toys(DRAFTS[quality])
-    source = RecycleSource() if draft is None else TreeSource()
-    drafter = source.open(replace(setting(draft, sampling), tree=True))
+    draft = gguf_toys(DRAFTS[quality])
+    drafter = TreeSource().open(replace(setting(draft, sampling), tree=True))
     state = target.new_state(len(PROMPT) + NEW + 1, rows=nodes + 1)
     tokens, siblings, widest = list(PROMPT), 0, 0
     whole = DecodeSetting(
         sampler=Sampler(sampling, vocabulary_size=target.card.vocabulary_size),
         noise=Noise(11),
-        drafting=Drafting([drafter], FixedTree(nodes), noise=Noise(11, stream=1)),
+        drafting=Drafting([drafter], FixedLength(nodes), noise=Noise(11, stream=1)),
     )
     for verdict in decode(target, state, tokens=tokens, max_tokens=NEW, setting=whole, stats=Stats()):
         assert (state.pending, state.length) == (0, len(tokens) - 1)
@@ -168,8 +167,7 @@ def test_decode_with_the_tree_drafter(
     assert widest > 1
     state.close()
     drafter.close()
-    if draft is not None:
-        draft.close()
+    draft.close()
 
 
 def test_session_on_a_gguf_pack_equals_plain_decoding(tmp_path: Path, gguf_toys: GgufOpener) -> None:

@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "scheduler": {},
     **{f"model {length}": {"drafter": "model", "draft_max": length} for length in (1, 2, 4, 8)},
     "suffix 4": {"drafter": "suffix", "draft_max": 4},
-    "recycle tree": {"drafter": "recycle", "draft_max": 8, "tree": True},
+    "recycle 8": {"drafter": "recycle", "draft_max": 8},
     "tree 8": {"drafter": "tree", "draft_max": 8},
 }
 

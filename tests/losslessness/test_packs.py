@@ -215,19 +215,15 @@ class Siblings:
         return verdict
 
 
-TREES = ({"drafter": "tree"}, {"drafter": "recycle", "tree": True})
-
-
-@pytest.mark.parametrize("options", TREES, ids=str)
-def test_tree_option_is_plain_decoding_within_kernel_noise(
-    bundled_pair: Pair, prompts: list[str], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+def test_tree_drafter_is_plain_decoding_within_kernel_noise(
+    bundled_pair: Pair, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise = bundled_pair.target.card.kernel_noise
     assert noise is not None
     siblings = Siblings(monkeypatch)
     positions = hits = 0
     for index, prompt in enumerate(prompts[:48]):
-        full = SessionOptions(sampling=GREEDY, draft_max=(4, 8, 16)[index % 3], **options)  # type: ignore[arg-type]
+        full = SessionOptions(sampling=GREEDY, drafter="tree", draft_max=(4, 8, 16)[index % 3])
         with bundled_pair.session(full) as session:
             prompt_tokens, _ = tokens_of(session, prompt, max_tokens=48)
             score = rescore(bundled_pair.target, session.tokens, prompt_tokens=prompt_tokens)
@@ -240,16 +236,11 @@ def test_tree_option_is_plain_decoding_within_kernel_noise(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("options", TREES, ids=str)
 def test_float_pair_with_trees_equals_plain_decoding_token_for_token(
-    float_pair: Pair,
-    prompts: list[str],
-    options: dict[str, object],
-    sampling: SamplingOptions,
-    monkeypatch: pytest.MonkeyPatch,
+    float_pair: Pair, prompts: list[str], sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     siblings = Siblings(monkeypatch)
     for prompt in prompts[:16]:
         plain = plain_answer(float_pair, prompt, sampling)
-        assert answer(float_pair, prompt, sampling=sampling, draft_max=12, **options).tokens == plain
+        assert answer(float_pair, prompt, sampling=sampling, drafter="tree", draft_max=12).tokens == plain
     assert siblings.accepted > 0

@@ -352,7 +352,7 @@ def test_a_regex_that_explodes_elsewhere_decodes(pair: Pair) -> None:
     [
         ({"switch": SwitchOptions(threshold=1.0)}, CapabilityError, "leave out switching"),
         ({"ignore_eos": True}, InputError, "leave out --ignore-eos"),
-        ({"tree": True}, InputError, "leave out trees"),
+        ({"drafter": "tree", "draft_max": 4}, InputError, "leave out trees"),
     ],
 )
 def test_options_that_exclude_a_grammar_are_refused(

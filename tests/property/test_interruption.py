@@ -73,7 +73,8 @@ def open_session(
     ending: float = 0.0,
     seed: int = SEED,
 ) -> Session:
-    options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=seed)
+    length = 4 if drafter == "tree" else 3  # smaller trees are chains
+    options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=length, seed=seed)
     pair = shared_pair(tokenizer, ending)
     if drafter in ("suffix", "recycle"):  # these would draft from the outputs of other sessions of the pair
         pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)

@@ -151,7 +151,7 @@ OPTIONS = [
     SessionOptions(drafter="none"),
     SessionOptions(drafter="model", draft_max=4),
     SessionOptions(drafter="suffix", draft_max=3),
-    SessionOptions(drafter="recycle", draft_max=6, tree=True),
+    SessionOptions(drafter="recycle", draft_max=6),
     SessionOptions(drafter="tree", draft_max=8),
     SessionOptions(),
     SessionOptions(switch=SwitchOptions(threshold=0.5, check=True)),

@@ -40,7 +40,7 @@ def pair() -> Iterator[Pair]:
     """Yield a pair whose lazily made parts exist, so that leases can be compared."""
     made = ascii_pair(noise=0.4, context=2048, budget=Budget())
     for drafter in DRAFTERS:
-        made.session(SessionOptions(drafter=drafter, draft_max=3)).close()
+        made.session(options(drafter)).close()
     with made:
         yield made
 
@@ -112,7 +112,8 @@ def gated(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def options(drafter: str = "model", sampling: SamplingOptions | None = None, **named: Any) -> SessionOptions:
-    return SessionOptions(**{"drafter": drafter, "draft_max": 3, "seed": 5, "sampling": sampling, **named})
+    length = 6 if drafter == "tree" else 3  # smaller trees are chains
+    return SessionOptions(**{"drafter": drafter, "draft_max": length, "seed": 5, "sampling": sampling, **named})
 
 
 def answered(pair: Pair, prompt: str, chosen: SessionOptions, *, max_tokens: int = 30) -> Completion:

@@ -131,11 +131,11 @@ def test_plan_names_the_smallest_limits_for_running_and_speculating() -> None:
 
 def test_plan_lists_a_cut_for_every_changed_field() -> None:
     """One line per field, in the order of the cuts; fields that depend on the drafters have no line of their own."""
-    order = ("memory-mapped", "trees", "the draft model's context", "drafts by", "context")
+    order = ("memory-mapped", "the draft model's context", "drafts by", "context")
     for wanted, _, several in plans():
         for plan in several:
             changed = {f.name for f in fields(Choice) if getattr(plan.choice, f.name) != getattr(wanted, f.name)}
-            changed -= {"draft_max"} | (set() if plan.choice.drafters else {"tree"})
+            changed -= {"draft_max"}
             assert len(plan.cuts) == len(changed)
             places = [next(i for i, word in enumerate(order) if cut.what.startswith(word)) for cut in plan.cuts]
             assert places == sorted(places)

@@ -214,11 +214,9 @@ def test_complete_continues_text_without_a_transcript() -> None:
         ({"seed": -1}, InputError, "seed -1 is out of range"),
         ({"rule": Rule.RATIO, "drafter": "suffix"}, CapabilityError, "with --drafter suffix, use the match rule"),
         ({"rule": Rule.RATIO, "reproducible": True}, CapabilityError, "with --reproducible, use the match rule"),
-        ({"tree": True, "rule": Rule.RATIO}, CapabilityError, "one sampled chain: with --tree, use the match rule"),
-        ({"tree": True, "drafter": "suffix"}, InputError, "--tree with --drafter suffix: leave one"),
-        ({"tree": True, "drafter": "none"}, InputError, "--tree with --drafter none: leave one"),
-        ({"tree": True, "draft_max": 0}, InputError, "--tree with --draft-max 0: leave one"),
-        ({"drafter": "tree", "draft_max": 17}, InputError, "17 nodes is out of range: 1 to 16"),
+        ({"drafter": "tree", "rule": Rule.RATIO}, CapabilityError, "one sampled chain: with --drafter tree, use the"),
+        ({"drafter": "tree"}, InputError, "needs a fixed size: give --draft-max N, 1 to 16 nodes"),
+        ({"drafter": "tree", "draft_max": 17}, InputError, "give --draft-max N, 1 to 16 nodes"),
     ],
     ids=str,
 )
@@ -296,7 +294,7 @@ def test_seed_repeats_the_text_and_another_does_not() -> None:
         return session(sampling=WARM, **options).generate("hello", max_tokens=30).text
 
     plain = text(seed=3, drafter="none")
-    for options in ({}, {"draft_max": 7}, {"tree": True}, {"drafter": "tree", "draft_max": 8}):
+    for options in ({}, {"draft_max": 7}, {"drafter": "tree", "draft_max": 8}):
         assert text(seed=3, reproducible=True, **options) == text(seed=3, **options) == plain
     assert text(seed=3) != text(seed=4)
     unseeded = {ascii_pair().session(SessionOptions(sampling=WARM)).seed for _ in range(4)}

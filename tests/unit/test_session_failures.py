@@ -97,7 +97,7 @@ def test_session_that_is_dropped_releases_its_scratch_memory() -> None:
         {"draft_max": 100_000},
         {"draft_max": 4, "drafter": "tree", "rule": Rule.RATIO},
         {"drafter": "no such drafter"},
-        {"tree": True, "draft_max": 0},
+        {"drafter": "tree"},
     ],
     ids=str,
 )

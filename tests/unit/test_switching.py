@@ -244,7 +244,6 @@ def test_switching_records_the_signal_before_each_token() -> None:
     [
         SessionOptions(switch=SwitchOptions(), drafter="suffix"),
         SessionOptions(switch=SwitchOptions(), draft_max=3),
-        SessionOptions(switch=SwitchOptions(), tree=True),
     ],
 )
 def test_switching_refuses_drafters_that_it_would_not_use(options: SessionOptions) -> None:

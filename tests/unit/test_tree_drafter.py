@@ -1,22 +1,21 @@
-"""The tree drafter: most likely tokens in the plan's shape, one pass per level, and the KV state after a round."""
+"""The tree drafter: most likely tokens in the best shape, one pass per level, and the KV state after a round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.policy import Plan
-from edgedecode.decoding.tree import TreeShape
+from edgedecode.decoding.tree import check_parents
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
-from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
-from edgedecode.drafters.model_state import ModelState
-from edgedecode.drafters.ranking import RANKED
-from edgedecode.drafters.source import DrafterSource, DraftSetting
-from edgedecode.drafters.tree_drafter import TreeDrafter, TreeSource
+from edgedecode.drafters import tree_drafter
+from edgedecode.drafters.model_drafter import ModelSource
+from edgedecode.drafters.model_state import MOST_NODES
+from edgedecode.drafters.source import DraftSetting
+from edgedecode.drafters.tree_drafter import CHANCES, TreeDrafter, TreeShape, TreeSource, tree_shape
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
@@ -26,8 +25,8 @@ from tests.toys import GREEDY, draft_setting, run, toy_model
 VOCABULARY = 20
 NOISE = Noise(0)
 CONTEXT = [1, 2, 3, 4]
-COMB = TreeShape((-1, 0, -1, 1, 0, 2), (0, 0, 1, 0, 1, 0))
-"""Two children of the root, two below the first, one below the second, and one on a third level."""
+SIX = tree_shape(6)
+"""A chain of four, a sibling of its first node and one of its second."""
 
 
 def setting(model: TableModel, *, sampling: SamplingOptions = GREEDY, **others: object) -> DraftSetting:
@@ -59,20 +58,56 @@ def verdict_of(draft: Draft, emitted: Sequence[int]) -> Verdict:
     return Verdict(draft, tuple(emitted), tuple(sorted(path)), Outcome.CORRECTION, rows)
 
 
+def every_tree(nodes: int, *, ranks: int) -> Iterator[TreeShape]:
+    """Yield all trees of `nodes` nodes in which siblings have different ranks."""
+
+    def grown(shape: TreeShape) -> Iterator[TreeShape]:
+        if len(shape.parents) == nodes:
+            yield shape
+            return
+        latest = (shape.parents[-1], shape.ranks[-1]) if shape.parents else (-1, -1)
+        for parent in range(-1, len(shape.parents)):
+            for rank in range(ranks):
+                if (parent, rank) > latest:
+                    yield from grown(TreeShape((*shape.parents, parent), (*shape.ranks, rank)))
+
+    yield from grown(TreeShape((), ()))
+
+
+def expected_tokens(shape: TreeShape, chances: Sequence[float]) -> float:
+    alive: list[float] = []
+    for parent, rank in zip(*shape, strict=True):
+        alive.append((1.0 if parent < 0 else alive[parent]) * chances[rank])
+    return sum(alive)
+
+
+def test_tree_shape_equals_exhaustive_search_and_grows_from_the_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for chances in (CHANCES, (0.4, 0.3, 0.2), (0.9, 0.05)):
+        monkeypatch.setattr(tree_drafter, "CHANCES", chances)
+        for nodes in range(1, 6):
+            best = max(expected_tokens(shape, chances) for shape in every_tree(nodes, ranks=len(chances)))
+            assert expected_tokens(tree_shape.__wrapped__(nodes), chances) == pytest.approx(best)
+    monkeypatch.undo()
+    full = tree_shape(MOST_NODES)
+    check_parents(full.parents, length=MOST_NODES)
+    for nodes in range(1, MOST_NODES):
+        assert tree_shape(nodes) == (full.parents[:nodes], full.ranks[:nodes])
+
+
 def test_tree_nodes_are_the_guesses_of_their_ranks() -> None:
     model = toy_model(VOCABULARY, seed=2)
-    draft = opened(model).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    assert draft.parents == COMB.parents
+    draft = opened(model).propose(CONTEXT, 6, NOISE)
+    assert draft.parents == SIX.parents
     assert draft.source == "tree"
-    for path, rank in zip(paths(draft), COMB.ranks, strict=True):
+    for path, rank in zip(paths(draft), SIX.ranks, strict=True):
         assert path[-1] == ranked(model, [*CONTEXT, *path[:-1]], rank)
 
 
 def test_tree_takes_one_pass_per_level_over_nodes_with_children() -> None:
     model = toy_model(VOCABULARY, seed=2)
-    opened(model).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    assert model.passes == [4, 2, 1]
-    assert model.rows_made == 4
+    opened(model).propose(CONTEXT, 8, NOISE)
+    assert model.passes == [4, 2, 1, 1, 1]
+    assert model.rows_made == 6
 
 
 def test_tree_ranks_follow_a_repetition_penalty() -> None:
@@ -82,52 +117,50 @@ def test_tree_ranks_follow_a_repetition_penalty() -> None:
     plain, drafter = opened(model), opened(model, sampling=penalised)
     for each in (plain, drafter):
         each.begin(context)
-    shape = Plan(1, shape=TreeShape((-1, -1), (0, 1)))
+    siblings = [node for node, parent in enumerate(SIX.parents) if parent < 0]
     best = [ranked(model, context, rank) for rank in (0, 1)]
-    assert list(plain.propose(context, 4, NOISE, shape).tokens) == best
+    assert [plain.propose(context, 6, NOISE).tokens[node] for node in siblings] == best
     logits = model.logits_after(context)[:VOCABULARY].copy()
     seen = [*{*context}]
     logits[seen] = np.where(logits[seen] > 0, logits[seen] / 5, logits[seen] * 5)
-    assert list(drafter.propose(context, 4, NOISE, shape).tokens) == np.argsort(-logits)[:2].tolist()
+    found = [drafter.propose(context, 6, NOISE).tokens[node] for node in siblings]
+    assert found == np.argsort(-logits)[:2].tolist() != best
 
 
 def test_tree_of_sampled_tokens_uses_the_targets_noise() -> None:
     warm, noise = SamplingOptions(temperature=1.2), Noise(7)
     model = toy_model(VOCABULARY, seed=2)
-    first, second, *_ = opened(model, sampling=warm, noise=noise).propose(CONTEXT, 2, NOISE).tokens
+    first, second, _, sibling, *_ = opened(model, sampling=warm, noise=noise).propose(CONTEXT, 4, NOISE).tokens
     sampler = Sampler(warm, vocabulary_size=VOCABULARY)
     row = model.logits_after(CONTEXT)
     assert first == noise.draw_at(sampler.probs(row), len(CONTEXT))
     assert second == noise.draw_at(sampler.probs(model.logits_after([*CONTEXT, first])), len(CONTEXT) + 1)
     without = row.copy()
     without[first] = -np.inf
-    pair = opened(model, sampling=warm, noise=noise).propose(
-        CONTEXT, 2, NOISE, Plan(2, shape=TreeShape((-1, -1), (0, 1)))
-    )
-    assert pair.tokens == (first, noise.draw_at(sampler.probs(without), len(CONTEXT)))
+    assert sibling == noise.draw_at(sampler.probs(without), len(CONTEXT))
 
 
 def test_tree_keeps_the_state_of_accepted_tokens() -> None:
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
-    draft = drafter.propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    emitted = [*paths(draft)[5], 9]  # the second child of the root, its child, and the target's own token
+    draft = drafter.propose(CONTEXT, 6, NOISE)
+    emitted = [*paths(draft)[5], 9]  # the second child of the first node, and the target's own token
     context = [*CONTEXT, *emitted]
     drafter.observe(context, verdict_of(draft, emitted))
     assert drafter.unread(context) == 2  # the last drafted token was a leaf: no pass has read it
     model.passes.clear()
-    again = drafter.propose(context, 16, NOISE, Plan(6, shape=COMB))
+    again = drafter.propose(context, 6, NOISE)
     assert model.passes[0] == 2
     fresh = opened(toy_model(VOCABULARY, seed=2))
     fresh.begin(context)
-    assert again == fresh.propose(context, 16, NOISE, Plan(6, shape=COMB))
+    assert again == fresh.propose(context, 6, NOISE)
 
 
 @pytest.mark.parametrize("observed", [True, False])
 def test_tree_rolls_back_a_draft_that_was_wrong_or_never_verified(observed: bool) -> None:
     model = toy_model(VOCABULARY, seed=2)
     drafter = opened(model)
-    draft = drafter.propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
+    draft = drafter.propose(CONTEXT, 6, NOISE)
     wrong = ranked(model, CONTEXT, 5)
     context = [*CONTEXT, wrong]
     if observed:
@@ -137,70 +170,23 @@ def test_tree_rolls_back_a_draft_that_was_wrong_or_never_verified(observed: bool
     assert drafter.unread(context) == 1
     fresh = opened(toy_model(VOCABULARY, seed=2))
     fresh.begin(context)
-    comb = Plan(6, shape=COMB)
-    assert drafter.propose(context, 8, NOISE, comb) == fresh.propose(context, 8, NOISE, comb)
+    assert drafter.propose(context, 8, NOISE) == fresh.propose(context, 8, NOISE)
 
 
-def test_tree_learns_which_rank_is_right() -> None:
-    model = toy_model(VOCABULARY, seed=2)
-    drafter = opened(model)
-    context = list(CONTEXT)
-    for _ in range(40):
-        draft = drafter.propose(context, 4, NOISE)
-        emitted = [ranked(model, context, 1), 7]
-        context += emitted
-        drafter.observe(context, verdict_of(draft, emitted))
-    rates = drafter.rates()
-    assert rates[0][1] > 0.8 > 0.2 > rates[0][0]
-    assert drafter.propose(context, 1, NOISE).tokens == (ranked(model, context, 1),)
-
-
-def test_tree_stops_at_end_tokens_and_drafts_chains_for_chain_shapes() -> None:
+def test_tree_stops_at_end_tokens_and_is_a_chain_where_that_is_the_best_shape() -> None:
     model = toy_model(VOCABULARY, seed=2)
     ends = frozenset({ranked(model, CONTEXT, 0)})
-    draft = opened(model, ends=ends).propose(CONTEXT, 16, NOISE, Plan(6, shape=COMB))
-    assert draft.parents == (-1, -1, 1)
-    chain = opened(model).propose(CONTEXT, 16, NOISE, Plan(3, shape=TreeShape((-1, 0, 1), (0, 0, 0))))
+    assert opened(model, ends=ends).propose(CONTEXT, 8, NOISE).parents == (-1, -1, 1)
+    chain = opened(model).propose(CONTEXT, 3, NOISE)
     assert chain.parents is None
     assert chain.tokens == ModelSource().open(draft_setting(VOCABULARY, model=model)).propose(CONTEXT, 3, NOISE).tokens
 
 
-def test_tree_is_cut_to_the_limit_and_the_capacity() -> None:
+def test_tree_is_cut_to_its_largest_size_and_the_capacity() -> None:
     model = toy_model(VOCABULARY, seed=2)
-    assert opened(model).propose(CONTEXT, 3, NOISE, Plan(6, shape=COMB)).parents == COMB.parents[:3]
+    assert opened(model).propose(CONTEXT, 64, NOISE).parents == tree_shape(MOST_NODES).parents
     assert len(opened(model, capacity=6).propose(CONTEXT, 16, NOISE)) == 2
     assert len(opened(model, capacity=4).propose(CONTEXT, 16, NOISE)) == 0
-
-
-@pytest.mark.parametrize("order", [(ModelSource, TreeSource), (TreeSource, ModelSource)])
-def test_tree_shares_the_models_state_in_any_order_and_learns_from_chains(
-    order: tuple[type[DrafterSource], ...],
-) -> None:
-    model = toy_model(VOCABULARY, seed=2)
-    shared = setting(model)
-    first, second = (source().open(shared) for source in order)
-    chains, trees = (first, second) if order[0] is ModelSource else (second, first)
-    assert isinstance(chains, ModelDrafter)
-    assert isinstance(trees, TreeDrafter)
-    assert first.nbytes > 0 == second.nbytes
-    before = trees.rates()
-    context = list(CONTEXT)
-    for each in (chains, trees):
-        each.begin(context)
-    for _ in range(12 * RANKED):
-        draft = chains.propose(context, 3, NOISE)
-        emitted = [ranked(model, context, 2)]
-        context += emitted
-        verdict = verdict_of(draft, emitted)
-        for each in (chains, trees):
-            each.observe(context, verdict)
-    assert trees.rates()[0][2] > 0.5 > before[0][2]
-    assert trees.unread(context) == chains.unread(context)
-    trees.close()
-    assert chains.propose(context, 3, NOISE).tokens
-    assert chains.nbytes > 0
-    chains.close()
-    assert shared.states.join(model, "model", lambda: ModelState(model, capacity=8)) is not chains.state
 
 
 def test_tree_names_the_model_that_reads_chains_only() -> None:

@@ -12,7 +12,6 @@ from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode
 from edgedecode.decoding.model import AdapterUse, ModelCard
 from edgedecode.decoding.policy import Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.decoding.tree import TreeShape
 
 
 @pytest.mark.parametrize(
@@ -41,11 +40,9 @@ def test_signals_and_plans_survive_json() -> None:
         remaining_tokens=7,
         offers=(Offer("suffix", 5, match=3),),
         unread=(("model", 12),),
-        rates=(("tree", ((0.5, 0.25), (0.125, 0.0))),),
     )
     cost = RoundCost(width=3, pass_seconds=0.01, drafter="suffix", drafted=2, accepted=1)
-    plan = Plan(5, "tree", shape=TreeShape((-1, 0), (0, 1)))
-    for value in (signals, cost, plan, Plan(5), Score("suffix", 4, 2, match=3)):
+    for value in (signals, cost, Plan(5, "model"), Plan(5), Score("suffix", 4, 2, match=3)):
         assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
 
 

@@ -128,7 +128,7 @@ class Asked:
         arguments = {**base.template_arguments, **self.template_arguments}
         options = replace(options, think=think, template_arguments=arguments)
         if self.model.mode == PLAIN:
-            return replace(options, drafter=NO_DRAFTER, draft_max=None, tree=False, switch=None, rule=Rule.MATCH)
+            return replace(options, drafter=NO_DRAFTER, draft_max=None, switch=None, rule=Rule.MATCH)
         return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
 
 
