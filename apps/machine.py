@@ -38,6 +38,11 @@ class Machine:
             python=platform.python_version(),
         )
 
+    @property
+    def line(self) -> str:
+        """Processor, cores and system in one line."""
+        return f"{self.processor}, {self.cores} cores, {self.system}"
+
 
 def versions(runtime: str) -> dict[str, str]:
     """Return the versions of edgedecode, of numpy and tokenizers, and of the packages in the runtime's extra."""

@@ -7,20 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode import CapabilityError, InputError, Pair, SamplingOptions, SessionOptions
+from edgedecode import CapabilityError, InputError, Pair, SamplingOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.engines.registry import drafter_names, find_drafter
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 
-from .measure.cost_meter import READ
-from .measure.device_costs import CONTEXTS
 from .settings import Settings
 
 CONTEXT = 1024
-CALIBRATED_CONTEXT = CONTEXTS[2] + READ
-"""Default context of --calibrate. Longer ones take minutes to fill and are measured only if --ctx-size asks for it."""
 QUICK_FAMILIES = ("story", "extract_json", "edit")
-STRUCTURED_FAMILIES = ("extract_json",)
 WARM_UP = 12
 """Warm-up prompts, which the scheduler answers before anything is measured."""
 
@@ -40,22 +35,17 @@ def read_choices(arguments: Namespace) -> Prompts:
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
     families = arguments.families or ()
     short = arguments.quick
-    if arguments.structured and not families and arguments.prompts is None:
-        families = STRUCTURED_FAMILIES
-    elif short and not families and arguments.prompts is None:
+    if short and not families and arguments.prompts is None:
         families = QUICK_FAMILIES
     per_family = arguments.per_family
     if per_family is None:
-        one = arguments.calibrate or (short and arguments.scale is not None)
-        per_family = 1 if one else 2 if short else 6 if arguments.structured else 5
+        per_family = 5 if not short else 2 if arguments.scale is None else 1
     measured = choose(prompts, families=families, per_family=per_family)
     return Prompts(tuple(measured), tuple(_others(measured, prompts)))
 
 
 def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_family: int) -> list[Prompt]:
     """Return the first `per_family` prompts of each of `families` (default: all families). Raises InputError."""
-    if per_family < 1:
-        raise InputError(f"--per-family {per_family} is out of range: 1 or more")
     known = list(dict.fromkeys(prompt.family for prompt in prompts))
     wanted = list(families) or known
     if missing := [family for family in wanted if family not in known]:
@@ -64,18 +54,15 @@ def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_famil
 
 
 def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
-    """Return the settings for this pair.
-
-    Raises InputError for a number out of range, CapabilityError for a drafter that the pair cannot run.
-    """
+    """Return the settings for this pair. Raises CapabilityError for a drafter that it cannot run."""
     return Settings(
         prompts=prompts.measured,
         drafters=_drafters(arguments, pair),
-        lengths=_lengths(arguments),
+        lengths=tuple(sorted(set(arguments.lengths or ((2, 4) if arguments.quick else (1, 2, 4, 8))))),
         repetitions=arguments.repetitions,
-        max_tokens=_max_tokens(arguments),
-        context=_context(arguments, pair),
-        fixed=_fixed(arguments),
+        max_tokens=arguments.max_tokens or (48 if arguments.quick else 128),
+        context=arguments.ctx_size or min(CONTEXT, pair.target.card.context),
+        fixed=bool(arguments.fixed or arguments.drafters or arguments.lengths),
         sampling=_sampling(arguments),
         seed=arguments.seed,
         adapter=arguments.adapter,
@@ -91,14 +78,6 @@ def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Promp
     return (found or [prompt for prompt in bundled_prompts() if prompt not in taken])[:WARM_UP]
 
 
-def _fixed(arguments: Namespace) -> bool:
-    return bool(arguments.fixed or arguments.drafters or arguments.lengths)
-
-
-def _lengths(arguments: Namespace) -> tuple[int, ...]:
-    return tuple(sorted(set(arguments.lengths or ((2, 4) if arguments.quick else (1, 2, 4, 8)))))
-
-
 def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
     has_draft = "draft" in pair.manifest.models
     for name in arguments.drafters or ():
@@ -106,7 +85,7 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
             raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix needs none")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
-    names = pair.drafter_names(SessionOptions()) if arguments.calibrate else drafter_names()
+    names = drafter_names()
     demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # so that one model may serve all
     usable = {name for name in demanding if _serves(pair, name)}
     return tuple(name for name in names if name in usable)
@@ -115,18 +94,6 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
 def _serves(pair: Pair, name: str) -> bool:
     source = pair.drafter_source(name)
     return not source.needs_model or pair.drafts.can_offer(source.needs)
-
-
-def _max_tokens(arguments: Namespace) -> int:
-    if arguments.max_tokens is not None:
-        return int(arguments.max_tokens)
-    return 48 if arguments.quick or arguments.calibrate else 128
-
-
-def _context(arguments: Namespace, pair: Pair) -> int:
-    if arguments.ctx_size is not None:
-        return int(arguments.ctx_size)
-    return min(CALIBRATED_CONTEXT if arguments.calibrate else CONTEXT, pair.target.card.context)
 
 
 def _sampling(arguments: Namespace) -> SamplingOptions:

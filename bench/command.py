@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from pathlib import Path
 
 from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import (
@@ -17,7 +16,6 @@ from edgedecode.commands import (
     whole_number,
 )
 from edgedecode.decoding.policy import MAX_DRAFT
-from edgedecode.plot_file import check_plot
 
 from .peers.peer import PEERS
 
@@ -25,7 +23,7 @@ REPETITIONS = 9
 SWEPT = 12
 """Default number of budgets in a memory sweep."""
 QUICK_REPETITIONS = 3
-"""For --quick --scale: tokens of a widened pack take ten times as long as those of the bundled pack."""
+"""For --quick --scale, whose tokens take ten times as long as those of the bundled pack, and for --place."""
 
 
 class BenchCommand:
@@ -38,15 +36,17 @@ class BenchCommand:
         kinds = parser.add_argument_group("measurement (default: plain and scheduled decoding, by task family)")
         kind = kinds.add_mutually_exclusive_group()
         kind.add_argument(
-            "--calibrate",
-            action="store_true",
-            help="cost of forward passes on this machine at several context lengths, saved for the scheduler",
+            "--against",
+            type=name_list,
+            default=[],
+            metavar="A,B",
+            help="compare plain and scheduled decoding with plain and speculative decoding of other engines: "
+            f"{', '.join(PEERS)}",
         )
         kind.add_argument(
             "--structured",
             action="store_true",
-            help="answers that follow a JSON Schema: every token masked, forced tokens together, and with drafts, next "
-            "to free text; and how many of them have the right values",
+            help="facts of texts as JSON, under schemas, any JSON and free: speed, and how many values are right",
         )
         kind.add_argument(
             "--memory-sweep",
@@ -63,83 +63,19 @@ class BenchCommand:
             help="measure the pack's models on every engine and provider of this machine, also the draft on another "
             "one than the target, and keep the fastest placement for --runtime auto",
         )
-        _add_peer_options(parser)
-        parser.add_argument(
+        kinds.add_argument(
             "--scale",
             metavar="SIZE",
             help="first widen the pack until its target has SIZE, for example 300MB: it generates the same text at the "
             "cost of a larger model",
         )
-        what = parser.add_argument_group("prompts and arms")
-        what.add_argument("--quick", action="store_true", help="few prompts and short answers: takes some seconds")
-        what.add_argument("--families", type=name_list, metavar="A,B", help="only these task families")
-        what.add_argument("--per-family", type=positive_count, metavar="N", help="prompts per family (default: 5)")
-        what.add_argument(
-            "--prompts", metavar="FILE", help="prompts as jsonl with family and messages, or as in Spec-Bench (turns)"
-        )
-        what.add_argument(
-            "--fixed",
-            action="store_true",
-            help="also measure every drafter at every fixed draft length, to find the best choice in hindsight",
-        )
-        what.add_argument(
-            "--drafters",
-            type=name_list,
-            metavar="A,B",
-            help="drafters to measure at fixed lengths (default: all the pack can use); implies --fixed",
-        )
-        what.add_argument(
-            "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); implies --fixed"
-        )
-        what.add_argument(
-            "--repetitions",
-            type=positive_count,
-            metavar="N",
-            help=f"repetitions of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
-        )
-        what.add_argument(
-            "-n", "--max-tokens", type=positive_count, metavar="N", help="end each answer after N tokens (default: 128)"
-        )
-        what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
-        what.add_argument(
-            "--top-p",
-            type=real_number,
-            metavar="P",
-            help="with --temp: sample from the likeliest tokens up to this mass",
-        )
-        what.add_argument(
-            "--turns", type=positive_count, metavar="N", help="with --memory-sweep: turns of the chat (default: 32)"
-        )
-        what.add_argument(
-            "--adapter",
-            type=scaled_name,
-            metavar="NAME[:SCALE]",
-            help="answer with a LoRA adapter of the pack, plainly and speculatively",
-        )
-        what.add_argument("--seed", type=seed, default=0, metavar="N", help="seed for sampling (default: %(default)s)")
-        parser.add_argument(
-            "--plot",
-            type=Path,
-            metavar="FILE",
-            help="plot the speed-ups of each family, or the memory sweep, to FILE (.svg or .png)",
-        )
+        _add_prompt_options(parser)
         add_json(parser)
         add_pack_options(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        _check_peer_options(arguments)
-        _check_sweep(arguments)
-        _check_place(arguments)
-        if arguments.top_p is not None and not arguments.temp:
-            arguments.usage_error("--top-p applies to sampling: give --temp with it")
-        _check_adapter(arguments)
-        if arguments.structured and (arguments.drafters or arguments.lengths or arguments.fixed or arguments.against):
-            arguments.usage_error(
-                "--structured measures scheduled decoding: leave --drafters, --lengths, --fixed and --against out"
-            )
-        if arguments.plot is not None:
-            _check_plot(arguments)
+        _check(arguments)
         if arguments.repetitions is None:
             short = arguments.place or (arguments.quick and arguments.scale)
             arguments.repetitions = QUICK_REPETITIONS if short else REPETITIONS
@@ -148,75 +84,92 @@ class BenchCommand:
         return run(arguments)
 
 
-def _add_peer_options(parser: ArgumentParser) -> None:
-    """Add the option that names the peers."""
-    peers = parser.add_argument_group("comparison with other engines, in the same run")
-    peers.add_argument(
-        "--against",
-        type=name_list,
-        default=[],
-        metavar="A,B",
-        help="compare plain and scheduled decoding with plain and speculative decoding of other engines: "
-        f"{', '.join(PEERS)}",
+def _add_prompt_options(parser: ArgumentParser) -> None:
+    what = parser.add_argument_group("prompts and arms")
+    what.add_argument("--quick", action="store_true", help="few prompts and short answers: takes some seconds")
+    what.add_argument("--families", type=name_list, metavar="A,B", help="only these task families")
+    what.add_argument("--per-family", type=positive_count, metavar="N", help="prompts per family (default: 5)")
+    what.add_argument(
+        "--prompts", metavar="FILE", help="prompts as jsonl with family and messages, or as in Spec-Bench (turns)"
     )
+    what.add_argument(
+        "--fixed",
+        action="store_true",
+        help="also measure every drafter at every fixed draft length, to find the best choice in hindsight",
+    )
+    what.add_argument(
+        "--drafters",
+        type=name_list,
+        metavar="A,B",
+        help="drafters to measure at fixed lengths (default: all the pack can use); implies --fixed",
+    )
+    what.add_argument(
+        "--lengths", type=_lengths, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); implies --fixed"
+    )
+    what.add_argument(
+        "--repetitions",
+        type=_repetitions,
+        metavar="N",
+        help=f"repetitions of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
+    )
+    what.add_argument(
+        "-n", "--max-tokens", type=positive_count, metavar="N", help="end each answer after N tokens (default: 128)"
+    )
+    what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
+    what.add_argument(
+        "--top-p", type=real_number, metavar="P", help="with --temp: sample from the likeliest tokens up to this mass"
+    )
+    what.add_argument(
+        "--turns", type=positive_count, metavar="N", help="with --memory-sweep: turns of the chat (default: 32)"
+    )
+    what.add_argument(
+        "--adapter",
+        type=scaled_name,
+        metavar="NAME[:SCALE]",
+        help="answer with a LoRA adapter of the pack, plainly and speculatively",
+    )
+    what.add_argument("--seed", type=seed, default=0, metavar="N", help="seed for sampling (default: %(default)s)")
 
 
-def _check_peer_options(arguments: Namespace) -> None:
-    """Exit with a usage error if options contradict --against."""
-    if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
-        arguments.usage_error("--against compares scheduled decoding: leave --drafters and --lengths out")
-    others = arguments.calibrate, arguments.temp, arguments.memory_sweep
-    if arguments.against and any(others):
-        arguments.usage_error("--against measures only greedy answers to prompts: give it alone")
+_FIXED = ("drafters", "lengths", "fixed")
+_PROMPTS = ("families", "per_family", "prompts")
+_EXCLUDED = {
+    "against": (*_FIXED, "temp", "adapter"),
+    "structured": (*_FIXED, *_PROMPTS, "temp"),
+    "memory_sweep": (*_FIXED, *_PROMPTS, "temp", "repetitions", "quick", "adapter", "memory"),
+    "place": (*_FIXED, "runtime", "draft_on", "adapter"),
+    "scale": ("adapter",),
+}
+"""The options that have no place in a kind of measurement."""
+_NEEDS = {"turns": "memory_sweep", "top_p": "temp"}
 
 
-def _check_sweep(arguments: Namespace) -> None:
-    """Exit with a usage error for options that do not apply to a memory sweep, or apply to nothing else."""
-    if arguments.memory_sweep is None:
-        if arguments.turns is not None:
-            arguments.usage_error("--turns is the length of a memory sweep's chats: give --memory-sweep with it")
-        return
-    if arguments.memory is not None:
-        arguments.usage_error("--memory-sweep sets the budgets itself: leave --memory out")
-    names = "families", "per_family", "prompts", "drafters", "lengths", "fixed", "temp", "repetitions", "quick"
-    if given := [name for name in names if getattr(arguments, name)]:
-        option = given[0].replace("_", "-")
-        arguments.usage_error(f"--memory-sweep always runs the same chat: leave --{option} out")
+def _check(arguments: Namespace) -> None:
+    """Exit with a usage error for options that contradict each other, or apply to nothing."""
+    given = {name for name, value in vars(arguments).items() if value not in (None, False, [])}
+    for kind, excluded in _EXCLUDED.items():
+        if kind in given and (named := [name for name in excluded if name in given]):
+            arguments.usage_error(f"{_flag(named[0])} does not go with {_flag(kind)}: leave one of the two out")
+    if arguments.place and arguments.provider != "cpu":
+        arguments.usage_error("--place measures every provider: leave --provider out")
+    for name, needed in _NEEDS.items():
+        if name in given and needed not in given:
+            arguments.usage_error(f"{_flag(name)} needs {_flag(needed)}: give both")
 
 
-def _check_place(arguments: Namespace) -> None:
-    """Exit with a usage error for options that contradict --place."""
-    given = {"runtime": arguments.runtime, "draft-on": arguments.draft_on, "drafters": arguments.drafters}
-    given |= {"provider": arguments.provider != "cpu", "lengths": arguments.lengths, "fixed": arguments.fixed}
-    given |= {"adapter": arguments.adapter, "plot": arguments.plot, "against": arguments.against}
-    if arguments.place and (named := [name for name, value in given.items() if value]):
-        arguments.usage_error(f"--place measures scheduled decoding on every engine: leave --{named[0]} out")
-
-
-def _check_adapter(arguments: Namespace) -> None:
-    """Exit with a usage error for runs that measure no answers of the pack itself."""
-    others = arguments.against, arguments.calibrate, arguments.memory_sweep
-    if arguments.adapter is not None and any(others):
-        arguments.usage_error(
-            "--adapter applies to plain and scheduled answers: leave it out, or the other measurement"
-        )
-    if arguments.adapter is not None and arguments.scale is not None:
-        arguments.usage_error("--scale widens a pack without its adapters: leave --adapter out")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _budget_count(text: str) -> int:
     return whole_number(text, least=2, most=1000)
 
 
-def _check_plot(arguments: Namespace) -> None:
-    """Exit with a usage error if no families are measured. Raises what `check_plot` raises."""
-    others = arguments.against, arguments.calibrate
-    if any(others) or arguments.structured:
-        arguments.usage_error("--plot shows the families' speed-ups, which this run does not measure: leave it out")
-    check_plot(arguments.plot)
+def _repetitions(text: str) -> int:
+    return whole_number(text, least=1, most=1000)
 
 
-def _numbers(text: str) -> list[int]:
+def _lengths(text: str) -> list[int]:
     try:
         return [whole_number(part.strip(), least=1, most=MAX_DRAFT) for part in text.split(",")]
     except ArgumentTypeError as error:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from edgedecode import CapabilityError
+from edgedecode import CapabilityError, Pair
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
@@ -18,38 +18,33 @@ from edgedecode.text.prompts import Prompt
 
 from .choices import Prompts, read_choices, settings_of
 from .lock import one_at_a_time
-from .measure.cost_meter import WIDEST, CostMeter, Costs
-from .measure.device_costs import bucket_contexts, learn, measure_buckets, measure_host
-from .measure.extraction import EXTRACTIONS, GRAMMARS, measure_right
+from .measure.cost_meter import CostMeter, Costs
 from .measure.families import measure_family
-from .measure.family_results import ArmResult, FamilyResult
+from .measure.family_results import FamilyResult
 from .measure.placements import candidates, measure_placements
-from .measure.structured import SCHEMA, WAYS, measure_structured
-from .measure.timed import TimedPair, TimedRuntime
+from .measure.structured import EXTRACTIONS, WAYS, measure_structured
 from .measure.timed_answers import Requests
 from .peers.against import against, check_names
-from .report.bench_tables import Report
+from .report.bench_tables import Report, placement_table
 from .report.conditions import Conditions
-from .report.placement_table import placement_table
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 from .sweep.memory_sweep import memory_sweep
 
-COST_SAMPLES = 9
-"""Samples of the cost of forward passes, taken before the runs if there are no fixed arms."""
-QUICK_SAMPLES = 2
+COST_SAMPLES, QUICK_SAMPLES = 9, 2
+"""Samples of the cost of forward passes."""
+QUICK_EXTRACTIONS = 4
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The inputs that all kinds of measurement share."""
+    """The inputs that all kinds of measurement share. others: prompts for the scheduler's warm-up."""
 
     arguments: Namespace
-    timed: TimedPair
+    pair: Pair
     settings: Settings
-    requests: Requests
     others: Sequence[Prompt]
     report: Report
 
@@ -65,18 +60,14 @@ def run(arguments: Namespace) -> int:
         return memory_sweep(arguments)
     if arguments.place is not None:
         return _place(arguments, prompts)
-    with open_pair(arguments, wrap=TimedRuntime) as pair:
-        if not arguments.calibrate:  # start without saved experience, and do not save what a bench's prompts teach
-            pair.keep_experience(None)
+    with open_pair(arguments) as pair:
+        pair.keep_experience(None)  # start without saved experience, and do not save what a bench's prompts teach
         settings = settings_of(arguments, pair, prompts)
-        timed = TimedPair(pair, with_draft="draft" in pair.manifest.models, drafters=settings.drafters)
         with one_at_a_time():
-            conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
+            conditions = Conditions.of(pair, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)
             report.conditions()
-            requests = Requests(timed, settings)
-            bench = _Bench(arguments, timed, settings, requests, prompts.others, report)
-            figures = _measure(bench)
+            figures = _measure(_Bench(arguments, pair, settings, prompts.others, report))
     if arguments.json:
         print_json({"conditions": asdict(conditions), **figures})
     return 0
@@ -84,74 +75,53 @@ def run(arguments: Namespace) -> int:
 
 def _measure(bench: _Bench) -> Json:
     if bench.arguments.against:
-        pair, settings = bench.timed.pair, bench.settings
-        return against(bench.arguments, pair, settings=settings, report=bench.report, progress=progress)
-    if bench.arguments.structured:
-        return _structured(bench)
-    return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
+        return against(bench.arguments, bench.pair, settings=bench.settings, report=bench.report, progress=progress)
+    return _structured(bench) if bench.arguments.structured else _families(bench)
 
 
 def _families(bench: _Bench) -> Json:
-    settings, report, quick = bench.settings, bench.report, bench.arguments.quick
-    widest = max(WIDEST, *(length + 1 for length in settings.lengths))
-    meter = CostMeter(bench.timed, tokens=_tokens(bench), widest=widest)
-    if not settings.fixed:
-        meter.sample(min(settings.repetitions, QUICK_SAMPLES if quick else COST_SAMPLES))
-    with progress("warming up", len(bench.others)) as advance:
-        bench.requests.warm_up(bench.others, advance=advance)
+    settings, report = bench.settings, bench.report
+    costs = _costs(bench)
+    requests = _warmed_up(bench)
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
     with progress("measuring", runs) as advance:
-        families = [
-            measure_family(bench.requests, family, meter=meter, advance=advance) for family in settings.families
-        ]
-    costs = meter.costs()
-    meter.close()
-    if not quick:
+        families = [measure_family(requests, family, advance=advance) for family in settings.families]
+    if not bench.arguments.quick:
         report.costs(costs)
     report.scheduled(families)
-    report.served(families)
     if settings.fixed:
-        if not quick:
-            report.acceptance(families)
-        report.best(families)
         report.arms(families)
     report.equality(families)
-    if bench.arguments.plot is not None:
-        report.chart(families, bench.arguments.plot)
-    return {"costs": _costs_json(costs), "families": [_family_json(family) for family in families]}
+    curve = {"c": {n: costs.c(n) for n in costs.target_seconds}, "d": {name: costs.d(name) for name in costs.drafts}}
+    return {"costs": asdict(costs) | curve, "families": [_family_json(family) for family in families]}
 
 
-def _calibrate(bench: _Bench) -> Json:
-    settings, pair = bench.settings, bench.timed.pair
-    contexts = bucket_contexts(settings.context)
-    with progress("forward passes", len(contexts) * settings.repetitions) as advance:
-        costs = measure_buckets(
-            bench.timed,
-            tokens=_tokens(bench),
-            contexts=contexts,
-            repetitions=settings.repetitions,
-            advance=advance,
-        )
-    with progress("host overhead", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
-        host = measure_host(bench.requests, settings.prompts, advance=advance)
-    learn(pair, costs, host=host)
-    pair.save_experience()
-    for measured in costs:
-        bench.report.costs(measured)
-    bench.report.host(host, step_seconds=costs[0].step_seconds)
-    return {"calibration": [_costs_json(measured) for measured in costs], "host_seconds": host}
+def _costs(bench: _Bench) -> Costs:
+    """Measure the cost of passes, which changes what the next ones cost, before the runs."""
+    encode = bench.pair.tokenizer.encode
+    tokens = [token for prompt in bench.settings.prompts for token in encode(prompt.turns[0])]
+    meter = CostMeter(bench.pair, tokens=tokens)
+    try:
+        meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES if bench.arguments.quick else COST_SAMPLES))
+        return meter.costs()
+    finally:
+        meter.close()
+
+
+def _warmed_up(bench: _Bench) -> Requests:
+    requests = Requests(bench.pair, bench.settings)
+    with progress("warming up", len(bench.others)) as advance:
+        requests.warm_up(bench.others, advance=advance)
+    return requests
 
 
 def _structured(bench: _Bench) -> Json:
-    settings = bench.settings
-    with progress("structured answers", len(settings.prompts) * len(WAYS) * settings.repetitions) as advance:
-        speeds = measure_structured(bench.timed, settings, others=bench.others, advance=advance)
-    with progress("values", len(EXTRACTIONS) * len(GRAMMARS)) as advance:
-        values = measure_right(bench.timed, settings, advance=advance)
-    bench.report.structured(speeds, prompts=len(settings.prompts))
-    bench.report.right(values, prompts=len(EXTRACTIONS))
-    figures = {"structured": [asdict(speed) for speed in speeds], "values": [asdict(each) for each in values]}
-    return {"schema": SCHEMA, **figures}
+    _warmed_up(bench)
+    extractions = EXTRACTIONS[:QUICK_EXTRACTIONS] if bench.arguments.quick else EXTRACTIONS
+    with progress("structured answers", len(extractions) * len(WAYS) * bench.settings.repetitions) as advance:
+        ways = measure_structured(bench.pair, bench.settings, extractions, advance=advance)
+    bench.report.structured(ways, prompts=len(extractions))
+    return {"structured": [asdict(way) for way in ways]}
 
 
 def _place(arguments: Namespace, prompts: Prompts) -> int:
@@ -174,27 +144,5 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
     return 0
 
 
-def _costs_json(costs: Costs) -> Json:
-    return {
-        **asdict(costs),
-        "c": {n: costs.c(n) for n in costs.target_seconds},
-        "d": {drafter: costs.d(drafter) for drafter in costs.drafters},
-    }
-
-
 def _family_json(family: FamilyResult) -> Json:
-    return {
-        **asdict(family),
-        "best": None if family.best is None else family.best.name,
-        "scheduled": _arm_json(family.scheduled),
-        "arms": [_arm_json(arm) for arm in family.arms],
-    }
-
-
-def _arm_json(arm: ArmResult) -> Json:
-    return {**asdict(arm), "wasted": arm.wasted, "measured_over_predicted": arm.measured_over_predicted}
-
-
-def _tokens(bench: _Bench) -> list[int]:
-    tokenizer = bench.timed.pair.tokenizer
-    return [token for prompt in bench.settings.prompts for token in tokenizer.encode(prompt.turns[0])]
+    return {**asdict(family), "best": None if family.best is None else family.best.name}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgedecode import InputError, SamplingOptions
+from edgedecode import SamplingOptions
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.prompts import Prompt
 
@@ -32,7 +32,7 @@ SCHEDULED = Arm(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One bench run. Raises InputError for numbers out of range."""
+    """One bench run."""
 
     prompts: tuple[Prompt, ...]
     drafters: tuple[str, ...]
@@ -48,15 +48,6 @@ class Settings:
     adapter: tuple[str, float] | None = None
     """Name and scale of the adapter that answers."""
     grammar: Grammar | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, most in (
-            ("--repetitions", self.repetitions, 1000),
-            ("--max-tokens", self.max_tokens, 10**6),
-            *(("--lengths", length, 64) for length in self.lengths),
-        ):
-            if not 1 <= value <= most:
-                raise InputError(f"{name} {value} is out of range: 1 to {most}")
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ DATA = (
     "edgedecode/py.typed",
     "apps/*.jsonl",
     "apps/library/*.jsonl",
+    "bench/measure/*.jsonl",
     "apps/serve/page/**/*",
     "export/bundles/templates/**/*",
     "export/trim/*.jsonl",

@@ -1,47 +1,40 @@
-"""Answer tasks in several ways ("arms"), interleaved, and score the answers."""
+"""Answers tasks in several ways ("arms"), interleaved, and judges the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import numpy as np
+
 from edgedecode import Completion, ContextExceeded, Pair, Session, SessionOptions, SwitchOptions
+from edgedecode.pack.switch_curve import SwitchPoint
 from edgedecode.switching.rule import SwitchRule
 
-from .task_files import Task
+from .answer_numbers import last_number
+from .task_files import Kind, Task
 
+TARGET, SPECULATION, DRAFT = "target", "speculation", "draft"
 DRAFT_ALONE = SwitchOptions(rule=SwitchRule(up=1e9))
 """The draft model writes everything: no signal reaches this threshold."""
-
 BLOCK = 25
 """Tasks that an arm answers before the next one: the machine's speed drifts, and all arms see the same drift."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One task's answer by one arm, with the tokens and seconds of all its turns, prompts included."""
-
-    task: str
-    arm: str
-    text: str
-    """The answer to the last turn; empty if the conversation exceeds the context before."""
-    tokens: int
-    verified: int
-    """Tokens that the target wrote or verified."""
-    taken_back: int
-    seconds: float
+RESAMPLES = 4000
+"""Of the bootstrap. More make the bound steadier, and take longer."""
 
 
 @dataclass(slots=True)
 class ArmResult:
-    """All answers of one arm."""
+    """All answers of one arm: their texts by task, and the tokens and seconds of all turns, prompts included."""
 
+    texts: dict[str, str] = field(default_factory=dict)
+    """The answer to the last turn; empty if the conversation exceeds the context before."""
     correct: list[bool] = field(default_factory=list)
-    """Of the tasks that are scored."""
     tokens: int = 0
     verified: int = 0
+    """Tokens that the target wrote or verified."""
     taken_back: int = 0
     seconds: float = 0.0
 
@@ -58,50 +51,77 @@ class ArmResult:
         """Tokens per second, prompts included."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
+    def add(self, session: Session, task: Task, *, max_tokens: int) -> None:
+        """Answer all turns of a task."""
+        session.reset(task.history)
+        turns: list[Completion] = []
+        started = perf_counter()
+        with suppress(ContextExceeded):
+            for turn in task.turns:
+                turns.append(session.generate(turn, max_tokens=max_tokens))  # noqa: PERF401  (kept if a later one fails)
+        self.seconds += perf_counter() - started
+        self.texts[task.name] = turns[-1].text if len(turns) == len(task.turns) else ""
+        for each in turns:
+            self.tokens += each.stats.tokens
+            self.verified += each.stats.verified_tokens
+            self.taken_back += each.stats.taken_back
 
-def answer_tasks(
-    pair: Pair, tasks: Sequence[Task], arms: Mapping[str, SessionOptions], *, max_tokens: int
-) -> Iterator[Answered]:
-    """Yield each task's answer by each arm, in blocks of tasks."""
+
+def measure_arms(
+    pair: Pair,
+    tasks: Sequence[Task],
+    arms: Mapping[str, SessionOptions],
+    *,
+    max_tokens: int,
+    advance: Callable[[], None],
+) -> dict[str, ArmResult]:
+    """Answer the tasks in every way, one of which is the target's, in blocks, and judge the answers.
+
+    advance: called after each answer.
+    """
+    results = {name: ArmResult() for name in arms}
     for start in range(0, len(tasks), BLOCK):
-        for arm, options in arms.items():
+        for name, options in arms.items():
             with pair.session(options) as session:
                 for task in tasks[start : start + BLOCK]:
-                    yield _answered(session, task, arm, max_tokens=max_tokens)
+                    results[name].add(session, task, max_tokens=max_tokens)
+                    advance()
+    for result in results.values():
+        result.correct = [
+            is_correct(task, result.texts[task.name], by_target=results[TARGET].texts[task.name]) for task in tasks
+        ]
+    return results
 
 
-def _answered(session: Session, task: Task, arm: str, *, max_tokens: int) -> Answered:
-    """Answer all turns of a task."""
-    session.reset(task.history)
-    turns: list[Completion] = []
-    started = perf_counter()
-    with suppress(ContextExceeded):
-        for turn in task.turns:
-            turns.append(session.generate(turn, max_tokens=max_tokens))  # noqa: PERF401  (kept if a later one fails)
-    return Answered(
-        task.name,
-        arm,
-        turns[-1].text if len(turns) == len(task.turns) else "",
-        tokens=sum(turn.stats.tokens for turn in turns),
-        verified=sum(turn.stats.verified_tokens for turn in turns),
-        taken_back=sum(turn.stats.taken_back for turn in turns),
-        seconds=perf_counter() - started,
+def is_correct(task: Task, answer: str, *, by_target: str) -> bool:
+    """Compare an answer with the task's reference; without one, with the target's answer."""
+    if task.kind is Kind.NUMBER:
+        return last_number(answer) == last_number(task.reference)
+    return answer.split() == (by_target if task.kind is Kind.WRITTEN else task.reference).split()
+
+
+def point_of(up: float, found: ArmResult, target: ArmResult) -> SwitchPoint:
+    """Return a threshold's place on the curve."""
+    return SwitchPoint(
+        up=up,
+        accuracy=found.accuracy,
+        quality=found.accuracy / target.accuracy,
+        quality_low=quality_low(found.correct, target.correct),
+        target_share=found.target_share,
+        speed=found.speed / target.speed,
     )
 
 
-def arm_results(
-    answers: Sequence[Answered], tasks: Sequence[Task], correct: Callable[[Task, str], bool | None]
-) -> dict[str, ArmResult]:
-    """Return each arm's results, in the order of the tasks. correct: None for a task that is not scored."""
-    by_place = {(answer.task, answer.arm): answer for answer in answers}
-    results: dict[str, ArmResult] = {answer.arm: ArmResult() for answer in answers}
-    for arm, result in results.items():
-        for task in tasks:
-            answer = by_place[task.name, arm]
-            result.tokens += answer.tokens
-            result.verified += answer.verified
-            result.taken_back += answer.taken_back
-            result.seconds += answer.seconds
-            if (found := correct(task, answer.text)) is not None:
-                result.correct.append(found)
-    return results
+def quality_low(found: Sequence[bool], target: Sequence[bool], *, seed: int = 0) -> float:
+    """Return the one-sided lower bound, at 95%, of the ratio of two accuracies over the same tasks (paired bootstrap).
+
+    0 if the target answers none. Resampled sets in which it answers none count as infinite if `found` has an answer,
+    and as 1 if not.
+    """
+    if not any(target):
+        return 0.0
+    chosen = np.random.default_rng(seed).integers(0, len(target), (RESAMPLES, len(target)))
+    one, two = (np.asarray(arm, np.float64)[chosen].mean(axis=1) for arm in (found, target))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(two > 0, one / two, np.where(one > 0, np.inf, 1.0))
+    return float(np.quantile(ratios, 0.05, method="lower"))  # infinite values do not allow interpolation

@@ -6,10 +6,8 @@ import hashlib
 import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
 
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.commands import print_json
@@ -18,18 +16,15 @@ from edgedecode.library.find import find_pack
 from edgedecode.options import DEFAULT_QUALITY
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
-from edgedecode.plot_file import check_plot
-from edgedecode.switching.rule import EAD_DWELL, EAD_WINDOW, SwitchRule
-from edgedecode.switching.signals import CONTROL
+from edgedecode.switching.rule import SwitchRule
 from edgedecode.text.messages import Message
 
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
 from ..terminal import progress
 from ..verb_options import open_pair
-from .arms import DRAFT_ALONE, ArmResult
-from .curve_tables import plot_curve, show_curve, show_held_out, verdict
-from .switch_arms import SPECULATION, TARGET, measure_arms, point_of, quality_low
+from .arms import DRAFT, DRAFT_ALONE, SPECULATION, TARGET, ArmResult, measure_arms, point_of, quality_low
+from .curve_tables import show_arms, verdict
 from .task_files import Task, read_tasks
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
@@ -52,8 +47,6 @@ class Calibrated:
 
 def run_calibration(arguments: Namespace) -> int:
     """Calibrate, print the tables, save the curve; return the exit code."""
-    if arguments.plot is not None:
-        check_plot(Path(arguments.plot))
     tasks = read_tasks(Path(arguments.prompts), limit=arguments.limit)
     root = find_pack(arguments.model, arguments.draft)
     with open_pair(arguments) as pair:
@@ -61,14 +54,13 @@ def run_calibration(arguments: Namespace) -> int:
             raise CapabilityError("this pack has no draft model to switch to: export it with --draft")
         found = calibrated(pair, tasks, arguments)
         name = pair.manifest.name
-    show_curve(found.curve, found.arms, name=name)
-    show_held_out(found.held_out)
+    signal = found.curve.signal
+    show_arms(f"{name}: {found.curve.prompts} prompts, switching by {signal}", found.arms, signal=signal)
+    show_arms(f"{len(found.held_out[TARGET].correct)} held-out prompts", found.held_out, signal=signal)
     saves = saves_by_default(root) if arguments.save is None else arguments.save
     if saves:
         save_result(root, lambda manifest: manifest.update(switching=asdict(found.curve)))
     print(verdict(found.chosen, found.held_out, place=f"{root}'s manifest" if saves else None))
-    if arguments.plot is not None:
-        plot_curve(found.curve, found.arms, Path(arguments.plot), title=name)
     if arguments.json:
         print_json(_as_dict(found, root, saves=saves))
     return 0
@@ -88,12 +80,12 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
         found = _signals(pair, choosing, max_tokens=limit, advance=advance)
     signal = best_signal(found) if arguments.signal == "auto" else arguments.signal
     ups = thresholds(found.values[signal], arguments.points)
-    arms = {
+    ways = {
         TARGET: PLAIN,
         SPECULATION: SessionOptions(sampling=GREEDY),
-        "draft": SessionOptions(sampling=GREEDY, switch=DRAFT_ALONE),
+        DRAFT: SessionOptions(sampling=GREEDY, switch=DRAFT_ALONE),
     }
-    arms |= {_name(up): _switched(SwitchRule(up=up, signal=signal)) for up in ups}
+    arms = ways | {f"{up:.4g}": _switched(SwitchRule(up=up, signal=signal)) for up in ups}
     with progress("curve", len(arms) * len(choosing)) as advance:
         results = measure_arms(pair, choosing, arms, max_tokens=limit, advance=advance)
     target = results[TARGET]
@@ -103,28 +95,24 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
         signal=signal,
         window=1,
         dwell=1,
-        points=tuple(point_of(up, results[_name(up)], target) for up in ups),
+        points=tuple(point_of(up, results[f"{up:.4g}"], target) for up in ups),
         prompts=len(choosing),
         prompts_digest=_digest(choosing),
         target_accuracy=target.accuracy,
-        draft_accuracy=results["draft"].accuracy,
+        draft_accuracy=results[DRAFT].accuracy,
         engine=f"{pair.runtime}: {engine_versions(pair.runtime)}",
         models=models_digest(pair.manifest),
         tokens=target.tokens,
     )
     chosen = curve.threshold(DEFAULT_QUALITY)
-    peers = {name: arms[name] for name in (TARGET, SPECULATION, "draft")}
+    peers = dict(ways)
     if chosen is not None:
         rule = SwitchRule(up=chosen.up, signal=signal)
         peers["switch"] = _switched(rule)
         peers["switch, checked"] = SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule, check=True))
-        peers["at random"] = _switched(SwitchRule(up=1 - chosen.target_share, signal=CONTROL))
-    ead = SwitchRule(up=float(np.quantile(found.values["entropy"], 0.75)), window=EAD_WINDOW, dwell=EAD_DWELL)
-    peers["paper's rule"] = _switched(replace(ead, down=ead.up))
     with progress("held-out prompts", len(peers) * len(held_out)) as advance:
-        return Calibrated(
-            curve, results, measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance), chosen
-        )
+        checked = measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance)
+    return Calibrated(curve, results, checked, chosen)
 
 
 def halves(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
@@ -165,10 +153,6 @@ def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int, advance: Cal
 
 def _switched(rule: SwitchRule) -> SessionOptions:
     return SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule))
-
-
-def _name(up: float) -> str:
-    return f"{up:.4g}"
 
 
 def _digest(tasks: Sequence[Task]) -> str:

@@ -56,9 +56,6 @@ class CalibrateCommand:
             "downloaded)",
         )
         add_json(parser)
-        parser.add_argument(
-            "--plot", metavar="FILE", help="plot accuracy against the target's share and speed, as .svg or .png"
-        )
         add_pack_options(parser)
 
     def run(self, arguments: Namespace) -> int:

@@ -1,36 +1,29 @@
-"""A switching curve as tables, as one sentence, and as a chart."""
+"""A switching curve as tables, and as one sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.table import Table
 
 from edgedecode.options import DEFAULT_QUALITY
-from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
-from edgedecode.plot_file import write_plot
+from edgedecode.pack.switch_curve import SwitchPoint
 
 from ..terminal import table_console
-from .arms import ArmResult
-from .switch_arms import SPECULATION, TARGET, quality_low
+from .arms import SPECULATION, TARGET, ArmResult, quality_low
 
 
-def show_curve(curve: SwitchCurve, arms: Mapping[str, ArmResult], *, name: str) -> None:
-    """Print a line for the target, for speculation, for the draft model alone and for each threshold."""
-    table = _table(f"{name}: {curve.prompts} prompts, switching by {curve.signal}")
+def show_arms(title: str, arms: Mapping[str, ArmResult], *, signal: str) -> None:
+    """Print a line for each arm; those of a threshold have its number as their name."""
+    table = Table(title=title)
+    for column in ("answers by", "accuracy", "of the target's", "at least", "target's tokens", "speed"):
+        table.add_column(column, justify="left" if column == "answers by" else "right")
+    target = arms[TARGET]
     for arm, found in arms.items():
-        label = arm if arm in (TARGET, SPECULATION, "draft") else f"{curve.signal} ≥ {arm}"
-        table.add_row(*_cells(label, found, arms[TARGET]))
-    table_console().print(table)
-
-
-def show_held_out(arms: Mapping[str, ArmResult]) -> None:
-    """Print the arms on prompts that chose nothing."""
-    count = len(arms[TARGET].correct)
-    table = _table(f"{count} held-out prompts")
-    for arm, found in arms.items():
-        table.add_row(*_cells(arm, found, arms[TARGET]))
+        label = f"{signal} ≥ {arm}" if arm[0].isdigit() else arm
+        quality = _quality(found, target) or ("", "")
+        share, speed = f"{found.target_share:.0%}", f"{found.speed / target.speed:.2f}"
+        table.add_row(label, f"{found.accuracy:.1%}", *quality, share, speed)
     table_console().print(table)
 
 
@@ -54,50 +47,6 @@ def verdict(chosen: SwitchPoint | None, held_out: Mapping[str, ArmResult], *, pl
     else:
         line += f" Verified speculation runs at {speculation.speed / target.speed:.2f} and loses nothing."
     return line + saved
-
-
-def plot_curve(curve: SwitchCurve, arms: Mapping[str, ArmResult], path: Path, *, title: str) -> None:
-    """Plot accuracy against the target's share, and against the speed. Raises InputError if it cannot be written."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((10, 4.5), layout="constrained")
-    by_share, by_speed = figure.subplots(1, 2, sharey=True)
-    target = arms[TARGET]
-    points = [found for arm, found in arms.items() if arm not in (TARGET, SPECULATION, "draft")]
-    by_share.plot(
-        [found.target_share for found in points], [found.accuracy for found in points], "o-", label="switching"
-    )
-    speeds = [found.speed / target.speed for found in points]
-    by_speed.plot(speeds, [found.accuracy for found in points], "o-", label="switching")
-    for name, marker in ((TARGET, "s"), (SPECULATION, "^"), ("draft", "v")):
-        found = arms[name]
-        by_share.plot(found.target_share, found.accuracy, marker, label=name)
-        by_speed.plot(found.speed / target.speed, found.accuracy, marker, label=name)
-    for axes, label in ((by_share, "share of tokens by the target"), (by_speed, "speed, of the target alone")):
-        axes.axhline(DEFAULT_QUALITY * target.accuracy, color="grey", linewidth=1, linestyle=":")
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    by_share.set_ylabel("accuracy")
-    by_speed.legend()
-    figure.suptitle(f"{title}: {curve.prompts} prompts, {curve.engine}")
-    write_plot(path, figure)
-
-
-def _table(title: str) -> Table:
-    table = Table(title=title)
-    for column in ("answers by", "accuracy", "of the target's", "at least", "target's tokens", "speed"):
-        table.add_column(column, justify="left" if column == "answers by" else "right")
-    return table
-
-
-def _cells(label: str, found: ArmResult, target: ArmResult) -> tuple[str, ...]:
-    return (
-        label,
-        f"{found.accuracy:.1%}",
-        *(_quality(found, target) or ("", "")),
-        f"{found.target_share:.0%}",
-        f"{found.speed / target.speed:.2f}",
-    )
 
 
 def _quality(found: ArmResult, target: ArmResult) -> tuple[str, str] | None:

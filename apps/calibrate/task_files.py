@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +23,6 @@ FORMS = (
 """The forms of a line, for messages and help."""
 NUMBERED = ("arithmetic", "word_problem")
 """Families of ours whose answer is its last number."""
-_LONGEST_LINE = 1 << 20
 _LONGEST_NAME = 60
 
 
@@ -64,42 +62,36 @@ def read_tasks(path: Path, *, limit: int | None = None) -> list[Task]:
 def parse_tasks(text: str, name: str, *, label: str = "task") -> list[Task]:
     """Read the content of a file, called `name` in errors; its tasks are named by `label` and their line.
 
-    The first line decides the form of all. Raises InputError.
+    Raises InputError.
     """
-    tasks: list[Task] = []
-    form: Callable[[dict[str, Any], str], Task] | None = None
-    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        if len(line) > _LONGEST_LINE:
-            raise InputError(f"{where} has {len(line)} characters, the most is {_LONGEST_LINE}: leave it out")
-        value = read_object(line, where)
-        found = _form(value)
-        if found is None or (form is not None and found is not form):
-            what = "has none of the forms of tasks" if found is None else "has another form than the lines before it"
-            raise InputError(f"{where} {what} (its fields: {_fields(value)}): {'; '.join(FORMS)}")
-        form = found
-        try:
-            task = found(value, label)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        tasks.append(_checked(task, f"{label}:{number}", where))
+    lines = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
+    tasks = [_task(line, f"{name}, line {number}", f"{label}:{number}") for number, line in lines if line.strip()]
     if not tasks:
         raise InputError(f"{name} is empty: give a task in each line, in one of these forms: {'; '.join(FORMS)}")
     return tasks
 
 
-def _form(value: dict[str, Any]) -> Callable[[dict[str, Any], str], Task] | None:
-    """Return what reads a line with these fields."""
-    if "messages" in value:
-        return _ours
-    if "turns" in value:
-        return _bench
-    if "answer" in value and ("question" in value or "prompt" in value):
-        marked = isinstance(value["answer"], str) and MARK in value["answer"]
-        return _gsm8k if marked and "question" in value else _question
-    return None
+def _task(line: str, where: str, name: str) -> Task:
+    """Read a line. Raises InputError for another form, text that no tokenizer accepts, and an empty question."""
+    value, label = read_object(line, where), name.partition(":")[0]
+    try:
+        if "messages" in value:
+            task = _ours(value, label)
+        elif "turns" in value:
+            task = _bench(value, label)
+        elif "answer" in value and ("question" in value or "prompt" in value):
+            marked = isinstance(value["answer"], str) and MARK in value["answer"]
+            task = (_gsm8k if marked and "question" in value else _question)(value, label)
+        else:
+            fields = ", ".join(sorted(each[:_LONGEST_NAME] for each in value)[:8]) or "none"
+            raise InputError(f"it has none of the forms of tasks (its fields: {fields}): {'; '.join(FORMS)}")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    for text in (task.family, task.reference, *task.turns):
+        checked_text(text, where)
+    if not all(turn.strip() for turn in task.turns):
+        raise InputError(f"{where} has an empty question: a user message needs text")
+    return replace(task, name=name)
 
 
 def _ours(value: dict[str, Any], label: str) -> Task:
@@ -154,16 +146,3 @@ def _reference(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError("answer must be a string that is not empty, or a number")
     return value
-
-
-def _checked(task: Task, name: str, where: str) -> Task:
-    """Return the task with its name. Raises InputError for text that no tokenizer accepts, and for an empty turn."""
-    for text in (task.family, task.reference, *task.turns):
-        checked_text(text, where)
-    if not all(turn.strip() for turn in task.turns):
-        raise InputError(f"{where} has an empty question: a user message needs text")
-    return replace(task, name=name)
-
-
-def _fields(value: dict[str, Any]) -> str:
-    return ", ".join(sorted(name[:_LONGEST_NAME] for name in value)[:8]) or "none"

@@ -46,14 +46,14 @@ class ChatCommand:
 
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
-        from .lines import BegunLines
-        from .open_lines import open_lines
+        from .lines import open_lines
         from .slash import SlashAssistant, run_slash
 
         messages = system_messages(arguments.system)
         lines = open_lines(keep_history=not arguments.no_history)  # first, so that its memory counts as the process's
+        first = None
         if arguments.prompt_text not in (None, "-"):  # it reads standard input anyway
-            lines = BegunLines(checked_text(arguments.prompt_text, "the first message"), lines)
+            first = checked_text(arguments.prompt_text, "the first message")
         with open_pair(arguments, swaps=True) as pair:
             conversation = Conversation(
                 pair,
@@ -72,7 +72,7 @@ class ChatCommand:
                 )
                 conversation.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits")
             with lines.attended(SlashAssistant(conversation)):
-                return conversation.run()
+                return conversation.run(first)
 
 
 command: Command = ChatCommand()

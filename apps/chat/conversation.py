@@ -29,13 +29,8 @@ from edgedecode.text.printable import shown, shown_lines
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
 from ..stats_table import show_stats, stats_line
-from .answer_writer import AnswerWriter, terminal_columns
-from .lines import Lines
+from .lines import PROMPT, Lines
 from .modes import mode_of
-from .word_wrap import wrapped
-
-_GAP = "  "
-"""Between two columns."""
 
 
 class Conversation:
@@ -83,8 +78,16 @@ class Conversation:
         parts = [self.pair.manifest.name, mode_of(self.session.options), *([adapter] if adapter else [])]
         return " · ".join([*map(shown, parts), f"{used}{self.session.context} tokens"])
 
-    def run(self) -> int:
-        """Run until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code."""
+    def run(self, first: str | None = None) -> int:
+        """Run until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code.
+
+        first: a message that was given already.
+        """
+        if first is not None:
+            if self.lines.interactive:
+                print(f"{PROMPT}{first}", file=sys.stderr)
+            if not self._take(first):
+                return 0
         warned = False
         while True:
             try:
@@ -205,32 +208,29 @@ class Conversation:
             self.refuse(f"{' '.join(str(error).split())}; /mode opens the conversation again, /save keeps it")
 
     def say(self, text: str) -> None:
-        """Write a message, on a terminal dimmed and wrapped."""
-        text = wrapped(shown_lines(text), terminal_columns(sys.stderr))
-        print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+        """Write a message, dimmed on a terminal."""
+        print(dim(shown_lines(text), sys.stderr), file=sys.stderr, flush=True)
 
     def say_list(self, rows: Mapping[str, str]) -> None:
         """Write names and their meanings, in two columns."""
-        columns, width = terminal_columns(sys.stderr), max(map(len, rows), default=0) + len(_GAP)
+        width = max(map(len, rows), default=0)
         for name, meaning in rows.items():
-            lines = wrapped(shown(meaning), None if columns is None else columns - width).split("\n")
-            self.say(f"{name:<{width}}{lines[0]}".rstrip())
-            for line in lines[1:]:
-                self.say(f"{'':<{width}}{line}")
+            self.say(f"{name:<{width}}  {shown(meaning)}".rstrip())
 
     def refuse(self, text: str) -> None:
-        """Write an error in one line, on a terminal wrapped."""
-        print(wrapped(f"edgedecode: {shown(text)}", terminal_columns(sys.stderr)), file=sys.stderr, flush=True)
+        """Write an error in one line."""
+        print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
 
     def _stream(self, prompt: str | Message) -> FinishReason:
-        reason = FinishReason.CANCELLED
+        reason, last = FinishReason.CANCELLED, "\n"
         chunks = self.session.stream(prompt, max_tokens=self._max_tokens)
-        writer = AnswerWriter(sys.stdout, self.paint)
         try:
             for chunk in until_interrupted(chunks):
-                writer.write(chunk.text, chunk.source)
-                reason = chunk.finish_reason or reason
+                sys.stdout.write(self.paint.paint(chunk.text, chunk.source))
+                sys.stdout.flush()
+                reason, last = chunk.finish_reason or reason, chunk.text or last
         except KeyboardInterrupt:
             pass
-        writer.end()
+        if not last.endswith("\n"):
+            print(flush=True)
         return reason

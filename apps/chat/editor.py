@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,11 +15,10 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from edgedecode.text.printable import checked_text, shown
+from edgedecode.text.printable import checked_text
 
 from .input_history import InputHistory
 from .lines import CONTINUED, PROMPT, QUITTING, Assistant
-from .type_ahead import typing_ahead
 
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "dim"})
 
@@ -40,12 +38,7 @@ class EditedLines:
     }
 
     def __init__(self, history: InputHistory) -> None:
-        self._history = history
         self._assistant: Assistant | None = None
-        self._typed: deque[str] = deque()
-        """Complete lines that were typed before the editor opened."""
-        self._begun = ""
-        """The beginning of a line that was typed before the editor opened."""
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
@@ -63,40 +56,35 @@ class EditedLines:
     def attended(self, assistant: Assistant) -> Iterator[None]:
         self._assistant = assistant
         self._session.completer = SlashCompleter(assistant)
-        with typing_ahead(sys.stdin.fileno()) as typed:
-            *complete, self._begun = typed.split("\n")
-            self._typed.extend(complete)
-            try:
-                yield
-            finally:
-                self._frame_pastes(False)
+        with _unseen(sys.stdin.fileno()):
+            yield
 
     def read(self) -> str | None:
-        if self._typed:
-            message = self._typed.popleft()
-            print(f"{PROMPT}{shown(message)}", flush=True)
-            self._history.add(message)
-            return checked_text(message, "the message")
-        begun, self._begun = self._begun, ""
         try:
-            message = self._session.prompt(default=begun)
+            return checked_text(self._session.prompt(), "the message")
         except EOFError:
             return None
-        finally:
-            self._frame_pastes(True)
-        return checked_text(message, "the message")
 
     def _status(self) -> str:
         return "" if self._assistant is None else self._assistant.status()
 
-    def _frame_pastes(self, on: bool) -> None:
-        """Make the terminal mark where a paste begins and ends: for text that is pasted while an answer is written."""
-        output = self._session.output
-        if on:
-            output.enable_bracketed_paste()
-        else:
-            output.disable_bracketed_paste()
-        output.flush()
+
+@contextmanager
+def _unseen(terminal: int) -> Iterator[None]:
+    """While entered, what is typed during an answer goes unseen to the next message, with Enter as Enter."""
+    if sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    before, mode = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
+    mode[0] &= ~termios.ICRNL
+    mode[3] = mode[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH  # Ctrl-C would discard what was typed
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 class SlashCompleter(Completer):

@@ -1,7 +1,8 @@
-"""The input of a chat: lines from a pipe, or from a terminal with readline. `editor.py` has the full line editor."""
+"""The input of a chat: lines from a pipe or a terminal, there with the editor of `editor.py` if it is installed."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -10,7 +11,7 @@ from typing import Protocol
 from edgedecode import InputError
 from edgedecode.text.printable import checked_text, decoded_text
 
-from .input_history import InputHistory
+from .input_history import InputHistory, kept_history
 
 PROMPT = "> "
 CONTINUED = "… "
@@ -42,7 +43,7 @@ class Lines(Protocol):
     """Its keys and their effects, for the help."""
 
     def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
-        """While entered, the editor uses the assistant, and owns the terminal between two messages too."""
+        """While entered, the editor asks the assistant, and owns the terminal between two messages too."""
         ...
 
     def read(self) -> str | None:
@@ -96,26 +97,6 @@ def _asked(prompt: str) -> str:
     return input()
 
 
-class BegunLines:
-    """Other lines, after a first message that was given on the command line."""
-
-    def __init__(self, first: str, lines: Lines) -> None:
-        self._first: str | None = first
-        self._lines = lines
-        self.interactive, self.keys = lines.interactive, lines.keys
-
-    def attended(self, assistant: Assistant) -> AbstractContextManager[object]:
-        return self._lines.attended(assistant)
-
-    def read(self) -> str | None:
-        first, self._first = self._first, None
-        if first is None:
-            return self._lines.read()
-        if self.interactive:
-            print(f"{PROMPT}{first}", file=sys.stderr)
-        return first
-
-
 class PipedLines:
     """Lines from a file or a pipe, one message each."""
 
@@ -134,3 +115,21 @@ class PipedLines:
             return None
         self._number += 1
         return decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
+
+
+def open_lines(*, keep_history: bool) -> Lines:
+    """Return the lines of standard input. Raises InputError when it is closed.
+
+    keep_history: inputs from a terminal are kept in the user's cache, and earlier ones can be recalled.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed: chat reads the conversation from it")
+    if not sys.stdin.isatty():
+        return PipedLines()
+    history = kept_history() if keep_history else InputHistory()
+    if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        with suppress(ImportError):  # the extra `chat` is not installed
+            from .editor import EditedLines
+
+            return EditedLines(history)
+    return TerminalLines(history)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode import InputError, Message
 from edgedecode.cache import aside, open_private
+from edgedecode.errors import cause
 from edgedecode.text.printable import checked_text
+from edgedecode.typed_json import typed
 
 LARGEST_NBYTES = 64 * 2**20
 FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
 """Size limit of a saved conversation: a fixed part, and a part per token of the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    role: str
+    content: str
 
 
 def save_messages(path: Path, messages: Sequence[Message]) -> None:
@@ -47,21 +56,8 @@ def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]
             f"{path} has more than {most} bytes, longer than a conversation that fits this context: nothing was loaded"
         )
     try:
-        value: object = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or a number of 5000 digits
-        raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
-    if isinstance(value, dict):
-        value = value.get("messages")
-    if not isinstance(value, list):
-        raise InputError(f"{path} does not contain a list of messages: nothing was loaded")
-    return [_message(item, f"{path}, message {number}") for number, item in enumerate(value, start=1)]
-
-
-def _message(value: object, where: str) -> Message:
-    role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise InputError(f"{where} does not have a role and a content that are strings: nothing was loaded")
-    try:
-        return Message(role, checked_text(content, "the content"))
-    except InputError as error:
-        raise InputError(f"{where}: {error}; nothing was loaded") from None
+        value = json.loads(data.decode("utf-8"))
+        found = typed(value.get("messages") if isinstance(value, dict) else value, list[_Saved], "messages")
+        return [Message(each.role, checked_text(each.content, "the content")) for each in found]
+    except (ValueError, RecursionError, InputError) as error:  # ValueError: not UTF-8, not JSON, or of other types
+        raise InputError(f"{path} holds no conversation ({cause(error)}): nothing was loaded") from None

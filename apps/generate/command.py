@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
-from edgedecode.plot_file import check_plot
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
@@ -106,12 +105,6 @@ class GenerateCommand:
         parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
         add_stats(parser)
         add_json(parser)
-        parser.add_argument(
-            "--plot",
-            type=Path,
-            metavar="FILE",
-            help="with --mode switch: plot the draft model's uncertainty token by token, as .svg or .png",
-        )
         add_colour_option(parser)
         add_pack_options(parser)
         add_prompt(parser, "the user's message (default, and -: standard input)")
@@ -120,24 +113,16 @@ class GenerateCommand:
 
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
-        if arguments.plot is not None:
-            check_plot(arguments.plot)
-            if arguments.mode != "switch":
-                raise InputError("--plot shows where the models switch: it needs --mode switch")
         messages = system_messages(arguments.system)
         with (
             open_pair(arguments) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
-            reply = _answer(arguments, session, prompt)
-            if arguments.plot is not None:
-                from .switch_strip import plot_strip
-
-                plot_strip(arguments.plot, session.stats, [pair.tokenizer.decode([token]) for token in reply.tokens])
-            return 0
+            _answer(arguments, session, prompt)
+        return 0
 
 
-def _answer(arguments: Namespace, session: Session, prompt: str) -> Reply:
+def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
     reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
     chunks = _chunks(arguments, session, prompt)
     try:
@@ -147,7 +132,6 @@ def _answer(arguments: Namespace, session: Session, prompt: str) -> Reply:
         _finish(arguments, session, reply)
         raise
     _finish(arguments, session, reply)
-    return reply
 
 
 def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chunk]:

@@ -24,7 +24,7 @@ class ShowCommand:
     def configure(self, parser: ArgumentParser) -> None:
         add_pack(parser, parser)
         parser.add_argument("--verify", action="store_true", help="hash every file and compare it with the manifest")
-        parser.add_argument("--full", action="store_true", help="list all facts, graphs and files")
+        parser.add_argument("--full", action="store_true", help="list every fact of the manifest")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
@@ -32,47 +32,17 @@ class ShowCommand:
         with opening(root):
             manifest = Manifest.load(root)
             checked = _checked(manifest, root) if arguments.verify else ""
-        _show(
-            manifest, root, full=arguments.full
-        )  # outside the lock: a slow reader of the output must not block other processes
+        value = json.loads(manifest.to_json())
+        from .manifest_tables import full_table, summary_table
+
+        # Outside the lock: a slow reader of the output must not block other processes.
+        table_console().print(full_table(value) if arguments.full else summary_table(manifest, root))
         if checked:
             print(f"\n{checked}")
         if arguments.json:
-            value = {"pack": str(root), "nbytes": manifest.nbytes, **json.loads(manifest.to_json())}
+            value = {"pack": str(root), "nbytes": manifest.nbytes, **value}
             print_json(value | ({"verified": True} if arguments.verify else {}))
         return 0
-
-
-def _show(manifest: Manifest, root: Path, *, full: bool) -> None:
-    from .manifest_tables import (
-        adapter_table,
-        compiled_table,
-        file_table,
-        graph_table,
-        model_table,
-        pack_table,
-        summary_table,
-    )
-
-    console = table_console()
-    if not full:
-        console.print(summary_table(manifest, root))
-        return
-    console.print(pack_table(manifest, root))
-    for role, entry in manifest.models.items():
-        console.print()
-        console.print(model_table(manifest, role))
-        if entry.graphs:
-            console.print()
-            console.print(graph_table(entry, manifest))
-        if any(graph.compiled for graph in entry.graphs.values()):
-            console.print()
-            console.print(compiled_table(entry, manifest))
-    if manifest.adapters:
-        console.print()
-        console.print(adapter_table(manifest))
-    console.print()
-    console.print(file_table(manifest))
 
 
 def _checked(manifest: Manifest, root: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.decoding.stats import DrafterCount, TimeSplit
+from edgedecode.decoding.stats import DrafterCount
 
 from ..settings import Arm
 
@@ -27,31 +27,18 @@ class ArmResult:
     whole_speed_ups: tuple[float, ...]
     first_token_seconds: float
     """Time to first token: the median over repetitions of the mean over turns."""
-    predicted: float
     tokens_per_second: float
     acceptance_length: float
-    acceptance_per_position: tuple[float, ...]
+    """Tokens per target pass after prefill, the target's own included."""
     rounds: int
     """Rounds of all repetitions, without prefill."""
     proposed: int
     accepted: int
     drafters: dict[str, DrafterCount]
+    """The most used drafter first."""
     plain_rounds: dict[str, int]
     """Rounds without a draft, by reason."""
     divergent: int
-    host_seconds_per_round: float
-    reading_share: float
-    """Share of the time that the draft model's prefill takes, which `predicted` leaves out."""
-    time: TimeSplit
-
-    @property
-    def wasted(self) -> int:
-        """Drafted tokens that were rejected."""
-        return self.proposed - self.accepted
-
-    @property
-    def measured_over_predicted(self) -> float | None:
-        return None if self.speed_up is None else self.speed_up / self.predicted
 
     @property
     def name(self) -> str:
@@ -82,16 +69,12 @@ class FamilyResult:
     """Tokens of one repetition of plain decoding."""
     plain_tokens_per_second: float
     plain_first_token_seconds: float
-    plain_host_seconds_per_token: float
     plain_unstable: int
     """Prompts whose plain text differs between repetitions, which points to a fault of the machine or the engine."""
     scheduled: ArmResult
     arms: tuple[ArmResult, ...]
-    """The fixed arms; empty if not requested, and then there is no bound and no hindsight."""
-    bound: float | None
-    """Maximum of S(k) over drafters and k, k = 0 included."""
-    bound_arm: str
-    hindsight: Hindsight | None
+    """The fixed arms; empty if not requested, and then there is no hindsight."""
+    hindsight: Hindsight | None = None
     """None also if no prompt's texts are comparable."""
 
     @property

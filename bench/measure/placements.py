@@ -17,7 +17,6 @@ from edgedecode.engines.wrappers.placed import Place
 
 from ..choices import Prompts, settings_of
 from ..settings import SCHEDULED
-from .timed import TimedPair, TimedRuntime
 from .timed_answers import Requests
 
 
@@ -72,11 +71,10 @@ def measure_placements(
 
 
 def _seconds_per_token(arguments: Namespace, prompts: Prompts) -> float:
-    with open_pair(arguments, wrap=TimedRuntime) as pair:
+    with open_pair(arguments) as pair:
         pair.keep_experience(None)
         settings = settings_of(arguments, pair, prompts)
-        timed = TimedPair(pair, with_draft="draft" in pair.manifest.models, drafters=settings.drafters)
-        requests = Requests(timed, settings)
+        requests = Requests(pair, settings)
         requests.warm_up(prompts.others)
         runs = [requests.answer(prompt, SCHEDULED) for prompt in settings.prompts]
     return sum(run.whole_seconds for run in runs) / sum(len(run.tokens) for run in runs)

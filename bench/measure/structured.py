@@ -1,140 +1,132 @@
-"""Measures answers under a grammar: what masks cost, and what forced tokens and drafts gain."""
+"""Measures answers under a grammar: what forced tokens and drafts gain, and whether the values are right.
+
+The prompts ask for facts of a text as JSON, in the words of the bundled pair's training text, which has none of them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from statistics import median
-from typing import cast
 
+from edgedecode import Pair
 from edgedecode.decoding.constraint import FORCED
 from edgedecode.structured.grammar import Grammar
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
 from edgedecode.text.prompts import Prompt
 from edgedecode.typed_json import JsonValue
 
 from ..settings import PLAIN, SCHEDULED, Arm, Settings
-from .timed import TimedPair
 from .timed_answers import Requests, Run
 
-_TEXT: dict[str, JsonValue] = {"type": "string", "maxLength": 20}
-_PROPERTIES: dict[str, JsonValue] = {
-    "item": _TEXT,
-    "quantity": {"type": "integer", "minimum": 1, "maximum": 99},
-    "price": {"type": "integer", "minimum": 0, "maximum": 999},
-    "customer": _TEXT,
-    "delivery": {"enum": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]},
-    "paid": {"type": "boolean"},
-}
-SCHEMA: dict[str, JsonValue] = {
-    "type": "object",
-    "properties": _PROPERTIES,
-    "required": [*_PROPERTIES],
-    "additionalProperties": False,
-}
-"""An object of six fields, as programs ask for."""
+_Object = dict[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A way to answer. forces: forced tokens are verified together; without, every token takes a pass and a mask."""
+class Extraction:
+    """A prompt, and the object that answers it."""
 
-    name: str
-    arm: Arm
-    structured: bool = True
-    forces: bool = True
+    prompt: str
+    answer: _Object
+
+    def is_right(self, found: JsonValue) -> bool:
+        """Return whether an answer has these keys and values, in any order and in letters of any case."""
+        return _plain(found) == _plain(self.answer)
+
+    def has_values(self, found: JsonValue) -> bool:
+        """Return whether an answer has these values and no others, whatever its keys, in letters of any case."""
+        return {*_values(found)} == {*_values(self.answer)}
 
 
-WAYS = (
-    _Way("plain, every token masked", PLAIN, forces=False),
-    _Way("forced tokens together", PLAIN),
-    _Way("and drafts (the default)", SCHEDULED),
-    _Way("free text, scheduled", SCHEDULED, structured=False),
-    _Way("free text, plain", PLAIN, structured=False),
-)
+_LINES = files(__package__).joinpath("facts.jsonl").read_text(encoding="utf-8").splitlines()
+EXTRACTIONS = tuple(Extraction(**json.loads(line)) for line in _LINES)
+
+
+def _schema(value: JsonValue, *, exact: bool) -> _Object:
+    """Return the schema of a value's keys and types. exact: with all of the keys and no others, in so many words."""
+    if not isinstance(value, dict):
+        return {"type": "string" if isinstance(value, str) else "integer"}
+    properties: _Object = {name: _schema(each, exact=exact) for name, each in value.items()}
+    schema: _Object = {"type": "object", "properties": properties}
+    return {**schema, "required": [*value], "additionalProperties": False} if exact else schema
+
+
+GRAMMARS: dict[str, Callable[[_Object], Grammar | None]] = {
+    "exact schema": lambda answer: Grammar.of_schema(_schema(answer, exact=True)),
+    "schema of properties only": lambda answer: Grammar.of_schema(_schema(answer, exact=False)),
+    "any JSON object": lambda _: Grammar.json_object(),
+    "no grammar": lambda _: None,
+}
+WAYS: Sequence[tuple[str, Arm]] = [(name, arm) for name in GRAMMARS for arm in (PLAIN, SCHEDULED)]
+
+
+def object_in(text: str) -> JsonValue:
+    """Return the first JSON object of a text; None if there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text, text.index("{"))[0]  # type: ignore[no-any-return]
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class WaySpeed:
-    """Median speed from the first token on, over all prompts. ratio: to the first way's. differ: prompts whose text
-    is not the first way's; None for free text."""
+class WayResult:
+    """How many answers are an object and ended by themselves, how many have the right keys and values, how many the
+    right values whatever their keys; forced tokens of all prompts, and the median speed after the first token."""
 
-    way: str
-    tokens_per_second: float
-    ratio: float
-    tokens_per_pass: float
+    grammar: str
+    arm: str
+    valid: int
+    right: int
+    same_values: int
     forced: int
-    differ: int | None
+    tokens_per_pass: float
+    tokens_per_second: float
 
 
 def measure_structured(
-    timed: TimedPair, settings: Settings, *, others: Sequence[Prompt], advance: Callable[[], None]
-) -> list[WaySpeed]:
-    """Answer every prompt in every way, interleaved. others: the scheduler's warm-up, free and under the grammar."""
-    free = Requests(timed, settings)
-    under = Requests(timed, replace(settings, grammar=Grammar.of_schema(SCHEMA)))
-    free.warm_up(others)
-    under.warm_up(others)
-    runs: dict[str, list[list[Run]]] = {way.name: [[] for _ in settings.prompts] for way in WAYS}
+    pair: Pair, settings: Settings, extractions: Sequence[Extraction], *, advance: Callable[[], None]
+) -> list[WayResult]:
+    """Answer every prompt in every way, interleaved."""
+    runs: dict[tuple[str, Arm], list[list[Run]]] = {way: [[] for _ in extractions] for way in WAYS}
     for _ in range(settings.repetitions):
-        for index, prompt in enumerate(settings.prompts):
+        for index, each in enumerate(extractions):
             for way in WAYS:
-                with _masking_all(timed, not way.forces):
-                    runs[way.name][index].append((under if way.structured else free).answer(prompt, way.arm))
+                under = Requests(pair, replace(settings, grammar=GRAMMARS[way[0]](each.answer)))
+                runs[way][index].append(under.answer(Prompt("facts", (), (each.prompt,)), way[1]))
                 advance()
-    reference = runs[WAYS[0].name]
-    return [_speed(way, runs[way.name], reference=reference) for way in WAYS]
+    return [_result(pair, name, arm, runs[name, arm], extractions) for name, arm in WAYS]
 
 
-def _speed(way: _Way, runs: list[list[Run]], *, reference: list[list[Run]]) -> WaySpeed:
-    stats = [each for repeated in runs for each in repeated[0].stats]
-    texts = [repeated[0].tokens for repeated in runs], [repeated[0].tokens for repeated in reference]
-    return WaySpeed(
-        way.name,
-        _tokens_per_second(runs),
-        _tokens_per_second(runs) / _tokens_per_second(reference),
-        sum(each.tokens for each in stats) / max(1, sum(each.rounds for each in stats)),
-        sum(each.drafters[FORCED].accepted for each in stats if FORCED in each.drafters),
-        sum(one != other for one, other in zip(*texts, strict=True)) if way.structured else None,
+def _result(pair: Pair, name: str, arm: Arm, runs: list[list[Run]], extractions: Sequence[Extraction]) -> WayResult:
+    first = [repeated[0] for repeated in runs]
+    found = [object_in(pair.tokenizer.decode(run.tokens)) for run in first]
+    ended = [run.tokens[-1] in pair.manifest.end_ids for run in first]
+    stats = [each for run in first for each in run.stats]
+    return WayResult(
+        name,
+        str(arm),
+        valid=sum(isinstance(value, dict) and end for value, end in zip(found, ended, strict=True)),
+        right=sum(each.is_right(value) for each, value in zip(extractions, found, strict=True)),
+        same_values=sum(each.has_values(value) for each, value in zip(extractions, found, strict=True)),
+        forced=sum(each.drafters[FORCED].accepted for each in stats if FORCED in each.drafters),
+        tokens_per_pass=sum(each.tokens for each in stats) / max(1, sum(each.rounds for each in stats)),
+        tokens_per_second=sum(len(run.tokens) - 1 for run in first)
+        / sum(median(run.seconds for run in repeated) for repeated in runs),
     )
 
 
-def _tokens_per_second(runs: list[list[Run]]) -> float:
-    """Return the speed after each answer's first token, from the median time of each prompt's answer."""
-    tokens = sum(len(repeated[0].tokens) - len(repeated[0].stats) for repeated in runs)
-    return tokens / sum(median(run.seconds for run in repeated) for repeated in runs)
+def _plain(value: JsonValue) -> object:
+    """Return a value with its texts in small letters."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value.casefold() if isinstance(value, str) else value
 
 
-@contextmanager
-def _masking_all(timed: TimedPair, unforced: bool) -> Iterator[None]:
-    """Within it, sessions that are opened are told of no forced tokens, if `unforced`."""
-    shared = timed.pair.shared
-    if not unforced:
-        yield
-        return
-    tokens = shared.tokens_of_grammars()
-    shared.grammar_tokens = cast("GrammarTokens", _UnforcedTokens(tokens))
-    try:
-        yield
-    finally:
-        shared.grammar_tokens = tokens
-
-
-class _UnforcedTokens:
-    def __init__(self, tokens: GrammarTokens) -> None:
-        self._tokens, self.compile = tokens, tokens.compile
-
-    def constraint(self, grammar: Grammar) -> _Unforced:
-        return _Unforced(self._tokens.constraint(grammar))
-
-
-class _Unforced:
-    """A `Constraint` that masks as another one does, and forces nothing."""
-
-    def __init__(self, constraint: GuidanceConstraint) -> None:
-        self.begin, self.allows = constraint.begin, constraint.allows
-        self.masked, self.extend = constraint.masked, constraint.extend
-
-    def forced(self) -> Sequence[int]:
-        return ()
+def _values(value: JsonValue) -> Iterator[JsonValue]:
+    """Yield the values inside an object or a list, its texts in small letters."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _values(each)
+    else:
+        yield value.casefold() if isinstance(value, str) else value

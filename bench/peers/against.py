@@ -11,7 +11,7 @@ from dataclasses import asdict
 from edgedecode import EdgeDecodeError, InputError, Pair
 from edgedecode.decoding.model import LanguageModel
 
-from ..report.bench_tables import Report, ratio_cell
+from ..report.bench_tables import Report, ratio_cell, show_lines
 from ..settings import Settings
 from .peer import PEERS, PLAIN_MODE, PeerOrder, kind_of
 from .peer_comparison import REHEARSED, closing, compare
@@ -27,13 +27,13 @@ def against(
     """Compare the pair with the peers of `--against`, print the tables and return the content of the JSON line."""
     peers, reasons = open_peers(arguments, pair, capacity=settings.context)
     if not peers:
-        report.lines([f"Not compared: {reason}" for reason in reasons])
+        show_lines([f"Not compared: {reason}" for reason in reasons])
         return {"families": [], "settings": {}, "summaries": {}, "not_compared": reasons}
     with closing(peers), progress("against peers", _answers(peers, settings)) as advance:
         comparison = compare(pair, peers, settings=settings, reasons=reasons, advance=advance)
     for name in comparison.settings:
         show_peer(report, comparison, name)
-    report.lines(notes(comparison))
+    show_lines(notes(comparison))
     return {
         "families": [asdict(family) for family in comparison.families],
         "settings": comparison.settings,

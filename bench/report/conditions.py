@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from edgedecode import Pair
 from edgedecode.apps.machine import Machine, versions
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
 
-from ..measure.timed import TimedPair
 from ..settings import Settings
 
 
@@ -34,22 +33,22 @@ class Conditions:
     load: str
 
     @classmethod
-    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
+    def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
         """Collect the conditions. warm_up: number of prompts that the scheduler answers before the measurement."""
-        pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
         return cls(
-            device=_device(machine),
-            threads=_threads(timed, asked=arguments.threads),
+            device=machine.line,
+            threads=_threads(pair, asked=arguments.threads),
             pack=f"{pair.manifest.name}, digest {_digest(pair.root)}, "
-            f"{pair.runtime} on {arguments.provider}{_draft_place(arguments)}{_kv_type(timed)}",
+            f"{pair.runtime} on {arguments.provider}{_draft_place(arguments)}{_kv_type(pair)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
-            scheduler=_scheduler(arguments, settings, warm_up=warm_up),
+            scheduler=f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt "
+            "there, in a session of its own, which drafts from no other answer",
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
-            versions=_versions(versions(pair.runtime), machine),
+            versions=_versions(pair.runtime, machine),
             date=_now(),
             load=_load(),
         )
@@ -61,45 +60,12 @@ class Conditions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SweepConditions:
-    """Conditions of a memory sweep, as text."""
-
-    device: str
-    pack: str
-    chat: str
-    versions: str
-    date: str
-
-    @classmethod
-    def of(cls, root: Path, arguments: Namespace, *, engines: Sequence[str], turns: int) -> SweepConditions:
-        machine = Machine.here()
-        known = {name: number for engine in engines for name, number in versions(engine).items()}
-        asked = f", context of {arguments.ctx_size} tokens" if arguments.ctx_size is not None else ""
-        kv_type = f", {arguments.kv_type} KV cache" if arguments.kv_type is not None else ""
-        return cls(
-            device=_device(machine),
-            pack=f"{Manifest.load(root).name}, digest {_digest(root)}",
-            chat=f"greedy, {turns} turns{asked}{kv_type}",
-            versions=_versions(known, machine),
-            date=_now(),
-        )
-
-    def line(self) -> str:
-        """Return the conditions that every table must show, in one line."""
-        return " | ".join((self.device, self.pack, self.chat, self.versions, self.date))
-
-
-def _device(machine: Machine) -> str:
-    return f"{machine.processor}, {machine.cores} cores, {machine.system}"
-
-
 def _digest(root: Path) -> str:
     return hashlib.sha256((root / MANIFEST_NAME).read_bytes()).hexdigest()[:12]
 
 
-def _versions(known: Mapping[str, str], machine: Machine) -> str:
-    return ", ".join(f"{name} {number}" for name, number in known.items()) + f", Python {machine.python}"
+def _versions(runtime: str, machine: Machine) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions(runtime).items()) + f", Python {machine.python}"
 
 
 def _now() -> str:
@@ -110,17 +76,17 @@ def _draft_place(arguments: Namespace) -> str:
     return "" if arguments.draft_on is None else f", draft on {arguments.draft_on}"
 
 
-def _kv_type(timed: TimedPair) -> str:
+def _kv_type(pair: Pair) -> str:
     """Return the target's KV cache type, unless it is float32."""
-    kv_type = timed.target.card.kv_type
+    kv_type = pair.target.card.kv_type
     return "" if kv_type == "float32" else f", {kv_type} KV cache (lossy)"
 
 
-def _threads(timed: TimedPair, *, asked: int | None) -> str:
+def _threads(pair: Pair, *, asked: int | None) -> str:
     """Return the threads and kernels in use; if the engine does not report its threads, the number asked for."""
-    used = {"target": timed.target.card.threads, "draft": timed.draft and timed.draft.card.threads}
+    used = {"target": pair.target.card.threads, "draft": pair.draft and pair.draft.card.threads}
     reported = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
-    kernels = f", {timed.target.card.kernels} kernels" if timed.target.card.kernels else ""
+    kernels = f", {pair.target.card.kernels} kernels" if pair.target.card.kernels else ""
     return (reported or ("the runtime's choice" if asked is None else str(asked))) + kernels
 
 
@@ -136,16 +102,6 @@ def _sampling(settings: Settings) -> str:
     words = "greedy" if sampling.greedy else ""
     words = words or f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
     return words if settings.adapter is None else "{}, adapter {} times {:g}".format(words, *settings.adapter)
-
-
-def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
-    """Return the state of the scheduler at the start of a measured request."""
-    if arguments.calibrate:
-        return "not compared in this run"
-    return (
-        f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt there, "
-        "in a session of its own, which drafts from no other answer"
-    )
 
 
 def _arms(settings: Settings) -> str:

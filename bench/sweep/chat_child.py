@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -15,105 +14,68 @@ from edgedecode.errors import ContextExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.open_pack import load, plan
 from edgedecode.options import SessionOptions, WhenFull
-from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 
-from .sweep_runs import Chat
-
 PROMPT_SHARE = 0.75
-"""Share of a turn's tokens for the prompt."""
+"""Of a turn's tokens: most of the context is filled with prompts, since prefill is faster than decoding."""
 LEAST_ANSWER = 8
-"""Shortest answer in tokens."""
-SHORTEST = "a"
-"""Prompt that fills the rest of the context with its answer."""
+"""Tokens."""
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
+Figures: TypeAlias = dict[str, object]
 
 
 def main() -> None:
-    """Run the order from standard input."""
+    """Run the order from standard input. Without a number of turns it asks for a plan."""
     order = json.loads(sys.stdin.read())
+    options = SessionOptions(
+        sampling=SamplingOptions(),
+        context=order["context"],
+        seed=0,
+        ignore_eos=True,  # answers have their maximum length
+        when_full=WhenFull.STOP,  # dropping turns would avoid a full context, which takes the most memory
+    )
     try:
-        tell_parent(_planned(order) if order["turns"] is None else _chatted(order))
+        tell_parent(_planned(order, options) if order["turns"] is None else _chatted(order, options))
     except EdgeDecodeError as error:
         tell_parent({"failure": error.reason})
 
 
-def _planned(order: dict[str, Any]) -> dict[str, object]:
-    memory = plan(order["pack"], _options(order), **order["opening"]).memory
+def _planned(order: dict[str, Any], options: SessionOptions) -> dict[str, int]:
+    memory = plan(order["pack"], options, **order["opening"]).memory
     return {"least": memory.least_running, "whole": memory.nbytes}
 
 
-def _chatted(order: dict[str, Any]) -> dict[str, object]:
-    options = _options(order)
-    with load(
-        order["pack"],
-        memory=order["memory"],
-        context=order["context"],
-        verify=order["verify"],
-        **order["opening"],
-    ) as pair:
+def _chatted(order: dict[str, Any], options: SessionOptions) -> Figures:
+    opening = {"memory": order["memory"], "context": order["context"], "verify": order["verify"], **order["opening"]}
+    with load(order["pack"], **opening) as pair:
         with pair.session(options) as session:
-            talk = Talk(session, cycle(order["texts"]), encode=pair.tokenizer.encode)
-            talk.run(order["turns"], max_tokens=order["max_tokens"])
-            context, drafters = session.context, session.drafter_name
-            peak = peak_nbytes()
-        assert peak is not None, "the sweep has checked it"
-        chat = Chat(
-            planned_nbytes=talk.planned_nbytes,
-            peak_nbytes=peak,
-            context=context,
-            longest=talk.longest,
-            drafters=drafters,
-            given_up=_given_up(pair, options),
-            tokens_per_second=talk.tokens_per_second,
-        )
-    return {"chat": asdict(chat)}
+            texts, encode = cycle(order["texts"]), pair.tokenizer.encode
+            found = talk(session, texts, encode=encode, turns=order["turns"], max_tokens=order["max_tokens"])
+            found |= {"context": session.context, "drafters": session.drafter_name, "peak_nbytes": peak_nbytes()}
+        footprint = pair.shared.footprint  # planning takes memory too: it comes after the session and the peak
+        cuts = () if footprint is None else footprint.fit(options, pair.budget.limit_nbytes).cuts
+        return {**found, "given_up": [cut.what for cut in cuts]}
 
 
-class Talk:
-    """A chat that fills its context, mostly with prompts, since prefill is faster than decoding.
-
-    Answers ignore end-of-sequence tokens and have their maximum length.
-    """
-
-    def __init__(self, session: Session, texts: Iterator[str], *, encode: Encode) -> None:
-        self._session, self._texts, self._encode = session, texts, encode
-        self._tokens, self._seconds = 0, 0.0
-        self.longest = 0
-        self.planned_nbytes = 0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Speed after the first token of each answer."""
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-    def run(self, turns: int, *, max_tokens: int | None) -> None:
-        """Run `turns` turns, each with an equal share of the context."""
-        share = -(-self._session.context // turns)
-        for _ in range(turns):
-            prompt, length = prompt_of(self._texts, least=PROMPT_SHARE * share, encode=self._encode)
-            self._answer(prompt, max_tokens=max_tokens or max(LEAST_ANSWER, share - length))
-
-    def _answer(self, prompt: str, *, max_tokens: int) -> None:
-        """Answer a prompt; if it no longer fits, keep the more recent half of the chat, and if that fails, nothing."""
-        session = self._session
-        for kept in (len(session.messages) // 4 * 2, 0):
-            try:
-                return self._generate(prompt, max_tokens=max_tokens)
-            except ContextExceeded:
-                with suppress(ContextExceeded):
-                    self._generate(SHORTEST, max_tokens=session.context)  # fill the rest of the context first
-                session.reset(session.messages[len(session.messages) - kept :])
-        return self._generate(prompt, max_tokens=max_tokens)
-
-    def _generate(self, prompt: str, *, max_tokens: int) -> None:
-        stats = self._session.generate(prompt, max_tokens=max_tokens).stats
-        self._seconds += stats.time.total
-        self._tokens += max(0, stats.verified_tokens - 1)
-        self.longest = max(self.longest, len(self._session.tokens))
-        self.planned_nbytes = max(self.planned_nbytes, stats.planned_nbytes)
+def talk(session: Session, texts: Iterator[str], *, encode: Encode, turns: int, max_tokens: int | None) -> Figures:
+    """Chat in turns that share the context equally; where it is full, fill the rest, keep the later half and go on."""
+    share = -(-session.context // turns)
+    longest = planned = 0
+    for _ in range(turns):
+        prompt, length = prompt_of(texts, least=PROMPT_SHARE * share, encode=encode)
+        full = False
+        try:
+            session.generate(prompt, max_tokens=max_tokens or max(LEAST_ANSWER, share - length))
+        except ContextExceeded:
+            full = True
+            with suppress(ContextExceeded):
+                session.generate("a", max_tokens=session.context)
+        longest, planned = max(longest, len(session.tokens)), max(planned, session.stats.planned_nbytes)
+        if full:
+            session.reset(session.messages[len(session.messages) // 4 * 2 :])
+    return {"longest": longest, "planned_nbytes": planned}
 
 
 def prompt_of(texts: Iterator[str], *, least: float, encode: Encode) -> tuple[str, int]:
@@ -122,21 +84,3 @@ def prompt_of(texts: Iterator[str], *, least: float, encode: Encode) -> tuple[st
     while (length := len(encode(prompt))) < least:
         prompt += f"\n{next(texts)}"
     return prompt, length
-
-
-def _given_up(pair: Pair, options: SessionOptions) -> tuple[str, ...]:
-    """Return the cuts in the plan of such a session. Call it after the session, since planning takes memory too."""
-    footprint = pair.shared.footprint
-    if footprint is None:
-        return ()
-    return tuple(cut.what for cut in footprint.fit(options, pair.budget.limit_nbytes).cuts)
-
-
-def _options(order: Mapping[str, Any]) -> SessionOptions:
-    return SessionOptions(
-        sampling=SamplingOptions(),
-        context=order["context"],
-        seed=0,
-        ignore_eos=True,
-        when_full=WhenFull.STOP,  # dropping turns would avoid a full context, which takes the most memory
-    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgedecode import CapabilityError, InputError
 from edgedecode.apps.bundled_prompts import bundled_prompts
-from edgedecode.apps.memory_table import memory_json
+from edgedecode.apps.machine import Machine
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.commands import print_json
 from edgedecode.engines.child import ask_child, child_command
@@ -19,17 +18,17 @@ from edgedecode.engines.selection import AUTO
 from edgedecode.library.find import find_pack
 from edgedecode.memory.limit import VARIABLE
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.text.prompts import interleaved
+from edgedecode.memory.sizes import format_nbytes
 
 from ..lock import one_at_a_time
-from ..report.bench_tables import Report
-from ..report.conditions import SweepConditions
-from ..report.sweep_tables import show_sweep, write_sweep_chart
-from .sweep_runs import Chat, SweepRun, budgets
+from ..report.bench_tables import show_lines, show_table
 
 TURNS = 32
 _ENVIRONMENT = {VARIABLE: "", "PYTHONWARNINGS": "ignore"}
-"""Environment of the child processes. The variable is cleared because the sweep sets the budgets itself."""
+"""Of the child processes. The variable is cleared because the sweep sets the budgets itself."""
+
+Run = dict[str, Any]
+"""A chat's engine, budget (None: only the machine's limit), verdict and figures, as `--json` has them."""
 
 
 def memory_sweep(arguments: Namespace) -> int:
@@ -37,28 +36,22 @@ def memory_sweep(arguments: Namespace) -> int:
     engines = _engines(arguments.runtime)
     if peak_nbytes() is None:
         raise CapabilityError("peak memory is reported by psutil only here: pip install 'edgedecode[measure]'")
-    root = find_pack(arguments.model, arguments.draft)
-    order = _order(arguments, pack=str(root), turns=arguments.turns or TURNS)
+    order = _order(arguments)
     show_notices()
-    conditions = SweepConditions.of(root, arguments, engines=engines, turns=order["turns"])
-    report = Report(conditions)
-    runs: list[SweepRun] = []
+    runs: list[Run] = []
     reasons: list[str] = []
     try:
         with one_at_a_time():
             for engine in engines:
                 _measure(order, engine, count=arguments.memory_sweep, runs=runs, reasons=reasons)
     finally:  # an interrupted sweep still shows its finished runs
-        show_sweep(report, runs)
+        _show(runs, f"Peak memory of a chat of {order['turns']} turns by budget; {Machine.here().line}")
     if not runs:
         raise CapabilityError(f"nothing could be measured: {'; '.join(reasons)}")
-    report.lines(f"Not measured: {reason}" for reason in reasons)
-    if arguments.plot is not None:
-        write_sweep_chart(arguments.plot, runs, conditions=conditions.line())
+    show_lines(f"Not measured: {reason}" for reason in reasons)
     if arguments.json:
-        value = {"conditions": asdict(conditions), "runs": [_json(run) for run in runs], "not_measured": reasons}
-        print_json(value)
-    return 0 if all(run.kept for run in runs) else 1
+        print_json({"runs": runs, "not_measured": reasons})
+    return 0 if all(run["verdict"] == "kept" for run in runs) else 1
 
 
 def _engines(name: str | None) -> list[str]:
@@ -70,32 +63,22 @@ def _engines(name: str | None) -> list[str]:
     return [str(name)]
 
 
-def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
+def _order(arguments: Namespace) -> dict[str, Any]:
     """Return the order for every child process."""
+    names = ("provider", "threads", "kv_type", "draft_on")
     return {
-        "pack": pack,
-        "turns": turns,
+        "pack": str(find_pack(arguments.model, arguments.draft)),
+        "turns": arguments.turns or TURNS,
         "max_tokens": arguments.max_tokens,
         "context": arguments.ctx_size,
         "verify": arguments.verify,
-        "texts": _texts(),
-        "opening": {
-            "provider": arguments.provider,
-            "threads": arguments.threads,
-            "kv_type": arguments.kv_type,
-            "mmap": not arguments.no_mmap,
-            "repack": not arguments.no_repack,
-            "draft_on": arguments.draft_on,
-        },
+        "texts": [prompt.turns[0] for prompt in bundled_prompts()],
+        "opening": {name: getattr(arguments, name) for name in names}
+        | {"mmap": not arguments.no_mmap, "repack": not arguments.no_repack},
     }
 
 
-def _texts() -> list[str]:
-    """Return the bundled prompts, interleaved by family."""
-    return [prompt.turns[0] for prompt in interleaved(bundled_prompts(), name=lambda prompt: prompt.family)]
-
-
-def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[SweepRun], reasons: list[str]) -> None:
+def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[Run], reasons: list[str]) -> None:
     """Add the engine's chats to `runs`, or the reason why it cannot plan one to `reasons`."""
     mine = {**order, "opening": {**order["opening"], "runtime": engine}}
     planned = _child_reply({**mine, "turns": None})
@@ -105,8 +88,24 @@ def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[Sw
     sizes = budgets(planned["least"], planned["whole"], count)
     with progress(f"chats on {engine}", len(sizes)) as advance:
         for budget in sizes:
-            runs.append(_run(engine, budget, _child_reply({**mine, "memory": budget})))
+            found = _child_reply({**mine, "memory": budget})
+            runs.append({"engine": engine, "budget_nbytes": budget, "verdict": verdict(budget, found), **found})
             advance()
+
+
+def budgets(least: int, whole: int, count: int) -> tuple[int | None, ...]:
+    """Return `count` budgets: evenly spaced from `least` to `whole`, the memory without cuts, then unlimited."""
+    limited = count - 1
+    step = (whole - least) / max(1, limited - 1)
+    return (*dict.fromkeys(least + round(index * step) for index in range(limited)), None)
+
+
+def verdict(budget: int | None, found: Mapping[str, Any]) -> str:
+    """Return "kept", by how much the peak exceeds the budget, or that the chat did not finish."""
+    if "failure" in found:
+        return "aborted"
+    over = 0 if budget is None else found["peak_nbytes"] - budget
+    return f"over by {format_nbytes(over)}" if over > 0 else "kept"
 
 
 def _child_reply(order: Mapping[str, object]) -> dict[str, Any]:
@@ -120,29 +119,20 @@ def _child_reply(order: Mapping[str, object]) -> dict[str, Any]:
     return last
 
 
-def _run(engine: str, budget: int | None, reply: Mapping[str, Any]) -> SweepRun:
-    if "failure" in reply:
-        return SweepRun(engine, budget, None, reply["failure"])
-    return SweepRun(engine, budget, Chat(**{**reply["chat"], "given_up": tuple(reply["chat"]["given_up"])}))
+def _show(runs: list[Run], title: str) -> None:
+    def size(name: str) -> Callable[[Run], str]:
+        return lambda run: "-" if run.get(name) is None else format_nbytes(run[name])
 
-
-def _json(run: SweepRun) -> dict[str, object]:
-    chat = run.chat
-    value: dict[str, object] = {
-        "engine": run.engine,
-        "budget_nbytes": run.budget_nbytes,
-        "verdict": run.verdict,
-        "failure": run.failure,
+    columns: dict[str, Callable[[Run], str]] = {
+        "engine": lambda run: run["engine"],
+        "budget": lambda run: "unlimited" if run["budget_nbytes"] is None else format_nbytes(run["budget_nbytes"]),
+        "planned": size("planned_nbytes"),
+        "peak": size("peak_nbytes"),
+        "verdict": lambda run: f"[{'green' if run['verdict'] == 'kept' else 'red'}]{run['verdict']}[/]",
+        "tokens": lambda run: f"{run.get('longest', '-')} of {run.get('context', '-')}",
+        "drafters": lambda run: run.get("drafters", "-"),
+        "cuts": lambda run: "; ".join(run.get("given_up", ())) or "none",
     }
-    if chat is None:
-        return value
-    return {
-        **value,
-        **memory_json(chat.planned_nbytes, chat.peak_nbytes),
-        "as_planned": run.as_planned,
-        "context": chat.context,
-        "longest": chat.longest,
-        "drafters": chat.drafters,
-        "given_up": list(chat.given_up),
-        "tokens_per_second": round(chat.tokens_per_second, 2),
-    }
+    show_table(title, columns, runs)
+    aborted = [(columns["budget"](run), run) for run in runs if "failure" in run]
+    show_lines(f"Aborted: {run['engine']}, {budget}: {run['failure']}" for budget, run in aborted)

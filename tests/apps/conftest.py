@@ -13,7 +13,6 @@ import pytest
 
 from edgedecode import Pair
 from edgedecode.apps.chat.conversation import Conversation
-from edgedecode.bench.measure.timed import TimedRuntime
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from tests.apps.chat_script import conversation_of
@@ -28,12 +27,11 @@ def pack() -> Path:
     return BUNDLED_PACK
 
 
-def timed_toy(root: Path) -> Pair:
-    """Return a timed toy pair, as `bench` opens one; the other verbs are unaffected."""
+def opened_toy(root: Path) -> Pair:
     toy = toy_pair(context=1024)
     target = toy_tables(toy.tokenizer.size, seed=0)
     draft = toy_tables(toy.tokenizer.size, seed=1, scale=0.5, near=target)
-    runtime = TimedRuntime(TableRuntime({"target": target, "draft": draft}, context=1024))
+    runtime = TableRuntime({"target": target, "draft": draft}, context=1024)
     return Pair(toy.manifest, root, tokenizer=toy.tokenizer, runtime=runtime, budget=toy.budget)
 
 
@@ -44,11 +42,11 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
     The manifest file is empty: only its digest is used.
     """
     (tmp_path / "edgedecode.json").write_text("{}")
-    pair = timed_toy(tmp_path)
+    pair = opened_toy(tmp_path)
     unused = [pair]
     for module in ("apps.generate.command", "apps.chat.command", "bench.kinds"):
         opened = import_module(f"edgedecode.{module}")
-        monkeypatch.setattr(opened, "open_pair", lambda *_, **__: unused.pop() if unused else timed_toy(tmp_path))
+        monkeypatch.setattr(opened, "open_pair", lambda *_, **__: unused.pop() if unused else opened_toy(tmp_path))
     yield pair
     pair.close()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
 import termios
 from collections.abc import Sequence
-from time import monotonic, sleep
+from time import monotonic
 from types import TracebackType
 
 __all__ = ["TerminalChild"]
@@ -73,18 +72,6 @@ class TerminalChild:
 
     def mode_now(self) -> list[object]:
         return termios.tcgetattr(self._child_end)
-
-    def continued(self) -> None:
-        """Do what a shell does on `fg`: set the earlier mode; wait until the command changes it again."""
-        termios.tcsetattr(self._child_end, termios.TCSANOW, self.mode)
-        self._process.send_signal(signal.SIGCONT)
-        end = monotonic() + _SECONDS
-        while self.mode_now() == self.mode:
-            assert monotonic() < end, "the terminal keeps the shell's mode"
-            sleep(0.01)
-
-    def resize(self, columns: int) -> None:
-        termios.tcsetwinsize(self._terminal, (24, columns))
 
     def _read(self, seconds: float) -> bool:
         ready, _, _ = select.select([self._terminal], [], [], max(0.0, seconds))

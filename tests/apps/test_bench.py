@@ -16,14 +16,12 @@ import pytest
 from edgedecode import InputError, Pair
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
+from edgedecode.bench.kinds import QUICK_EXTRACTIONS
 from edgedecode.bench.measure import placements
-from edgedecode.bench.measure.cost_meter import CostMeter
-from edgedecode.bench.measure.extraction import EXTRACTIONS, GRAMMARS
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
 from edgedecode.bench.measure.structured import WAYS
-from edgedecode.bench.measure.timed import TimedPair
-from edgedecode.bench.measure.timed_answers import HostGap, Requests, answer
+from edgedecode.bench.measure.timed_answers import Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
@@ -59,20 +57,16 @@ def settings(**changes: object) -> Settings:
 
 
 def test_conditions_report_the_threads_in_use(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reported_threads(*, requested: int | None, with_draft: bool = True) -> str:
-        timed = TimedPair(toy, with_draft=with_draft)
-        arguments = Namespace(
-            threads=requested, prompts=None, provider="cpu", draft_on=None, overhead=False, draws=False, calibrate=False
-        )
-        return Conditions.of(timed, settings(), arguments=arguments).threads
+    def reported_threads(*, requested: int | None) -> str:
+        arguments = Namespace(threads=requested, prompts=None, provider="cpu", draft_on=None)
+        return Conditions.of(toy, settings(), arguments=arguments).threads
 
     assert reported_threads(requested=None) == "the runtime's choice"
     assert reported_threads(requested=3) == "3"
     for role, threads in (("target", 2), ("draft", 1)):
-        model = getattr(toy, role)._model
+        model = getattr(toy, role)
         monkeypatch.setattr(model, "card", replace(model.card, threads=threads))
     assert reported_threads(requested=None) == "target 2, draft 1"
-    assert reported_threads(requested=None, with_draft=False) == "target 2"
 
 
 def test_bundled_prompts_are_20_in_each_of_12_families() -> None:
@@ -119,20 +113,16 @@ def test_read_prompts_refuses_bad_lines(line: str, expected: str, tmp_path: Path
         read_prompts(file)
 
 
-def test_answer_counts_rounds_and_host_gaps(toy: Pair) -> None:
-    timed = TimedPair(toy, with_draft=True)
+def test_answer_sums_the_turns_of_a_prompt(toy: Pair) -> None:
     prompt = Prompt("chat", (), ("hello", "again"))
     short = settings(max_tokens=12)
-    plain = answer(timed, prompt, arm=PLAIN, settings=short)
-    drafted = answer(timed, prompt, arm=Arm("model", 4), settings=short)
+    plain = answer(toy, prompt, arm=PLAIN, settings=short)
+    drafted = answer(toy, prompt, arm=Arm("model", 4), settings=short)
     assert plain.tokens == drafted.tokens
     assert len(plain.stats) == len(drafted.stats) == 2
-    assert len(plain.host) == sum(stats.rounds - 1 for stats in plain.stats)
     assert sum(stats.accepted for stats in drafted.stats) > 0
-    assert any(gap.drafted for gap in drafted.host)
-    assert not any(gap.drafted for gap in plain.host)
-    assert drafted.reading_seconds > 0 == plain.reading_seconds
-    assert plain.whole_seconds == pytest.approx(plain.first_seconds + plain.seconds)
+    assert plain.whole_seconds > plain.seconds > 0
+    assert plain.whole_seconds > plain.first_seconds > 0
 
 
 def measure_with_changed_texts(toy: Pair, *, changed: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
@@ -144,37 +134,31 @@ def measure_with_changed_texts(toy: Pair, *, changed: Callable[[Prompt], bool], 
             if arm == Arm("suffix", 3) and changed(prompt):
                 run.tokens[-1] += 1
                 run.stats[0].rounds += 99
-                run.host += [HostGap(1.0, drafted=True)] * 999
             return run
 
-    timed = TimedPair(toy, with_draft=True)
     chosen = settings(prompts=tuple(choose(bundled_prompts(), families=["edit"], per_family=prompts)))
-    meter = CostMeter(timed, tokens=[5, 6, 7])
-    return measure_family(ChangedTexts(timed, chosen), "edit", meter=meter, advance=lambda: None)
+    return measure_family(ChangedTexts(toy, chosen), "edit", advance=lambda: None)
 
 
 def test_family_excludes_divergent_texts_and_counts_them(toy: Pair) -> None:
     result = measure_with_changed_texts(toy, changed=lambda prompt: True)
     divergent_arms = [arm for arm in result.arms if arm.name == "suffix 3"]
     assert [(arm.divergent, arm.speed_up) for arm in divergent_arms] == [(2, None)]
-    assert divergent_arms[0].host_seconds_per_round == 1.0  # no run agrees, so all runs are shown
+    assert divergent_arms[0].rounds > 2 * 2 * 99  # no run agrees, so all runs are shown
     assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "suffix 3")
     assert result.plain_unstable == 0
     assert (result.scheduled.name, result.scheduled.divergent) == ("scheduled", 0)
-    assert result.bound is not None
-    assert result.bound >= 1.0
     assert result.hindsight is not None
     assert result.hindsight.arm != "suffix 3"
 
 
-def test_family_prediction_uses_the_same_prompts_as_the_measurement(toy: Pair) -> None:
+def test_family_counts_are_those_of_the_prompts_with_equal_text(toy: Pair) -> None:
     first = choose(bundled_prompts(), families=["edit"], per_family=1)[0]
     alone = measure_with_changed_texts(toy, changed=lambda prompt: False, prompts=1).arms[-1]
     among_others = measure_with_changed_texts(toy, changed=lambda prompt: prompt != first, prompts=3).arms[-1]
     assert (among_others.name, among_others.divergent) == ("suffix 3", 2)
     assert among_others.speed_up is not None
     assert (among_others.acceptance_length, among_others.proposed) == (alone.acceptance_length, alone.proposed)
-    assert among_others.host_seconds_per_round < 1.0
 
 
 @pytest.mark.parametrize(("prompts", "divergent", "best"), [(4, 2, "suffix 2"), (4, 3, "model 2"), (1, 1, "model 2")])
@@ -190,12 +174,6 @@ def test_family_best_arm_must_match_plain_text_on_half_of_the_prompts(
     assert replace(result, prompts=prompts, arms=(replace(fast, divergent=prompts),)).best is None
 
 
-def test_settings_refuse_values_out_of_range() -> None:
-    for changes in ({"lengths": (0,)}, {"lengths": (65,)}, {"repetitions": 0}, {"max_tokens": 0}):
-        with pytest.raises(InputError, match="out of range"):
-            settings(**changes)
-
-
 @pytest.mark.usefixtures("toy", "tables_too")
 def test_bench_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(QUICK) == 0
@@ -206,34 +184,10 @@ def test_bench_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> No
     assert [family["family"] for family in value["families"]] == ["edit", "story"]
     assert [arm["length"] for arm in value["families"][0]["arms"]] == [2, 4] * len(USABLE)
     assert all(arm["divergent"] == 0 for family in value["families"] for arm in family["arms"])
-    assert out.count("threads: the runtime's choice") == 4  # under every table
+    assert out.count("threads: the runtime's choice") == 2  # under every table
     answers = 2 + 4 * len(USABLE)
     assert f"{answers} of {answers} speculative answers" in out
     assert "only a rough measurement" in out
-
-
-@pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(("name", "start"), [("speed.svg", b"<?xml"), ("speed.PNG", b"\x89PNG")])
-def test_plot_format_follows_the_file_name(name: str, start: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert main([*QUICK, "--plot", str(tmp_path / name)]) == 0
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
-def test_speed_figure_has_two_bars_per_family_and_a_line_at_one(toy: Pair) -> None:
-    pytest.importorskip("matplotlib")
-    from edgedecode.bench.report.speed_chart import speed_figure
-
-    found = measure_with_changed_texts(toy, changed=lambda prompt: False)
-    families = [
-        replace(found, family=name, scheduled=replace(found.scheduled, speed_up=after, whole_speed_up=whole))
-        for name, after, whole in (("edit", 1.5, 1.25), ("story", None, 0.75))
-    ]
-    (axes,) = speed_figure(families, conditions="here").axes
-    assert [bar.get_height() for bar in axes.patches] == [1.5, 0, 1.25, 0.75]
-    assert [text.get_text() for text in axes.texts] == ["1.50", "–", "1.25", "0.75"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["edit", "story"]
-    assert list(axes.lines[0].get_ydata()) == [1, 1]
 
 
 @pytest.mark.usefixtures("toy")
@@ -241,16 +195,14 @@ def test_speed_figure_has_two_bars_per_family_and_a_line_at_one(toy: Pair) -> No
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "'x' is not a whole number"),
-        (["--structured", "--calibrate"], 2, "not allowed with"),
-        (["--structured", "--lengths", "2"], 2, "leave --drafters, --lengths"),
-        (["--structured", "--plot", "x.svg"], 2, "which this run does not measure"),
-        (["--top-p", "0.9"], 2, "give --temp with it"),
+        (["--structured", "--place", "auto"], 2, "not allowed with"),
+        (["--structured", "--lengths", "2"], 2, "--lengths does not go with --structured"),
+        (["--scale", "1GB", "--adapter", "x"], 2, "--adapter does not go with --scale"),
+        (["--top-p", "0.9"], 2, "--top-p needs --temp"),
         (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
-        (["--calibrate", "--against", "genai"], 2, "give it alone"),
-        (["--plot", "x.pdf"], 1, "charts are .svg or .png files"),
-        (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
+        (["--repetitions", "1001"], 2, "the maximum is 1000"),
         (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
-        (["--place", "auto", "--draft-on", "onnx"], 2, "on every engine: leave --draft-on out"),
+        (["--place", "auto", "--draft-on", "onnx"], 2, "--draft-on does not go with --place"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),
@@ -282,22 +234,18 @@ def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
 
 
-def test_bench_structured_compares_the_same_texts(run: Run, pack: Path) -> None:
+def test_bench_structured_counts_forced_tokens_and_right_values(run: Run, pack: Path) -> None:
     pytest.importorskip("llguidance", reason="the structured extra is not installed")
     done = run("bench", "-m", str(pack), "--structured", "--quick", "--repetitions", "1", "--json")
-    value = json_line(done)
-    speeds = {each["way"]: each for each in value["structured"]}  # type: ignore[attr-defined]
-    masked, forced, drafts, scheduled, plain = speeds.values()
-    assert [each["way"] for each in (masked, forced, drafts, scheduled, plain)] == [way.name for way in WAYS]
-    assert [each["differ"] for each in speeds.values()] == [0, 0, 0, None, None]
-    assert (masked["forced"], masked["ratio"], masked["tokens_per_pass"]) == (0, 1.0, 1.0)
-    assert forced["forced"] > 20
-    assert drafts["tokens_per_pass"] >= forced["tokens_per_pass"] > plain["tokens_per_pass"] == 1.0
-    assert "2 of 1 families" in str(value["conditions"])
-    assert "every token masked" in done.stdout.decode()
-    assert [each["way"] for each in value["values"]] == list(GRAMMARS)  # type: ignore[attr-defined]
-    assert all(each["right"] <= each["same_values"] for each in value["values"])
-    assert all(0 <= each["right"] <= each["valid"] <= len(EXTRACTIONS) for each in value["values"])  # type: ignore[attr-defined]
+    ways = json_line(done)["structured"]
+    assert isinstance(ways, list)
+    assert [(way["grammar"], way["arm"]) for way in ways] == [(name, str(arm)) for name, arm in WAYS]
+    plain, drafts, *_, free, _ = ways
+    assert (free["grammar"], free["forced"], free["tokens_per_pass"]) == ("no grammar", 0, 1.0)
+    assert plain["forced"] > 0
+    assert drafts["tokens_per_pass"] >= plain["tokens_per_pass"] > 1.0
+    assert plain["valid"] == plain["right"] == drafts["right"] == QUICK_EXTRACTIONS
+    assert all(way["right"] <= way["same_values"] for way in ways)
 
 
 def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_show_peer_lists_every_family_the_mean_and_the_worst(toy: Pair, plain_an
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
+        (["--against", "genai", "--lengths", "2"], 2, "--lengths does not go with --against"),
         (["--against", ","], 2, "give at least one name"),
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
     ],

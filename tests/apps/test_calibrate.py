@@ -15,9 +15,8 @@ import pytest
 import edgedecode
 from edgedecode import SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
-from edgedecode.apps.calibrate.arms import ArmResult
+from edgedecode.apps.calibrate.arms import ArmResult, point_of, quality_low
 from edgedecode.apps.calibrate.calibrate_run import PLAIN, halves
-from edgedecode.apps.calibrate.switch_arms import point_of, quality_low
 from edgedecode.apps.calibrate.task_files import Kind, Task
 from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
 from edgedecode.cli import main
@@ -168,14 +167,3 @@ def test_calibrate_refuses_prompts_that_measure_nothing(
     assert main(["calibrate", str(pack), "--prompts", str(file), "--runtime", "onnx", "-n", "4"]) == 1
     assert words in capsys.readouterr().err
     assert (pack / "edgedecode.json").read_bytes() == before
-
-
-def test_generate_plots_where_the_models_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("matplotlib")
-    strip = tmp_path / "strip.svg"
-    words = ["generate", "--runtime", "onnx", "-n", "16", "--plot", str(strip), "How many days are in a week?"]
-    assert main(words) == 1
-    assert "it needs --mode switch" in capsys.readouterr().err
-    assert main([*words, "--mode", "switch"]) == 0
-    assert "draft model writes" in strip.read_text(encoding="utf-8")

@@ -22,7 +22,6 @@ from tests.apps.terminal_child import TerminalChild
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
-STORY = "Write a story with a frog, a pebble and a harbor."
 LONG = ("--regex", "[a-z ]{6000}", "-n", "1900")
 """An answer that takes a second or more."""
 NO_EDITOR = "sys.modules['prompt_toolkit'] = None"
@@ -134,7 +133,7 @@ def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
     with chat(*LONG, columns=60) as child:
         child.until("0 of 2048 tokens")
         child.send("hello\r")
-        child.until(r"[a-z ]{40}\n")
+        child.until(r"[a-z ]{100}")
         child.send("\x03")
         child.until(r"interrupted[\s\S]*of 2048 tokens")
         child.send(f"/save {file}\r")
@@ -156,40 +155,16 @@ def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
 def test_text_typed_ahead_goes_to_the_next_prompt_and_not_into_the_answer() -> None:
     pytest.importorskip("llguidance")
     with chat(*LONG, columns=60) as child:
-        child.send("typed early\nand begun")  # before the command has opened its terminal
-        child.until("> typed early")
-        child.until(r"[a-z ]{40}\n")
-        child.continued()  # as after Ctrl-Z
-        child.until(r"[a-z ]{40}\n")
+        child.until("0 of 2048 tokens")
+        child.send("hello\r")
+        child.until(r"[a-z ]{100}")
         child.send("LATER")
-        child.until(r"[a-z ]{40}\n[a-z ]{40}")
+        child.until(r"[a-z ]{100}")
         assert "LATER" not in child.output
         child.send("\x03")
-        child.until(r"interrupted[\s\S]*> and begunLATER")
+        child.until(r"interrupted[\s\S]*> LATER")
         child.send("\x03\x03")
         assert child.end() == 0
-
-
-def test_answer_is_wrapped_between_words_and_follows_the_terminal(tmp_path: Path) -> None:
-    file = tmp_path / "talk.json"
-    with chat(columns=40) as child:
-        child.until("0 of 2048 tokens")
-        child.send(f"{STORY}\r")
-        narrow = child.until(r"harbor\.\n((?:(?!harbor\.\n)[\s\S])*?)\n\d+ tokens ·")[1]
-        child.until("of 2048 tokens")
-        child.resize(70)
-        child.send("/retry\r")
-        child.until("greedy: expect the same answer")
-        wide = child.until(r"samples\n([\s\S]*?)\n\d+ tokens ·")[1]
-        child.until("of 2048 tokens")
-        child.send(f"/save {file}\r")
-        child.until("2 messages saved")
-        child.send("\x04")
-        assert child.end() == 0
-    answer = load_messages(file)[1].content
-    assert narrow.replace("\n", "") == wide.replace("\n", "") == answer
-    assert 30 < max(map(len, narrow.split("\n"))) <= 40 < max(map(len, wide.split("\n"))) <= 70
-    assert all(line.endswith(" ") for line in narrow.split("\n")[:-1])
 
 
 def test_chat_without_the_line_editor_uses_readline_with_the_same_history(cache: Path) -> None:

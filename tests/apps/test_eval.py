@@ -260,7 +260,7 @@ def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     capsys.readouterr()
     assert main(["show", "--full", str(tmp_path)]) == 0
     assert "onnx (onnxruntime" in (shown := " ".join(capsys.readouterr().out.split()))
-    assert f"{value['models']['target']['hits']} of {value['models']['target']['tokens']} tokens arg-max" in shown
+    assert f"models.target.equality.hits {value['models']['target']['hits']}" in shown
 
 
 def test_eval_of_different_engines_exits_with_1_and_names_prompts(

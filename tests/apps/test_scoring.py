@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgedecode.apps.calibrate.answer_numbers import is_number, last_number
-from edgedecode.apps.calibrate.scoring import judge
+from edgedecode.apps.calibrate.arms import is_correct
 from edgedecode.apps.calibrate.task_files import Kind, Task
 
 NUMBERS = [
@@ -64,11 +64,12 @@ JUDGED = [
     (Kind.NUMBER, "The answer is 34.", "34 of 35", False),
     (Kind.NUMBER, "1,018", "#### 1018.0", True),
     (Kind.NUMBER, "34", "many", False),
-    (Kind.NUMBER, "many", "34", None),
-    (Kind.WRITTEN, "", "anything", None),
+    (Kind.WRITTEN, "", "as the target  has it", True),
+    (Kind.WRITTEN, "", "anything", False),
 ]
 
 
 @pytest.mark.parametrize(("kind", "reference", "answer", "correct"), JUDGED)
-def test_judgement(kind: Kind, reference: str, answer: str, correct: bool | None) -> None:
-    assert judge(Task("tasks:1", "family", kind, (), ("Question?",), reference), answer) is correct
+def test_judgement(kind: Kind, reference: str, answer: str, correct: bool) -> None:
+    task = Task("tasks:1", "family", kind, (), ("Question?",), reference)
+    assert is_correct(task, answer, by_target="as the target has it") is correct

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from edgedecode.apps.colour import Paint
+from edgedecode.apps.show.manifest_tables import facts
 from edgedecode.cli import main
-from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, OutsideFile, ProductError
+from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -36,19 +37,20 @@ def rows(text: str) -> dict[str, str]:
     return {name: rest.strip() for name, rest in split}
 
 
-def test_show_prints_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_full_prints_every_fact_of_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--full"]) == 0
     found = rows(capsys.readouterr().out)
-    assert found["target"].startswith("LlamaForCausalLM, ")
-    assert found["end ids"] == "2, 0"
-    assert found["chat template"] == "yes"
-    assert found["weights"].endswith("int8, blocks of 32; head and embedding int8")
-    assert "tree" in found["graph parity"]
-    assert "same top token" in found["kernel error"]
-    assert found["loss"] == "KL 0.00018 from the original weights, same top token 99.4%, over 1024 positions"
-    assert "99.9th percentile" in found["kernel noise"]
-    assert "tree, rows" in found["base"]
-    assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
+    manifest = Manifest.load(BUNDLED_PACK)
+    assert found["models.target.architecture"] == "LlamaForCausalLM"
+    assert found["models.target.kernel_noise"] == f"{manifest.models['target'].kernel_noise:.4g}"
+    assert "tree_error " in found["models.target.parity"]
+    assert found["files.tokenizer.json"] == (
+        f"nbytes {manifest.files['tokenizer.json'].nbytes}, sha256 {manifest.files['tokenizer.json'].sha256[:12]}"
+    )
+    assert {f"models.{role}.graphs.{name}" for role, each in manifest.models.items() for name in each.graphs} <= {
+        *found
+    }
+    assert {f"files.{name}" for name in manifest.files} <= found.keys()
 
 
 def test_show_prints_eight_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,57 +73,27 @@ def test_show_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verified" not in value
 
 
-def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = Manifest.load(copy)
-    entry = manifest.models["target"]
-    base = entry.graphs["base"]
-    lora = Graph(base.file, base.inputs, base.outputs, ("tree", "lora"), "int8", 16, ("q_proj", "v_proj"))
-    changed = replace(
-        entry,
-        graphs={"base": base, "lora": lora},
-        parity={
-            **{name: value for name, value in entry.parity.items() if not name.startswith("loss")},
-            "loss_kl": 0.0312,
-            "loss_top1": 0.931,
-            "loss_positions": 1024.0,
-            "kv8_rms": 0.0123,
-        },
-        kernel_noise=None,
-        window=512,
-        quantization="mixed-4",
-        activations=ActivationsEntry(
-            asked="auto",
-            wide=("b",),
-            products={"a": ProductError(0.01, 0.00004), "b": ProductError(0.3, 0.001)},
-            ways={
-                "8": ActivationsWay(0.9, 8.0, 1.1, 1.3),
-                "16": ActivationsWay(0.999),
-                "chosen": ActivationsWay(0.99, 8.1, 1.2, 1.5),
-            },
-            text="1024 tokens",
-            kernels="avx2",
-        ),
-        notes=("the source has no chat template", "[b]not markup[/b]"),
-    )
-    changed_manifest = replace(manifest, chat_template=None, models={"target": changed})
-    (copy / MANIFEST_NAME).write_text(changed_manifest.to_json())
-    assert main(["show", "--full", str(copy)]) == 0
-    found = rows(capsys.readouterr().out)
-    assert found["context"] == "2048 positions, window of 512"
-    assert found["weights"].endswith("recipe mixed-4")
-    assert found["loss"] == "KL 0.031 from the original weights, same top token 93.1%, over 1024 positions"
-    assert found["parity"] == "kv8_rms 0.0123"
-    assert found["kernel noise"] == "not measured"
-    assert found["activations"] == "16 bits in 1 of 2 matmul inputs (chosen by error; avx2 kernels, 1024 tokens)"
-    assert found["matmul error"] == "largest at 8 bits 30.0%, same matmul at 16 bits 0.10% (b)"
-    assert found["same top token"] == ("as with float activations: at 8 bits 90.0%, at 16 bits 99.9%, as chosen 99.0%")
-    assert found["one-row pass"] == (
-        "at 8 bits 8.00 ms (c(4) 1.10, c(8) 1.30), as chosen 8.10 ms (c(4) 1.20, c(8) 1.50)"
-    )
-    assert found["note 2"] == "[b]not markup[/b]"
-    assert found["chat template"] == "none, a generic one is used"
-    assert found["lora"].split("  ")[-1].strip() == "up to rank 16: q_proj, v_proj"
-    assert "int8" in found["lora"]
+def test_facts_name_nested_values_by_their_paths_and_leave_out_empty_ones() -> None:
+    value = {
+        "name": "demo",
+        "nothing": None,
+        "file": {"nbytes": 3, "kind": "", "sha256": "a" * 64},
+        "model": {"graphs": {"base": {"inputs": ["a", "b", "c", "d", "e"]}}, "empty": {}, "share": 0.123456},
+        "points": [{"up": 1.0}, {"up": 0.5}],
+        "notes": ["one", "[b]not markup[/b]"],
+        "models_digest": "b" * 64,
+    }
+    assert dict(facts(value)) == {
+        "name": "demo",
+        "file": f"nbytes 3, sha256 {'a' * 12}",
+        "model.graphs.base": "inputs a, b, c, d, … (5 in all)",
+        "model.share": "0.1235",
+        "points.1": "up 1",
+        "points.2": "up 0.5",
+        "notes.1": "one",
+        "notes.2": "[b]not markup[/b]",
+        "models_digest": "b" * 12,
+    }
 
 
 def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +137,7 @@ def test_show_prints_and_verifies_weights_outside_the_pack(
     (copy / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
     assert main(["show", str(copy), "--full", "--verify"]) == 0
     printed = capsys.readouterr().out
-    assert f"outside: {outside}" in printed
+    assert rows(printed)["outside.target/weights.bin"].startswith(f"path {outside}, ")
     assert f"OK: all {len(manifest.files)} files match the manifest" in printed
     outside.write_bytes(outside.read_bytes()[:-1] + b"x")
     assert main(["show", str(copy), "--full", "--verify"]) == 1
@@ -193,17 +165,6 @@ def test_verbs_escape_control_characters_of_a_manifest(copy: Path, capsys: pytes
     printed = capsys.readouterr()
     assert r"n\x1b]0;owned\x07" in printed.out
     assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
-
-
-def test_show_lists_adapters_with_their_format(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
-    entry = {"file": "tokenizer.json", "role": "target", "rank": 4, "alpha": 8.0, "modules": ["q_proj"]}
-    value["adapters"] = {"saved": entry | {"config": "tokenizer.json"}, "converted": entry}
-    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", "--full", str(copy)]) == 0
-    lines = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert lines["saved"] == "saved target 4 8 q_proj PEFT tokenizer.json"
-    assert lines["converted"] == "converted target 4 8 q_proj GGUF: llama.cpp only tokenizer.json"
 
 
 def test_show_truncates_a_very_long_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

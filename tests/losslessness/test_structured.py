@@ -15,8 +15,8 @@ import pytest
 
 import edgedecode
 from edgedecode import InputError, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions
-from edgedecode.bench.measure.extraction import EXTRACTIONS, object_in
-from edgedecode.bench.measure.extraction import GRAMMARS as GRAMMARS_OF_FACTS
+from edgedecode.bench.measure.structured import EXTRACTIONS, object_in
+from edgedecode.bench.measure.structured import GRAMMARS as GRAMMARS_OF_FACTS
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.limit import Limit

@@ -92,9 +92,7 @@ def test_trim_warns_of_text_outside_the_vocabulary(
     assert f"warning: {warning}" in printed
     assert main(["show", "--full", str(toy)]) == 0
     shown = capsys.readouterr().out
-    assert "330 of 1300 ids" in shown
-    assert "trim warning 1" in shown
-    assert "trim: given" in shown
+    assert "models.draft.trim.warnings.1" in shown
 
 
 def test_trim_with_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
