@@ -15,13 +15,6 @@ from edgedecode.pack.integrity import models_digest
 SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
 TREE_NODES = 8
 """Size of draft trees where the chat began without a fixed length."""
-_DRAFTERS = {
-    "model": "only the draft model drafts",
-    "trim": "only the draft model drafts, with a smaller vocabulary",
-    "tree": "only the draft model drafts, trees of tokens",
-    "suffix": "only lookups of repeated text draft",
-    "recycle": "only the target's earlier candidates draft",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
     for name in drafter_names():
         if _can_draft(name, pair):
             options = replace(clear, drafter=name, draft_max=length or (TREE_NODES if name == TREE else None))
-            yield Mode(name, _DRAFTERS.get(name, "only this drafter drafts"), options)
+            yield Mode(name, f"only the drafter {name} drafts", options)
 
 
 def _can_draft(name: str, pair: Pair) -> bool:

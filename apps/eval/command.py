@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, add_json, add_pack, name_list, positive_count
-from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.open_pack import KV_TYPES
 
 ROLES = ("target", "draft", "both")
@@ -59,14 +58,6 @@ class EvalCommand:
             type=name_list,
             metavar="A,B",
             help="engines (default: onnx,llama for --equality, which takes two; all installed for --kv-types)",
-        )
-        how.add_argument(
-            "--noise-positions",
-            type=positive_count,
-            default=POSITIONS,
-            metavar="N",
-            help="for --equality: positions to measure kernel noise on if the pack does not state it (default: "
-            "%(default)s)",
         )
         parser.add_argument(
             "--save",

@@ -79,8 +79,6 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
         console.print(f"beyond the noise: {short!r}: {gaps}", highlight=False, markup=False)
     if len(beyond) > NAMED:
         console.print(f"and {len(beyond) - NAMED} more", highlight=False)
-    for note in entry.notes:  # for example, that an engine runs other weights or a shorter context
-        console.print(f"note of the export: {shown(note)}", highlight=False, markup=False)
     console.print()
 
 

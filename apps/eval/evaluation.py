@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError
 from edgedecode.library.find import find_pack
+from edgedecode.open_pack import SMALLER_KV
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
@@ -26,14 +27,13 @@ from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_by_default
-from ..terminal import progress
 from .equality_tables import equality_json, equality_verdict, quantization, show_equality
 from .greedy_texts import EncodedPrompt
 from .kv_quality import KvQuality
 from .kv_tables import KvFound, kv_json, kv_numbers, show_kv_types
-from .kv_types import compare_types, installed_runtimes, offered_types, scoring_nbytes
+from .kv_types import compare_types, installed_runtimes, refused_types, scoring_nbytes, types_to_compare
 from .tally import equality_of
-from .two_engines import Opener, Setting, compare_engines
+from .two_engines import Setting, compare_engines
 
 EQUAL, DIFFERENT = 0, 1
 BOTH = ("onnx", "llama")
@@ -95,19 +95,9 @@ def save_found(root: Path, found: Found) -> None:
 def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest, arguments: Namespace) -> Equality:
     """Compare the engines on one model and print the result."""
     engines = arguments.runtimes or BOTH
-    setting = Setting(
-        max_tokens=arguments.max_tokens,
-        ends=manifest.end_ids,
-        noise_positions=arguments.noise_positions,
-        trusted_noise=arguments.kv_type is None,
-    )
-    comparison = compare_engines(
-        _opener(role, arguments),
-        engines,
-        prompts,
-        setting,
-        progress=lambda name, total: progress(f"{role}: {name}", total),
-    )
+    setting = Setting(arguments.max_tokens, manifest.end_ids, trusted_noise=arguments.kv_type is None)
+    opened = partial(_opened, role, kv_type=arguments.kv_type, arguments=arguments)
+    comparison = compare_engines(opened, engines, prompts, setting, role=role)
     equality = equality_of(
         comparison.prompts,
         engines={name: engine_versions(name) for name in engines},
@@ -134,84 +124,65 @@ def _compare_kv_types(
     for role in roles:
         types: dict[str, Sequence[KvQuality]] = {}
         for runtime in arguments.runtimes or installed_runtimes():
-            offer = offered_types(runtime, manifest, root, role=role)
-            if asked := offer.asked(arguments.kv_type):
+            refused = refused_types(runtime, manifest, root, role=role)
+            if asked := types_to_compare(arguments.kv_type, refused):
                 encoded = _encoded(prompts, arguments, runtime=runtime)
                 types[runtime] = compare_types(
-                    _type_opener(role, runtime, encoded, arguments=arguments),
+                    partial(_opened_for_scores, role, runtime, encoded, arguments),
                     asked,
                     encoded,
                     max_tokens=arguments.max_tokens,
                     ends=manifest.end_ids,
-                    progress=partial(_progress, f"{role} on {runtime}"),
+                    what=f"{role} on {runtime}",
                 )
             else:
-                lines.append(f"{role} on {runtime}: nothing to compare: {offer.reason(arguments.kv_type)}")
+                reason = refused[arguments.kv_type or SMALLER_KV]
+                lines.append(f"{role} on {runtime}: nothing to compare: {reason}")
         if types:
             found.kv_types[role] = types
             show_kv_types(role, quantization(manifest.models[role]), types)
     return lines
 
 
-def _type_opener(
-    role: str, runtime: str, prompts: Sequence[EncodedPrompt], *, arguments: Namespace
-) -> Callable[[str], AbstractContextManager[LanguageModel]]:
-    """Return a function that opens the model with a KV type and reserves memory for the scores."""
-
-    @contextmanager
-    def opened(kv_type: str) -> Iterator[LanguageModel]:
-        with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
-            # The graph with a draft's smaller heads may have float keys only, so choose the graph by KV type.
-            model = pair.target if role == "target" else pair.drafts.offering((f"kv:{kv_type}",))
-            assert model is not None
-            nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
-            with pair.budget.reserve("scores", nbytes):
-                yield model
-
-    return opened
-
-
-def _progress(what: str, name: str, total: int) -> AbstractContextManager[Callable[..., None]]:
-    return progress(f"{what}: {name}", total)
-
-
-def _opener(role: str, arguments: Namespace) -> Opener:
-    @contextmanager
-    def opened(runtime: str) -> Iterator[LanguageModel]:
-        with _opened_pair(runtime, kv_type=arguments.kv_type, arguments=arguments) as pair:
-            model = pair.target if role == "target" else pair.draft
-            assert model is not None
+@contextmanager
+def _opened_for_scores(
+    role: str, runtime: str, prompts: Sequence[EncodedPrompt], arguments: Namespace, kv_type: str
+) -> Iterator[LanguageModel]:
+    """Open a model with a KV type and reserve memory for the scores."""
+    with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
+        # The graph with a draft's smaller heads may have float keys only, so choose the graph by KV type.
+        model = pair.target if role == "target" else pair.drafts.offering((f"kv:{kv_type}",))
+        assert model is not None
+        nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
+        with pair.budget.reserve("scores", nbytes):
             yield model
 
-    return opened
+
+@contextmanager
+def _opened(role: str, runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[LanguageModel]:
+    with _opened_pair(runtime, kv_type=kv_type, arguments=arguments) as pair:
+        model = pair.target if role == "target" else pair.draft
+        assert model is not None
+        yield model
 
 
 @contextmanager
 def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[Pair]:
+    options = {name: getattr(arguments, name) for name in ("memory", "threads", "verify")}
     with leaving_at_once():
-        pair = load(
-            arguments.model,
-            memory=arguments.memory,
-            runtime=runtime,
-            threads=arguments.threads,
-            verify=arguments.verify,
-            kv_type=kv_type,
-        )
+        pair = load(arguments.model, runtime=runtime, kv_type=kv_type, **options)
     with pair:
         yield pair
 
 
 def _prompts(arguments: Namespace) -> list[Prompt]:
     """Return the prompts, interleaved by family, so that --limit keeps some of each."""
-    prompts = bundled_prompts() if arguments.prompts is None else _read(Path(arguments.prompts))
-    return interleaved(prompts, name=lambda prompt: prompt.family)[: arguments.limit]
-
-
-def _read(path: Path) -> list[Prompt]:
+    path = arguments.prompts
     try:
-        return read_prompts(path)
+        prompts = bundled_prompts() if path is None else read_prompts(Path(path))
     except OSError as error:
         raise InputError(f"the prompts {path} cannot be read: {error.strerror or error}") from None
+    return interleaved(prompts, name=lambda prompt: prompt.family)[: arguments.limit]
 
 
 def _encoded(prompts: Sequence[Prompt], arguments: Namespace, *, runtime: str) -> list[EncodedPrompt]:

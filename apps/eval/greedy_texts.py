@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,8 +13,8 @@ from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 
-Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows the progress of a named step of N parts; call the yielded function with the number of parts done."""
+from ..terminal import progress
+
 Texts: TypeAlias = list[list[int]]
 """The tokens after each prompt."""
 
@@ -41,19 +40,14 @@ def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_to
 
 
 def decode_all(
-    model: LanguageModel,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    max_tokens: int,
-    ends: Collection[int],
-    progress: AbstractContextManager[Callable[[int], None]],
+    model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int, ends: frozenset[int], what: str
 ) -> Texts:
-    """Answer each prompt greedily."""
+    """Answer each prompt greedily. what: for the progress."""
     texts: Texts = []
-    with progress as advance:
+    with progress(what, len(prompts)) as advance:
         for prompt in prompts:
-            texts.append(_continuation(model, prompt.tokens, max_tokens=max_tokens, ends=frozenset(ends)))
-            advance(1)
+            texts.append(_continuation(model, prompt.tokens, max_tokens=max_tokens, ends=ends))
+            advance()
     return texts
 
 

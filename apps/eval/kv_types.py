@@ -5,9 +5,8 @@ Only one model is open at a time, to save memory. Of the reference's rows only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,10 +18,11 @@ from edgedecode.engines.registry import RUNTIMES, find_factory, installed
 from edgedecode.engines.selection import engine_version
 from edgedecode.engines.text_scores import PIECE, Likely, ScoredText, Scores, score_rows
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.open_pack import KV_TYPES, SMALLER_KV
+from edgedecode.open_pack import KV_TYPES
 from edgedecode.pack.manifest import Manifest
 
-from .greedy_texts import EncodedPrompt, Progress, check_room, decode_all
+from ..terminal import progress
+from .greedy_texts import EncodedPrompt, check_room, decode_all
 from .kv_quality import KvQuality, TextScores, quality_of
 
 SCORE_NBYTES = len(KV_TYPES) * (4 + 8)
@@ -34,31 +34,16 @@ TypeOpener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
 """Opens one model with keys and values of this type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A model's KV types on an engine, the most precise first, and for each other type why it is refused."""
-
-    types: tuple[str, ...]
-    refused: dict[str, str]
-
-    def asked(self, kv_type: str | None) -> tuple[str, ...]:
-        """Return the reference and the types to compare with it: `kv_type`, or all; empty if there are none."""
-        if kv_type is not None:
-            return (self.types[0], kv_type) if kv_type in self.types else ()
-        return self.types if len(self.types) > 1 else ()
-
-    def reason(self, kv_type: str | None) -> str:
-        """Return why there is nothing to compare, and what to do."""
-        return self.refused[kv_type or SMALLER_KV]
-
-
 def installed_runtimes() -> list[str]:
     """Return the runtimes whose engine is installed and reports its version."""
     return [name for name in installed(RUNTIMES) if engine_version(name) is not None]
 
 
-def offered_types(runtime: str, manifest: Manifest, root: Path, *, role: str) -> Offer:
-    """Return a model's KV types on an engine without loading it. Raises RuntimeUnavailable, InputError if unknown."""
+def refused_types(runtime: str, manifest: Manifest, root: Path, *, role: str) -> dict[str, str]:
+    """Return the KV types that an engine cannot run a model with, and why, without loading it.
+
+    Raises RuntimeUnavailable, InputError if the engine is unknown.
+    """
     factory = find_factory(runtime)
     if not isinstance(factory, RuntimeFactory):
         raise CapabilityError(f"the runtime {runtime} does not report its KV cache types")
@@ -70,7 +55,15 @@ def offered_types(runtime: str, manifest: Manifest, root: Path, *, role: str) ->
         refusal = factory.refusal(manifest.located(role), root, name=role, provider="cpu", needs=needs)
         if refusal is not None:
             refused[kv_type] = refusal.reason
-    return Offer(tuple(kv_type for kv_type in KV_TYPES if kv_type not in refused), refused)
+    return refused
+
+
+def types_to_compare(asked: str | None, refused: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the most precise type as the reference, and `asked` or all others to compare with it; empty: none."""
+    reference, *others = [kv_type for kv_type in KV_TYPES if kv_type not in refused]
+    if asked is not None:
+        others = [asked] if asked not in refused else []
+    return (reference, *others) if others else ()
 
 
 def compare_types(
@@ -79,12 +72,13 @@ def compare_types(
     prompts: Sequence[EncodedPrompt],
     *,
     max_tokens: int,
-    ends: Collection[int],
-    progress: Progress,
+    ends: frozenset[int],
+    what: str,
 ) -> tuple[KvQuality, ...]:
     """Score the prompts and the first type's greedy answers to them with every type. Raises what `check_room` raises.
 
-    Each result compares a type with the first type; the first result is that of the first type itself.
+    Each result compares a type with the first type; the first result is that of the first type itself. what: for the
+    progress.
     """
     texts: list[ScoredText] = []
     likely: list[list[Likely]] = []
@@ -95,16 +89,16 @@ def compare_types(
             if model.card.kv_type != kv_type:
                 raise CapabilityError(f"{model.card.name} was opened with KV type {model.card.kv_type}, not {kv_type}")
             check_room(model, prompts, max_tokens=max_tokens)
-            decoding = progress(f"{kv_type} decodes", len(prompts))
-            answers = decode_all(model, prompts, max_tokens=max_tokens, ends=ends, progress=decoding)
+            decodes = f"{what}: {kv_type} decodes"
+            answers = decode_all(model, prompts, max_tokens=max_tokens, ends=ends, what=decodes)
             if not found:
                 texts = [ScoredText((*own.tokens, *answer), 1) for own, answer in zip(prompts, answers, strict=True)]
                 likely = [[] for _ in texts]
             found.append([])
-            with progress(f"{kv_type} scores", len(texts)) as advance:
+            with progress(f"{what}: {kv_type} scores", len(texts)) as advance:
                 for text, answer, rows in zip(texts, answers, likely, strict=True):
                     found[-1].append(_scored(model, text, answer, rows))
-                    advance(1)
+                    advance()
             nbytes.append(model.card.kv_nbytes)
     return tuple(
         quality_of(scored, found[0], kv_type=kv_type, kv_nbytes=size)

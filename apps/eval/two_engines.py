@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.engines.kernel_noise import Rescore, measure_noise, rescore
+from edgedecode.engines.kernel_noise import POSITIONS, Rescore, measure_noise, rescore
 
-from .greedy_texts import EncodedPrompt, Progress, Texts, check_room, decode_all
+from ..terminal import progress
+from .greedy_texts import EncodedPrompt, Texts, check_room, decode_all
 from .tally import PromptEquality
 
 NOISE_ROOM = 64
@@ -30,8 +31,8 @@ class Setting:
 
     max_tokens: int
     ends: frozenset[int]
-    noise_positions: int
     trusted_noise: bool = True
+    noise_positions: int = POSITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,67 +44,50 @@ class Comparison:
 
 
 def compare_engines(
-    open_model: Opener,
-    engines: Sequence[str],
-    prompts: Sequence[EncodedPrompt],
-    setting: Setting,
-    *,
-    progress: Progress,
+    open_model: Opener, engines: Sequence[str], prompts: Sequence[EncodedPrompt], setting: Setting, *, role: str
 ) -> Comparison:
-    """Compare the two `engines`. Raises what opening raises, InputError, ContextExceeded."""
+    """Compare the two `engines`. role: for the progress. Raises what opening raises, InputError, ContextExceeded."""
     first, second = engines
+    texts: dict[str, Texts] = {}
+    noise: dict[str, float] = {}
+
+    def answer(engine: str, model: LanguageModel) -> None:
+        most, what = setting.max_tokens, f"{role}: {engine} decodes"
+        check_room(model, prompts, max_tokens=most)
+        texts[engine] = decode_all(model, prompts, max_tokens=most, ends=setting.ends, what=what)
+        noise[engine] = _noise(model, prompts, setting, what=f"{role}: kernel noise of {engine}")
+
     with open_model(second) as model:  # fails before anything is decoded if it cannot be opened
         check_room(model, prompts, max_tokens=setting.max_tokens)
-    texts: dict[str, Texts] = {}
-    scores: dict[str, list[Rescore]] = {}
-    noise: dict[str, float] = {}
     with open_model(first) as model:
-        check_room(model, prompts, max_tokens=setting.max_tokens)
-        texts[first] = _answers(model, first, prompts, setting, progress=progress)
-        noise[first] = _noise(model, first, prompts, setting, progress=progress)
+        answer(first, model)
     with open_model(second) as model:
-        texts[second] = _answers(model, second, prompts, setting, progress=progress)
-        noise[second] = _noise(model, second, prompts, setting, progress=progress)
-        scores[second] = _rescore_all(model, second, prompts, texts[first], progress=progress)
+        answer(second, model)
+        by_second = _rescore_all(model, prompts, texts[first], what=f"{role}: {second} scores the other")
     with open_model(first) as model:
-        scores[first] = _rescore_all(model, first, prompts, texts[second], progress=progress)
-    found = [
-        PromptEquality(
-            prompt.name,
-            scores={first: scores[first][index], second: scores[second][index]},
-            divergent=texts[first][index] != texts[second][index],
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    return Comparison(tuple(found), noise)
+        by_first = _rescore_all(model, prompts, texts[second], what=f"{role}: {first} scores the other")
+    scores = [{first: one, second: other} for one, other in zip(by_first, by_second, strict=True)]
+    divergent = [one != other for one, other in zip(texts[first], texts[second], strict=True)]
+    found = zip(prompts, scores, divergent, strict=True)
+    return Comparison(tuple(PromptEquality(prompt.name, score, differs) for prompt, score, differs in found), noise)
 
 
-def _answers(
-    model: LanguageModel, engine: str, prompts: Sequence[EncodedPrompt], setting: Setting, *, progress: Progress
-) -> Texts:
-    decoding = progress(f"{engine} decodes", len(prompts))
-    return decode_all(model, prompts, max_tokens=setting.max_tokens, ends=setting.ends, progress=decoding)
-
-
-def _rescore_all(
-    model: LanguageModel, engine: str, prompts: Sequence[EncodedPrompt], texts: Texts, *, progress: Progress
-) -> list[Rescore]:
+def _rescore_all(model: LanguageModel, prompts: Sequence[EncodedPrompt], texts: Texts, *, what: str) -> list[Rescore]:
     scores = []
-    with progress(f"{engine} scores the other", len(prompts)) as advance:
+    with progress(what, len(prompts)) as advance:
         for prompt, text in zip(prompts, texts, strict=True):
             scores.append(rescore(model, [*prompt.tokens, *text], prompt_tokens=len(prompt.tokens)))
-            advance(1)
+            advance()
     return scores
 
 
-def _noise(
-    model: LanguageModel, engine: str, prompts: Sequence[EncodedPrompt], setting: Setting, *, progress: Progress
-) -> float:
+def _noise(model: LanguageModel, prompts: Sequence[EncodedPrompt], setting: Setting, *, what: str) -> float:
     """Return the noise that the pack states, or measure it on the engine's continuations of these prompts."""
     if setting.trusted_noise and model.card.kernel_noise is not None:
         return model.card.kernel_noise
     room = model.card.context - NOISE_ROOM
     chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) < room] or [prompts[0].tokens[: room // 2]]
-    with progress(f"{engine}: kernel noise", setting.noise_positions) as advance:
-        measured = measure_noise(model, chosen, ends=setting.ends, positions=setting.noise_positions, progress=advance)
-    return measured.percentile
+    with progress(what, setting.noise_positions) as advance:
+        return measure_noise(
+            model, chosen, ends=setting.ends, positions=setting.noise_positions, progress=advance
+        ).percentile

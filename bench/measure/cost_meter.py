@@ -72,7 +72,7 @@ class CostMeter:
         text = (list(tokens) * (1 + (self._context + widest) // len(tokens)))[: self._context + widest]
         before, self._next = text[: self._context], text[self._context :]
         self._state = filled_state(self._target, before, room=widest, rows=widest)
-        self._draft_state = self._draft and filled_state(self._draft, before, room=1, rows=1)
+        self._draft_state = None if self._draft is None else filled_state(self._draft, before, room=1, rows=1)
         self._samples: list[_Sample] = []
         self.sample(_WARM_UP)
         self._samples.clear()

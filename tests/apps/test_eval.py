@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,7 @@ def compared(
         yield Noisy({"a": first, "b": second}[name], noise)
         steps.append(f"close {name}")
 
-    found = compare_engines(
-        opened, ("a", "b"), PROMPTS, setting, progress=lambda name, total: nullcontext(lambda done: None)
-    )
-    return found, steps
+    return compare_engines(opened, ("a", "b"), PROMPTS, setting, role="target"), steps
 
 
 def summed(comparison: Comparison) -> Equality:
@@ -192,13 +190,7 @@ def test_compare_engines_refuses_prompts_without_room_before_decoding() -> None:
     model = TableModel(tables(), context=30)
     for prompt, error in ((EncodedPrompt("long", (1,) * 15), ContextExceeded), (EncodedPrompt("none", ()), InputError)):
         with pytest.raises(error, match=prompt.name):
-            compare_engines(
-                lambda name: nullcontext(model),
-                ("a", "b"),
-                [prompt],
-                SETTING,
-                progress=lambda name, total: nullcontext(lambda done: None),
-            )
+            compare_engines(lambda name: nullcontext(model), ("a", "b"), [prompt], SETTING, role="target")
     assert model.passes == []
 
 
@@ -218,6 +210,7 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Tables
         return Pair(pair.manifest, tmp_path, tokenizer=pair.tokenizer, runtime=runtimes, budget=Budget())
 
     monkeypatch.setattr(evaluation, "load", load)
+    monkeypatch.setattr(evaluation, "Setting", partial(Setting, noise_positions=40))
     return engine_tables
 
 
@@ -231,7 +224,7 @@ def manifest_text(pair: Pair) -> str:
 
 
 def evaluate(root: Path, *more: str) -> int:
-    words = ["eval", "--equality", "-m", str(root), "--limit", "4", "-n", "8", "--noise-positions", "40"]
+    words = ["eval", "--equality", "-m", str(root), "--limit", "4", "-n", "8"]
     return main([*words, *more])
 
 
@@ -259,7 +252,8 @@ def test_eval_of_equal_engines_exits_with_0_and_saves_the_result(
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
     capsys.readouterr()
     assert main(["show", "--full", str(tmp_path)]) == 0
-    assert "onnx (onnxruntime" in (shown := " ".join(capsys.readouterr().out.split()))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "models.target.equality.engines onnx onnxruntime" in shown
     assert f"models.target.equality.hits {value['models']['target']['hits']}" in shown
 
 

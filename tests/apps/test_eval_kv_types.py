@@ -16,7 +16,7 @@ import pytest
 from edgedecode import load
 from edgedecode.apps.eval.greedy_texts import EncodedPrompt
 from edgedecode.apps.eval.kv_quality import KvQuality
-from edgedecode.apps.eval.kv_types import compare_types, offered_types, scoring_nbytes
+from edgedecode.apps.eval.kv_types import compare_types, refused_types, scoring_nbytes, types_to_compare
 from edgedecode.cli import main
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.text_scores import LIKELY, PIECE, ScoredText, score_rows, score_texts
@@ -41,15 +41,7 @@ def compared(*kv_types: str) -> tuple[tuple[KvQuality, ...], list[str]]:
         model.card = replace(model.card, kv_type=kv_type, kv_nbytes=8)
         yield model
 
-    found = compare_types(
-        open_model,
-        kv_types,
-        PROMPTS,
-        max_tokens=90,
-        ends=(),
-        progress=lambda name, total: nullcontext(lambda done: None),
-    )
-    return found, opened
+    return compare_types(open_model, kv_types, PROMPTS, max_tokens=90, ends=frozenset(), what="target"), opened
 
 
 def test_compare_types_finds_equal_and_different_models() -> None:
@@ -76,8 +68,8 @@ def test_compare_types_refuses_a_model_with_another_type() -> None:
             ("int8",),
             PROMPTS,
             max_tokens=4,
-            ends=(),
-            progress=lambda name, total: nullcontext(lambda done: None),
+            ends=frozenset(),
+            what="target",
         )
 
 
@@ -191,11 +183,10 @@ def test_eval_kv_types_adds_its_result_to_the_exports_figures(pack: Path) -> Non
 
 @onnx
 def test_offered_types_are_known_before_opening(pack: Path) -> None:
-    offer = offered_types("onnx", Manifest.load(pack), pack, role="target")
-    assert offer.types == ("float32", "int8")
-    assert offer.asked(None) == ("float32", "int8")
-    assert offer.asked("float16") == ()
-    assert "float16" in offer.reason("float16")
+    refused = refused_types("onnx", Manifest.load(pack), pack, role="target")
+    assert types_to_compare(None, refused) == ("float32", "int8")
+    assert types_to_compare("float16", refused) == ()
+    assert "float16" in refused["float16"]
 
 
 @pytest.mark.parametrize("more", [("--runtimes", "onnx,onnx"), ("-n", "0"), ("--kv-type", "int4"), ("--role", "third")])
