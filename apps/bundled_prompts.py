@@ -1,7 +1,5 @@
 """The held-out prompts that come with the package: `prompts.jsonl`; prompts.md states their origin."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 from edgedecode.text.prompts import Prompt, parse_prompts

@@ -3,8 +3,6 @@
 The text between the codes is unchanged, except on a terminal, where control characters are escaped.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser
@@ -53,7 +51,7 @@ class Paint:
             os.system("")  # enables escape codes in the Windows console
 
     @classmethod
-    def for_stream(cls, stream: TextIO, *, when: str = "auto") -> Paint:
+    def for_stream(cls, stream: TextIO, *, when: str = "auto") -> "Paint":
         """Choose by `when`: always, never, or auto: on a terminal unless NO_COLOR is set."""
         terminal = stream.isatty()
         if when == "auto":

@@ -1,7 +1,5 @@
 """Ctrl-C during an answer: stop between two rounds, so that every token in the session has been shown."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -64,7 +62,7 @@ class _Deferred:
         if self._asked:
             raise KeyboardInterrupt
 
-    def __enter__(self) -> _Deferred:
+    def __enter__(self) -> "_Deferred":
         if self._active:
             signal.signal(signal.SIGINT, self._ask)
         return self

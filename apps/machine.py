@@ -1,7 +1,5 @@
 """Facts about this machine: processor, cores, memory, and the versions of the software."""
 
-from __future__ import annotations
-
 import platform
 import re
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ class Machine:
     python: str
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> "Machine":
         memory = _meminfo()
         return cls(
             processor=_processor(),

@@ -1,7 +1,5 @@
 """Save results of measurements in a pack's manifest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planned and measured memory of the process, as a line, a table and JSON."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
@@ -19,7 +17,7 @@ def memory_line(planned: int, peak: int | None) -> str:
     return f"planned {format_nbytes(planned)}; peak of the process: {known}"
 
 
-def memory_table(planned: int) -> Table:
+def memory_table(planned: int) -> "Table":
     """Return a table of this process's planned, current and peak memory."""
     from rich.table import Table
 

@@ -1,7 +1,5 @@
 """Statistics of one answer for the user: as a table, and as one line."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
+def stats_table(stats: Stats, *, finish_reason: FinishReason) -> "Table":
     """Return the table of `--stats full` and /stats."""
     from rich.table import Table
 

@@ -1,7 +1,5 @@
 """Terminal output of the verbs besides their results: the console for tables, notices, progress."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ _PASTED_WIDTH = 150
 """Columns where the output is not a terminal, so that a redirected table is not wrapped."""
 
 
-def table_console() -> Console:
+def table_console() -> "Console":
     """Return the rich console for tables on standard output."""
     from rich.console import Console
 
@@ -40,7 +38,7 @@ def show_notices() -> None:
     logger.propagate = False  # a handler on the root logger would show these a second time
 
 
-def _agreed(offer: Offer) -> bool:
+def _agreed(offer: "Offer") -> bool:
     """Ask whether to download a model, on a terminal; elsewhere its name is the request, and a notice tells."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True

@@ -1,7 +1,5 @@
 """Options that several verbs share: pack and engine, drafting, sampling."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Turns the arguments of a bench run into its prompts and settings."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The verb `bench`: plain and speculative decoding on the same prompts in one run. Engines load when it runs."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from edgedecode.apps.verb_options import add_pack_options

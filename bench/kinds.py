@@ -1,7 +1,5 @@
 """Runs the measurement that the arguments of `bench` choose."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """A lock that makes a second bench on the same machine wait until the first has ended."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress

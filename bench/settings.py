@@ -1,7 +1,5 @@
 """Settings of a bench run: prompts, arms, repetitions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from edgedecode import SamplingOptions

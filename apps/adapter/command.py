@@ -1,7 +1,5 @@
 """The verb `adapter`: list, add and remove the LoRA adapters of a pack."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path

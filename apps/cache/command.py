@@ -1,7 +1,5 @@
 """The verb `cache`: show and clear what edgedecode keeps in the user's cache folder."""
 
-from __future__ import annotations
-
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ class Area:
     nbytes: int
 
     @classmethod
-    def measure(cls, path: Path) -> Area:
+    def measure(cls, path: Path) -> "Area":
         found = [path.lstat().st_size] if path.is_symlink() or not path.is_dir() else [*sizes(path)]
         return cls(path, len(found), sum(found))
 

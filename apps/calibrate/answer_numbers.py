@@ -1,7 +1,5 @@
 """Numbers in answers: thousands separators, decimals, signs, currencies and units, and GSM8K's mark ####."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Answers tasks in several ways ("arms"), interleaved, and judges the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

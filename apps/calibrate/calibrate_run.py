@@ -1,7 +1,5 @@
 """Run a calibration: choose a signal and thresholds, measure the curve, check it on other prompts, save it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from argparse import Namespace

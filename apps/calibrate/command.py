@@ -1,7 +1,5 @@
 """The verb `calibrate`: measure what switching keeps of the target's accuracy, and save the curve."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, add_json, positive_count

@@ -1,7 +1,5 @@
 """A switching curve as tables, and as one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.table import Table

@@ -1,7 +1,5 @@
 """Reads questions with answers from a jsonl file in four forms, recognised by their fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path

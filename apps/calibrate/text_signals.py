@@ -3,8 +3,6 @@
 The draft model processes prompt and answer in one go (teacher forcing), which costs a fraction of an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

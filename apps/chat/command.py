@@ -1,7 +1,5 @@
 """The verb `chat`: a conversation in the terminal, or over piped lines. Engines are imported only when it runs."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 
@@ -46,7 +44,7 @@ class ChatCommand:
 
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
-        from .lines import open_lines
+        from .open_lines import open_lines
         from .slash import SlashAssistant, run_slash
 
         messages = system_messages(arguments.system)

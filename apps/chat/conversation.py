@@ -4,8 +4,6 @@ At a terminal, Ctrl-C stops the current command or answer, not the program, and 
 refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outside an answer.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +45,7 @@ class Conversation:
         *,
         options: SessionOptions,
         paint: Paint,
-        run_slash: Callable[[str, Conversation], bool],
+        run_slash: Callable[[str, "Conversation"], bool],
         messages: Sequence[Message] = (),
         max_tokens: int | None = None,
         stats: str | None = None,

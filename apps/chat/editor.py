@@ -1,7 +1,5 @@
 """The line editor of a chat at a terminal, with prompt_toolkit: multi-line messages, history, completion, status."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

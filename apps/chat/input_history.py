@@ -1,7 +1,5 @@
 """The user's past inputs, kept in the cache so that a later chat can recall them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
-"""The input of a chat: lines from a pipe or a terminal, there with the editor of `editor.py` if it is installed."""
+"""The input of a chat: lines from a pipe, or from a terminal with readline. `editor.py` has the full line editor."""
 
-from __future__ import annotations
-
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -11,7 +8,7 @@ from typing import Protocol
 from edgedecode import InputError
 from edgedecode.text.printable import checked_text, decoded_text
 
-from .input_history import InputHistory, kept_history
+from .input_history import InputHistory
 
 PROMPT = "> "
 CONTINUED = "… "
@@ -115,21 +112,3 @@ class PipedLines:
             return None
         self._number += 1
         return decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
-
-
-def open_lines(*, keep_history: bool) -> Lines:
-    """Return the lines of standard input. Raises InputError when it is closed.
-
-    keep_history: inputs from a terminal are kept in the user's cache, and earlier ones can be recalled.
-    """
-    if sys.stdin is None:
-        raise InputError("standard input is closed: chat reads the conversation from it")
-    if not sys.stdin.isatty():
-        return PipedLines()
-    history = kept_history() if keep_history else InputHistory()
-    if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
-        with suppress(ImportError):  # the extra `chat` is not installed
-            from .editor import EditedLines
-
-            return EditedLines(history)
-    return TerminalLines(history)

@@ -1,7 +1,5 @@
 """The modes of a chat: ways to make an answer, each the options of a session."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Conversations in files: a JSON object with the list of messages."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The slash commands of a chat: a function each, listed in SLASHES."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The verb `devices`: the engines and providers on this machine, and why some are unavailable."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -114,7 +112,7 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     console.print(", ".join(f"{name} {number}" for name, number in found.items()), highlight=False, markup=False)
 
 
-def _show_kernels(kernels: list[ModelKernels]) -> None:
+def _show_kernels(kernels: "list[ModelKernels]") -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -1,7 +1,5 @@
 """How a pack runs on this machine: the engine that `--runtime auto` chooses and why, and the kernels of its graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

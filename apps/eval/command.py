@@ -1,7 +1,5 @@
 """The verb `eval`: compare two engines, and KV cache types. Engines load later."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, add_json, add_pack, name_list, positive_count

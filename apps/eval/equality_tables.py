@@ -1,7 +1,5 @@
 """Results of `eval --equality`, as tables and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 

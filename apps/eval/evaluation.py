@@ -1,7 +1,5 @@
 """Run an evaluation: compare, print the tables and the verdict, save the result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Greedy answers by plain decoding: the texts on which engines and KV types are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

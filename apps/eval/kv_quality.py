@@ -1,7 +1,5 @@
 """Quality of a KV cache type: scores of the same texts with it and with the reference type, summed up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Results of `eval --kv-types`, as tables, as JSON, and as figures for a manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 

@@ -3,8 +3,6 @@
 Only one model is open at a time, to save memory. Of the reference's rows only the likeliest ids are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path

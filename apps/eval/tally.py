@@ -6,8 +6,6 @@ may decide a tie, and an engine whose kernels all round alike (llama.cpp on a pr
 is a percentile, so a few near ties exceed it; their rate is tested.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Only one engine is open at a time, to save memory: the first decodes, the second
 then the first is opened again and scores the second's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The verb `generate`: stream one answer to one prompt. Engines and rich are imported only when it runs."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator

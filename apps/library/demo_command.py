@@ -1,7 +1,5 @@
 """The verb `demo`: a published model's answer on this machine, and its speed with and without speculation."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

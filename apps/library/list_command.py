@@ -1,7 +1,5 @@
 """The verb `list`: the models on this machine, wherever they lie, and what runs them."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The verb `pull`: download a model into the library."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from edgedecode.commands import Command, add_json, print_json

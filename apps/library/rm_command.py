@@ -1,7 +1,5 @@
 """The verb `rm`: remove a model that `pull` downloaded, and what was prepared of it."""
 
-from __future__ import annotations
-
 import shutil
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
@@ -40,7 +38,7 @@ class RmCommand:
         return 0
 
 
-def _chosen(name: str) -> StoredModel:
+def _chosen(name: str) -> "StoredModel":
     from edgedecode.library.names import BUNDLED, expanded, named, near_names, one_of
     from edgedecode.library.stored import Store
     from edgedecode.library.stores import stored_models
@@ -61,7 +59,7 @@ def _chosen(name: str) -> StoredModel:
     raise InputError(f"the library has no model {name!r}: {has}")
 
 
-def _remove(model: StoredModel) -> None:
+def _remove(model: "StoredModel") -> None:
     from edgedecode.library.prepared import remove_prepared
     from edgedecode.pack.pack_lock import changing
 

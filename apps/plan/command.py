@@ -1,7 +1,5 @@
 """The verb `plan`: the memory of a session in parts, and the cuts that make it fit a budget."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -127,7 +125,7 @@ def _speed_line(speed: PredictedSpeed, uncut: PredictedSpeed | None) -> str:
     return f"Predicted from earlier runs on this machine: {predicted}; repetitive text is faster."
 
 
-def _parts_table(made: PackPlan) -> Table:
+def _parts_table(made: PackPlan) -> "Table":
     from rich.table import Table
 
     memory, limit = made.memory, made.limit

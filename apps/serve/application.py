@@ -1,7 +1,5 @@
 """The server's endpoints, as OpenAI's clients expect them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """The verb `serve`. The web framework and engines are imported only when it runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -139,7 +137,7 @@ def _answered(arguments: Namespace) -> int:
     return generate.run(parser.parse_args([f"--prompt={arguments.prompt_text}"], arguments))
 
 
-def _limits(arguments: Namespace) -> Limits:
+def _limits(arguments: Namespace) -> "Limits":
     from .application import Limits
 
     hosts = (*Limits().hosts, *arguments.allow_host)
@@ -198,7 +196,7 @@ def _free(arguments: Namespace, *, opens: bool) -> socket.socket:
         return _listening(arguments.host, 0)
 
 
-def _say(pair: Pair, listening: socket.socket, *, opens: bool) -> None:
+def _say(pair: "Pair", listening: socket.socket, *, opens: bool) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"chat with {pair.manifest.name} in the browser: {url}/")

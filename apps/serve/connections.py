@@ -4,8 +4,6 @@ uvicorn alone waits forever for the first request of a connection, so that idle 
 files.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

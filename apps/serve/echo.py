@@ -1,7 +1,5 @@
 """Completions that repeat their prompt with its log probabilities (`echo`), or consist of it (`max_tokens: 0`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import nan
 

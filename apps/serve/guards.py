@@ -1,7 +1,5 @@
 """Checks that run before every request: the Host header, the key, the size of the body, and time to send it."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Collection, MutableMapping

@@ -1,7 +1,5 @@
 """Items of past responses, to which clients of /v1/responses refer instead of sending them again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log probabilities in the forms of OpenAI's replies: of chat completions, of completions, and of responses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -52,7 +50,7 @@ class Entry:
     token: str
     data: bytes
     logprob: float
-    top: tuple[Entry, ...] = ()
+    top: tuple["Entry", ...] = ()
     offset: int = 0
     """Characters of the answer before the token."""
 

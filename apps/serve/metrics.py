@@ -1,7 +1,5 @@
 """Counters in Prometheus's text format."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """What a server offers: its models' names, their defaults, and the memory that the process holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The description of the server's endpoints in OpenAPI 3.1, from the types of bodies and replies."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 from msgspec.json import schema_components

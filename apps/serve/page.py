@@ -1,7 +1,5 @@
 """The web page: files that were built from `web/`, served as they are, and the rules that browsers hold them to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from starlette.requests import Request

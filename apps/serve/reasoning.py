@@ -1,7 +1,5 @@
 """Whether a model thinks; splits an answer, as it is written, into what it thinks and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

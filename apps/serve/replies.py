@@ -1,7 +1,5 @@
 """The JSON of OpenAI's replies, with llama.cpp's `timings`."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """OpenAI's responses: the reply of /v1/responses, and its events."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

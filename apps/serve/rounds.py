@@ -1,7 +1,5 @@
 """How an answer is made, round by round, for clients that show it (`return_rounds`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Runs answers in threads and passes their chunks to the event loop; keeps sessions whose prefix a next one can use."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """The verb `show`: the contents of a pack by its manifest; with --verify, check the files against it."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of a manifest: what a user asks first, and all of its facts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

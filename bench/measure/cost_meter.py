@@ -5,8 +5,6 @@ timed after another target pass (plain decoding, lookups) and after draft steps 
 after a target pass (the first of a draft) and after another step (the others).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -103,7 +101,7 @@ class CostMeter:
             if state is not None:
                 state.close()
 
-    def _time_round(self, width: int, sample: _Sample) -> None:
+    def _time_round(self, width: int, sample: "_Sample") -> None:
         """Run the lead-in, time a target pass, then two draft steps and a target pass."""
         tokens = self._next[:width]
         for _ in range(max(1, _LEAD_IN // width)):

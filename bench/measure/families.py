@@ -1,7 +1,5 @@
 """Measures one task family, every arm on every prompt, interleaved, and computes its figures."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ class _Comparable:
     same: int
 
     @classmethod
-    def of(cls, mine: Runs, plain: Runs) -> _Comparable:
+    def of(cls, mine: Runs, plain: Runs) -> "_Comparable":
         same = [_same_text(ours, theirs) for ours, theirs in zip(mine, plain, strict=True)]
         if not any(same):
             return cls(mine, plain, same=0)

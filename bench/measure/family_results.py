@@ -1,7 +1,5 @@
 """The figures of a bench run by family and arm, JSON-serialisable with `dataclasses.asdict`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.decoding.stats import DrafterCount

@@ -1,7 +1,5 @@
 """Measures where a pack's two models run fastest on this device: every pair of engines and providers."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy

@@ -3,8 +3,6 @@
 The prompts ask for facts of a text as JSON, in the words of the bundled pair's training text, which has none of them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ request starts from the acceptance statistics learnt there; costs of passes are 
 session of its own, so that no repetition drafts from an earlier one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter

@@ -1,7 +1,5 @@
 """`bench --against`: opens the peers, runs the comparison and prints its tables."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence

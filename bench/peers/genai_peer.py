@@ -4,8 +4,6 @@ Runs in a child process. Its speculation with a draft model needs both models in
 lookups run on the target alone.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version

@@ -4,8 +4,6 @@ Prompt lookup is its only speculation; it does not support a draft model. With l
 row, so plain decoding has a separate instance; both map the same file. Runs in a child process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

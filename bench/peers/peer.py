@@ -1,7 +1,5 @@
 """The interface of a peer: another engine that answers prompts of token ids, by plain and speculative decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias

@@ -4,8 +4,6 @@ Output of the peer's native code to standard output is redirected to standard er
 only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -6,8 +6,6 @@ which is then measured. So peers are shown at their best in hindsight, and ours 
 conversations only the first turn is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

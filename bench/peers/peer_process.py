@@ -1,7 +1,5 @@
 """A peer in a child process, which answers one prompt at a time: its memory, threads and crashes stay separate."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

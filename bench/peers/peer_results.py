@@ -1,7 +1,5 @@
 """The figures of a comparison with peers, JSON-serialisable with `dataclasses.asdict`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -41,7 +39,7 @@ class Summary:
     worst: str
 
     @classmethod
-    def of(cls, ways: Sequence[tuple[str, WayResult]]) -> Summary | None:
+    def of(cls, ways: Sequence[tuple[str, WayResult]]) -> "Summary | None":
         """Summarize pairs of a family's name and a way; None if there are none."""
         if not ways:
             return None

@@ -1,7 +1,5 @@
 """Tables of bench figures. A column is a title and a function that returns the cell for a row's object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import mean

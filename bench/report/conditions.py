@@ -1,7 +1,5 @@
 """The conditions printed with every figure: machine, pack, prompts, versions, date."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from argparse import Namespace
@@ -33,7 +31,7 @@ class Conditions:
     load: str
 
     @classmethod
-    def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
+    def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> "Conditions":
         """Collect the conditions. warm_up: number of prompts that the scheduler answers before the measurement."""
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"

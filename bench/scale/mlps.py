@@ -1,7 +1,5 @@
 """Finds the MLPs of a quantized graph by its structure: act(gate) × up, then down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class Projection:
     block: int
 
     @classmethod
-    def of(cls, node: Node) -> Projection | None:
+    def of(cls, node: Node) -> "Projection | None":
         """Read a node; None if it has zero points, a bias or a g_idx, or neither 4 nor 8 bits."""
         sizes = [node.attributes.get(name) for name in ("K", "N", "bits", "block_size")]
         if any(node.inputs[3:]) or len(node.inputs) < 3:

@@ -4,8 +4,6 @@ The target's weights file gets the requested size, the draft's a tenth of it. Th
 pack's digest and the size, and written atomically.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from argparse import Namespace

@@ -5,8 +5,6 @@ weights are random with the standard deviation of the old ones, since zeros may 
 its output weights are zero, so that its contribution is exactly zero in any kernel.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping

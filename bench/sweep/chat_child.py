@@ -1,7 +1,5 @@
 """The child process of a memory sweep: reads an order as JSON, and returns a plan or the figures of a chat."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence

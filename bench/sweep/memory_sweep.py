@@ -1,7 +1,5 @@
 """`bench --memory-sweep`: plans a chat on each engine, runs it under each budget, and prints the results."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reads what an answer has to follow: OpenAI's `response_format`, and how clients of other servers spell the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Form:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of_schema(cls, schema: JsonValue, place: str, *, strict: bool = False) -> Form:
+    def of_schema(cls, schema: JsonValue, place: str, *, strict: bool = False) -> "Form":
         """Return the form of a JSON Schema, the nearest one that can be followed. Raises InputError.
 
         strict: refuse a schema that cannot be followed as it is.

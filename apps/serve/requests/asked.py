@@ -1,7 +1,5 @@
 """Reads the bodies of OpenAI's endpoints. What this server cannot do is refused, never ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
@@ -50,7 +48,7 @@ class ModelName:
     mode: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> ModelName:
+    def parse(cls, text: str) -> "ModelName":
         """Split a name; whether there is such a model is the caller's to check."""
         name, at, mode = text.partition("@")
         pack, colon, adapter = name.partition(":")

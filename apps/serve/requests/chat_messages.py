@@ -1,7 +1,5 @@
 """Reads the messages of a chat."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

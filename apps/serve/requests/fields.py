@@ -1,7 +1,5 @@
 """Reads a body's JSON, and checks which fields it has."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Reads the prompts of a completion: texts and token ids."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta

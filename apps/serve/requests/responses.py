@@ -1,7 +1,5 @@
 """Reads the body of /v1/responses, as the chat that means the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

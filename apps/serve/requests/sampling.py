@@ -1,7 +1,5 @@
 """Reads how tokens are to be sampled: OpenAI's fields, and those of llama.cpp's and vLLM's clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The fields `tools` and `tool_choice`, in the forms of both chats and responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ A call is a JSON object, `{"name": …, "arguments": …}`, which a grammar hold
 any pack. The functions are described in the system message.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left
@@ -47,7 +45,7 @@ class Function:
     changes: tuple[Change, ...] = ()
     namespace: str = ""
 
-    def opened(self, number: int) -> Function:
+    def opened(self, number: int) -> "Function":
         """Return the function with a grammar that takes any object as its arguments."""
         reason = "all functions together are too large for a grammar"
         return replace(
@@ -104,7 +102,7 @@ class Tools:
             calls.append(_moved(self.form, f"#/anyOf/{len(calls)}"))
         return {"anyOf": calls}
 
-    def fitting(self) -> Tools:
+    def fitting(self) -> "Tools":
         """Return tools with a grammar that can be compiled: the largest functions take any object if needed."""
         places = sorted(range(len(self.functions)), key=lambda place: -len(json.dumps(self.functions[place].followed)))
 
