@@ -1,7 +1,5 @@
 """A chat on a toy pair whose input is a script."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Fixtures for the verbs: a toy pair in this process, and a real pack in child processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A command in a child process whose terminal is a pseudo-terminal of this one."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -87,7 +85,7 @@ class TerminalChild:
         self.output = re.sub(r"\r+\n", "\n", _ESCAPES.sub("", self._raw.decode("utf-8", "replace")))
         return True
 
-    def __enter__(self) -> TerminalChild:
+    def __enter__(self) -> "TerminalChild":
         return self
 
     def __exit__(

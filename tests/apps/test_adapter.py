@@ -1,7 +1,5 @@
 """`adapter`: add and remove a pack's adapters; a failed change prints one line and leaves the pack as it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`bench`: prompts, results, and full runs on a toy pair and on the bundled pack."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

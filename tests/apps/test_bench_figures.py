@@ -1,7 +1,5 @@
 """`bench`: costs of passes, and the order in which they are measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

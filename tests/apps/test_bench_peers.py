@@ -1,7 +1,5 @@
 """Peers in child processes, and their comparison with ours: order, best settings, texts and failures."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """`bench` and the scheduler: equal conditions for every request."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The web page in a real browser: chat, stop, versions, modes, adapters, figures, keyboard, a phone, accessibility."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`cache`: list the areas with their sizes, and clear them one by one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The verb `calibrate`: a curve is measured, saved and used; bad input is one line that changes nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

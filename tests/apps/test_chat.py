@@ -1,7 +1,5 @@
 """`chat` on a toy pair, piped and interactive: slash commands, saved files and Ctrl-C."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

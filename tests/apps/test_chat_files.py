@@ -1,7 +1,5 @@
 """Conversations saved to files and loaded from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

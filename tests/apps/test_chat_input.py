@@ -1,7 +1,5 @@
 """The input of a chat: kept history, completion, and the choice between the editor, readline and a pipe."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

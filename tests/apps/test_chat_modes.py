@@ -1,7 +1,5 @@
 """Modes of a chat, /undo, /retry and lists of adapters: the conversation survives every change and every error."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

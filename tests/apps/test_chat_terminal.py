@@ -1,7 +1,5 @@
 """`chat` on the bundled pack at a real pseudo-terminal, with the line editor and with readline."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

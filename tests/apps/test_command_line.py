@@ -1,7 +1,5 @@
 """The verbs in child processes on a real pack, as a shell sees them: bad input, closed pipes and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

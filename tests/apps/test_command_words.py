@@ -1,7 +1,5 @@
 """Packs and prompts as words, names known from other programs, files that are read once, and JSON alone."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`devices`, and the child process that isolates a crashing engine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

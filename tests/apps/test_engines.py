@@ -1,7 +1,5 @@
 """The engine the verbs run on, with a fallback when a native library crashes."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

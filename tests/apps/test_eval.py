@@ -1,7 +1,5 @@
 """`eval --equality` on tables whose logits differ by known amounts, and through the verb."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

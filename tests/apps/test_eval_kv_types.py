@@ -1,7 +1,5 @@
 """`eval --kv-types` on tables, and through the verb on the bundled pack with each installed engine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`generate` on a toy pair in this process: its output streams and the JSON line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

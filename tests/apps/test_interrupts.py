@@ -1,7 +1,5 @@
 """Ctrl-C waits for the end of a round; a second press does not wait."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

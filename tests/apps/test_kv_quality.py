@@ -1,7 +1,5 @@
 """Quality of a KV type against the reference, on known scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`bench --memory-sweep`: budgets, verdicts, the chat in a child process, and full runs on the bundled pack."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from itertools import cycle

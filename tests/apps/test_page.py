@@ -1,7 +1,5 @@
 """The web page's files: served without a key, small, from this host only, and built from the sources beside them."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import re

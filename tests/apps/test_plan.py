@@ -1,7 +1,5 @@
 """`plan`: the table, the cuts for a budget, the smallest budgets and refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The real peers in child processes on the bundled pack: their answers are the same as ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

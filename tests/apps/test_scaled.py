@@ -1,7 +1,5 @@
 """`bench --scale`: the widened pack gives the same text, has the requested size, and is cached."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """How answers are judged."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.apps.calibrate.answer_numbers import is_number, last_number

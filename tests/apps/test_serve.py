@@ -1,7 +1,5 @@
 """`serve`: OpenAI's own client over every endpoint, bad requests, and many clients at a time."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """`serve`: conversations in the forms that agents' libraries send, from bodies captured from them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

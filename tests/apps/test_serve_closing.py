@@ -1,7 +1,5 @@
 """How `serve` ends, which chats keep their KV cache, and what is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

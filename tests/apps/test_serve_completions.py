@@ -1,7 +1,5 @@
 """`serve`: /v1/completions with lists, token ids, `echo` and the prompt's log probabilities, as evaluations use it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`serve` in another server's place: other spellings of fields, other names of models, web pages, Codex's requests."""
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

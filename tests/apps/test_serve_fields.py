@@ -1,7 +1,5 @@
 """`serve`: every field of a request is followed or refused, and answers that fail or outgrow the context say so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

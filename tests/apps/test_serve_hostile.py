@@ -3,8 +3,6 @@
 A port in use and a key file that others may read are in test_serve.py, with the other options of the command.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

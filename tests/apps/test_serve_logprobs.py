@@ -1,7 +1,5 @@
 """`serve`: log probabilities with OpenAI's own client, whole and streamed, in the forms of all three endpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The server as a process: memory under load, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

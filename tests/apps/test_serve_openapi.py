@@ -1,7 +1,5 @@
 """`serve`: /openapi.json describes what the server does; requests made from it, good and bad, get described replies."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """`serve`: answers of several calls (`parallel_tool_calls`), whole and streamed, and their round trip."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

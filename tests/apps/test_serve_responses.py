@@ -1,7 +1,5 @@
 """`serve`: /v1/responses with OpenAI's own client: whole, streamed, structured, with functions, and bad requests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

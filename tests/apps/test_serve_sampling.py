@@ -1,7 +1,5 @@
 """`serve`: penalties and biases in every endpoint's fields give the text of a session with these options."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

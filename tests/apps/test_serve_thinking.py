@@ -1,7 +1,5 @@
 """`serve` and `generate`: arguments of the chat template, and thinking on and off."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

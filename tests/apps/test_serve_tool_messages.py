@@ -1,7 +1,5 @@
 """`serve`: calls and their results in a conversation, cut calls, and the bodies that agents' libraries send."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

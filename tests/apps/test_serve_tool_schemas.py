@@ -1,7 +1,5 @@
 """`serve`: schemas of functions as tool servers publish them. None fails a request; what is left out is said."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """`serve`: functions that a request offers, and the calls that answers make, with OpenAI's own client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

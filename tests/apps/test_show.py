@@ -1,7 +1,5 @@
 """`show`: a pack's manifest as tables, and the check of its files."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The statistics line and table name the drafters, the reasons for plain rounds, and a speed-up that was measured."""
 
-from __future__ import annotations
-
 from edgedecode import FinishReason, SessionOptions, Stats
 from edgedecode.apps.stats_table import drafts_line, stats_line, stats_table
 from edgedecode.decoding.stats import DrafterCount, TimeSplit

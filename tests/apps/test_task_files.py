@@ -1,7 +1,5 @@
 """Task files of every form, and errors that name the file and the line."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
