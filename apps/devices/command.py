@@ -3,11 +3,11 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from edgedecode import InputError
 from edgedecode.commands import Command, add_json, add_pack, print_json
 from edgedecode.engines.child import ask_child, child_command, tell_parent
+from edgedecode.engines.engine_factory import GraphKernels
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.memory.sizes import format_nbytes
@@ -15,9 +15,6 @@ from edgedecode.text.printable import shown
 
 from ..machine import Machine, versions
 from ..terminal import show_notices, table_console
-
-if TYPE_CHECKING:
-    from .pack_engines import ModelKernels
 
 TIMEOUT_SECONDS = 120.0
 
@@ -89,8 +86,8 @@ class DevicesCommand:
             _show_kernels(kernels)
         if arguments.json:
             listed = [asdict(device) for device in devices]
-            chosen = None if auto is None else auto.as_dict()
-            graphs = [each.as_dict() for each in kernels]
+            chosen = None if auto is None else asdict(auto)
+            graphs = [{"runtime": name, "model": role, **asdict(graph)} for name, role, graph in kernels]
             facts = {"machine": asdict(machine), "versions": found, "devices": listed, "auto": chosen}
             print_json({**facts, "kernels": graphs})
         return 0
@@ -112,7 +109,7 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     console.print(", ".join(f"{name} {number}" for name, number in found.items()), highlight=False, markup=False)
 
 
-def _show_kernels(kernels: "list[ModelKernels]") -> None:
+def _show_kernels(kernels: list[tuple[str, str, GraphKernels]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -120,11 +117,11 @@ def _show_kernels(kernels: "list[ModelKernels]") -> None:
     table.add_column("matrices", justify="right")
     for title in ("results of a row", "left to the engine"):
         table.add_column(title)
-    for each in kernels:
-        graph = each.graph
-        own = graph.kernels or f"{each.runtime}'s own"
+    for name, role, graph in kernels:
+        own = graph.kernels or f"{name}'s own"
         bits = "identical at every width" if graph.row_invariant else "depend on the width"
-        cells = (each.role, graph.graph, own, str(graph.matrices), bits, each.rest)
+        left = ", ".join(f"{count} {what}" for what, count in graph.left.items())
+        cells = (role, graph.graph, own, str(graph.matrices), bits, graph.reason or left or "nothing")
         table.add_row(*(Text(shown(cell)) for cell in cells))
     console = table_console()
     console.print()

@@ -1,7 +1,7 @@
 """How a pack runs on this machine: the engine that `--runtime auto` chooses and why, and the kernels of its graphs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.engines.engine_factory import GraphKernels, KernelsFactory
@@ -28,9 +28,6 @@ class AutoChoice:
     def line(self) -> str:
         return shown(f"--runtime auto, pack {self.pack}: {self.engine or 'no engine'} ({self.reason})")
 
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def explain(pack: str | None) -> AutoChoice | None:
     """Return auto's choice for a pack (None: the bundled one); None if there is no bundled one.
@@ -48,29 +45,14 @@ def explain(pack: str | None) -> AutoChoice | None:
     return AutoChoice(manifest.name, choice.names[0] if choice.names else "", choice.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelKernels:
-    """A graph of one of the pack's models on one runtime."""
+def pack_kernels(pack: str, runtimes: Sequence[str]) -> list[tuple[str, str, GraphKernels]]:
+    """List the graphs of a pack, after runtime and role, on each runtime that has edgedecode's kernels.
 
-    runtime: str
-    role: str
-    graph: GraphKernels
-
-    @property
-    def rest(self) -> str:
-        """Why the engine's own kernels run the graph, or the nodes that are left to them."""
-        left = ", ".join(f"{count} {what}" for what, count in self.graph.left.items())
-        return self.graph.reason or left or "nothing"
-
-    def as_dict(self) -> dict[str, object]:
-        return {"runtime": self.runtime, "model": self.role, **asdict(self.graph)}
-
-
-def pack_kernels(pack: str, runtimes: Sequence[str]) -> list[ModelKernels]:
-    """List the graphs of a pack on each of the runtimes that has edgedecode's kernels. Raises ManifestError."""
+    Raises ManifestError.
+    """
     root = find_pack(pack)
     manifest = check_pack(root)
-    found: list[ModelKernels] = []
+    found: list[tuple[str, str, GraphKernels]] = []
     for name in runtimes:
         try:
             factory: object = find_factory(name)
@@ -78,7 +60,7 @@ def pack_kernels(pack: str, runtimes: Sequence[str]) -> list[ModelKernels]:
             continue
         if isinstance(factory, KernelsFactory):
             found += [
-                ModelKernels(name, role, graph)
+                (name, role, graph)
                 for role in manifest.models
                 for graph in factory.graph_kernels(manifest.located(role), root)
             ]

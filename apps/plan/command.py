@@ -4,8 +4,8 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from edgedecode import BudgetExceeded, InputError, SessionOptions, SwitchOptions
-from edgedecode.commands import Command, add_json, count, positive_count, print_json
+from edgedecode import BudgetExceeded, SessionOptions, SwitchOptions
+from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.footprint import in_parts
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
@@ -18,9 +18,6 @@ from ..verb_options import add_pack_options, locate_pack
 if TYPE_CHECKING:
     from rich.table import Table
 
-TURN_TOKENS = 256
-"""Tokens of a typical turn, question and answer together."""
-
 
 class PlanCommand:
     """Print a memory plan. Loads only the tokenizer; exits with 1 if no plan fits the budget."""
@@ -31,13 +28,6 @@ class PlanCommand:
     def configure(self, parser: ArgumentParser) -> None:
         add_pack_options(parser)
         group = parser.add_argument_group("conversation")
-        group.add_argument("--turns", type=positive_count, metavar="Q", help="plan a context of this many turns")
-        group.add_argument(
-            "--turn-tokens",
-            type=positive_count,
-            metavar="S",
-            help=f"tokens per turn, question and answer together (default: {TURN_TOKENS})",
-        )
         group.add_argument("--drafter", metavar="NAME", help="plan for this drafter only, or for none")
         group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
         group.add_argument("--adapter", metavar="NAME", help="plan for answers with this adapter of the pack")
@@ -57,10 +47,6 @@ class PlanCommand:
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.turns is not None and arguments.ctx_size is not None:
-            raise InputError("--turns and --ctx-size both set the context size: leave one of the two out")
-        if arguments.turn_tokens is not None and arguments.turns is None:
-            raise InputError("--turn-tokens is the length of each of the --turns: give both")
         show_notices()
         locate_pack(arguments)
         made = plan(
@@ -84,11 +70,8 @@ class PlanCommand:
 
 
 def _options(arguments: Namespace) -> SessionOptions:
-    context: int | None = arguments.ctx_size
-    if arguments.turns is not None:
-        context = arguments.turns * (arguments.turn_tokens or TURN_TOKENS)
     return SessionOptions(
-        context=context,
+        context=arguments.ctx_size,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         adapter=arguments.adapter,

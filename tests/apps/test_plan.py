@@ -61,7 +61,7 @@ def test_plan_predicts_the_speed_with_and_without_the_cuts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def predicted(experience: object, drafters: tuple[str, ...], **shape: int) -> PredictedSpeed:
-        return PredictedSpeed(100.0, 150.0 if "model" in drafters else None)
+        return PredictedSpeed(100.0, 150.0 if {"model", "trim"} & {*drafters} else None)
 
     monkeypatch.setattr(open_pack, "predicted_speed", predicted)
     out, _ = run_plan(capsys)
@@ -87,10 +87,10 @@ def test_plan_that_does_not_fit_shows_the_table_and_the_smallest_budget(capsys: 
     assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
 
 
-def test_plan_turns_set_the_context(capsys: pytest.CaptureFixture[str]) -> None:
-    value = json.loads(run_plan(capsys, "--turns", "10", "--turn-tokens", "90", "--json")[0].splitlines()[-1])
+def test_plan_keeps_the_context_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads(run_plan(capsys, "-c", "900", "--json")[0].splitlines()[-1])
     assert value["choice"]["context"] == 900
-    too_small = run_plan(capsys, "--turns", "10", "--turn-tokens", "90", "--memory", "90MB", "--json", code=1)[0]
+    too_small = run_plan(capsys, "-c", "900", "--memory", "90MB", "--json", code=1)[0]
     assert json.loads(too_small.splitlines()[-1])["choice"]["context"] == 900, "a requested context is not shortened"
 
 
@@ -109,11 +109,8 @@ def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytes
         (("--memory", "10B"), "no plan fits 10 bytes (--memory)"),
         (("--memory", "500"), "'500' has no unit, so it is in bytes: did you mean 500MB?"),
         (("--memory", "-5MB"), "expected one argument"),
-        (("--turns", "4", "-c", "100"), "leave one of the two out"),
-        (("--turns", "0"), "--turns"),
-        (("--turn-tokens", "90"), "give both"),
         (("--drafter", "tree"), "give --draft-max N, 1 to 16 nodes"),
-        (("--turns", "9999"), "out of range"),
+        (("-c", "9999999"), "out of range"),
         (("--drafter", "nobody"), "nobody"),
         (("some/where", "-m", "else/where"), "name one of them"),
         (("./nowhere",), "nowhere"),
