@@ -13,6 +13,7 @@ from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.locks import Lock
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import PROCESS, Holder
@@ -33,7 +34,6 @@ from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
-from edgedecode.turns import FairLock, when_free
 from edgedecode.user_notices import notice
 
 __all__ = ["PROCESS", "Pair"]

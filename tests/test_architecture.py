@@ -28,7 +28,7 @@ OUTSIDE_CORE = (*OUTER, DEVELOPERS)
 CORE_IMPORTS = {  # by folder of the core: which other folders and modules of the core it may import
     "sampling": {"arrays", "errors"},
     "decoding": {"sampling", "arrays", "errors"},
-    "memory": {"errors", "turns"},
+    "memory": {"errors", "fair_lock"},
     "schedule": {"decoding", "errors", "typed_json", "user_notices"},
     "drafters": {"decoding", "sampling", "arrays", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},
@@ -39,7 +39,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
         *("arrays", "cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
     "library": {"cache", "engines", "errors", "gguf", "locks", "memory", "pack", "typed_json", "user_notices"},
-    "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "pack", "turns", "typed_json"},
+    "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "fair_lock", "pack", "typed_json"},
     "engines": {
         *("decoding", "drafters", "pack", "sampling"),
         *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
@@ -49,7 +49,7 @@ CORE_IMPORTS = {  # by folder of the core: which other folders and modules of th
     "sessions": {
         *("adapters", "decoding", "drafters", "engines", "pack", "sampling", "schedule", "structured", "switching"),
         "text",
-        *("cache", "errors", "memory", "options", "turns", "user_notices"),
+        *("cache", "errors", "fair_lock", "memory", "options", "user_notices"),
     },
 }
 MAX_LINES = 400

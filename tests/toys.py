@@ -201,7 +201,8 @@ def run(
     for verdict in decode(model, state, tokens=tokens, max_tokens=max_tokens, setting=setting, stats=stats):
         assert state.pending == 0
         assert state.tokens == tokens[: state.length]
-        verdicts.append(verdict)
+        if verdict is not None:
+            verdicts.append(verdict)
     state.close()
     new = tokens[len(prompt) :]
     assert [token for verdict in verdicts for token in verdict.tokens] == new

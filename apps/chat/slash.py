@@ -142,7 +142,7 @@ def _stats(conversation: Conversation, rest: str) -> bool:
 def _memory(conversation: Conversation, rest: str) -> bool:
     from rich.console import Console
 
-    budget = conversation.session.budget
+    budget = conversation.pair.budget
     conversation.say(f"planned:\n{budget.table()}\nthis process:")
     Console(stderr=True).print(memory_table(budget.used_nbytes))
     return True

@@ -14,11 +14,11 @@ import numpy as np
 
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
+from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
-from edgedecode.turns import FairLock
 
 from .adapter_change import pack_projections
 from .adapter_parts import MAKING

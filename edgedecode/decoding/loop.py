@@ -27,10 +27,6 @@ PREFILL_CHUNK = 512
 """Prompt tokens per prefill pass. An interrupt waits for one chunk at most; finished chunks stay in the KV cache."""
 
 
-def _no_pause() -> None:
-    """Default pause: does nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeSetting:
     """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding."""
@@ -50,8 +46,6 @@ class DecodeSetting:
     """Lets the draft model write tokens; None: every token is the target's."""
     constraint: Constraint | None = None
     """Restricts the tokens, in the state after those of the answer so far; None: all are allowed."""
-    pause: Callable[[], None] = _no_pause
-    """Called between two prefill passes: other threads may use the models, and an exception ends the generation."""
 
 
 def prefill(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
@@ -64,9 +58,10 @@ def prefill(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
 
 def decode(
     target: LanguageModel, state: State, *, tokens: list[int], max_tokens: int, setting: DecodeSetting, stats: Stats
-) -> Iterator[Verdict]:
+) -> Iterator[Verdict | None]:
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
+    After each piece of a long prompt it yields None: another thread may use the models then.
     If `stats` already count rounds, they continue to count the same answer, after another prompt.
     `state` must hold a prefix of `tokens`, of any length; pending rows are dropped. Generation ends after a token of
     `setting.ends`, after `max_tokens`, or when the context is full, at `state.capacity`. Closing the iterator at any
@@ -83,9 +78,15 @@ def decode(
     writers = _begin(state, tokens, setting=setting, stats=stats)
     while (room := limit - len(tokens)) > 0:
         verdict = writers.write(tokens, room)
+        watch.lap("draft")
         if verdict is None:
+            # Prefill what the target has not processed, except for its next pass.
+            for _ in _prefilled(target, state, tokens, setting):
+                yield None
+                watch.lap("verify")
+
             # Propose.
-            unread = _catch_up(target, state, tokens, setting)
+            unread = len(tokens) - state.length
             draft = writers.propose(tokens, room)
             watch.lap("draft")
 
@@ -109,7 +110,7 @@ def decode(
         sampler.extend(verdict.tokens)
         stats.count(verdict, why=writers.reason)
         writers.settle(verdict)
-        watch.lap("host" if verdict.verified else "draft")
+        watch.lap("host")
         if writers.observe(tokens, verdict):
             watch.lap("draft")
         if writers.first:
@@ -136,17 +137,16 @@ def _begin(state: State, tokens: Sequence[int], *, setting: DecodeSetting, stats
     return writers
 
 
-def _catch_up(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> int:
-    """Prefill the tokens that the state lacks, in chunks, except for those of the next pass; return their number."""
+def _prefilled(target: LanguageModel, state: State, tokens: Sequence[int], setting: DecodeSetting) -> Iterator[int]:
+    """Prefill the tokens that the state lacks, except for those of the next pass; yield each chunk's length."""
     while (unread := len(tokens) - state.length) > 1:
         count = min(unread, PREFILL_CHUNK)
         plain = setting.adapter_from - state.length if setting.adapter is not None else 0
         if 0 < plain < unread:
             count = min(count, plain)
         elif count == unread:
-            break
+            return
         chunk = tokens[state.length : state.length + count]
         target.forward(chunk, state, rows="none", adapter=None if plain > 0 else setting.adapter)
         state.keep(range(count))
-        setting.pause()
-    return unread
+        yield count

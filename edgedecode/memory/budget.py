@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from edgedecode.errors import BudgetExceeded
-from edgedecode.turns import FairLock
+from edgedecode.fair_lock import FairLock
 
 from .footprint import Holder, in_parts
 from .limit import ASKED, Limit

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from types import GeneratorType
 from typing import cast
 
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import CapabilityError
+from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.sessions.chunks import Chunk
-from edgedecode.turns import FairLock, when_free
 
 
 class Answer(Iterator[Chunk]):
@@ -18,20 +18,13 @@ class Answer(Iterator[Chunk]):
     Each round holds the pair's lock, which is free between chunks. Once closed, the answer ends for every iterator.
     """
 
-    def __init__(
-        self,
-        chunks: Callable[[Callable[[], None]], Generator[Chunk]],
-        *,
-        stats: Stats,
-        turn: FairLock,
-        own: FairLock,
-    ) -> None:
-        """chunks: yields the chunks, and calls its argument at each point where it may release the lock or stop.
+    def __init__(self, chunks: Generator[Chunk | None], *, stats: Stats, turn: FairLock, own: FairLock) -> None:
+        """chunks: None where the lock may be released or the answer may stop, such as between two prefill passes.
 
         stats: updated by `chunks`. turn: the pair's lock. own: the session's lock.
         """
         self.stats = stats
-        self._chunks = cast("GeneratorType[Chunk, None, None]", chunks(self._pause))
+        self._chunks = cast("GeneratorType[Chunk | None, None, None]", chunks)
         self._turn, self._own = turn, own
         self._stopped = False
 
@@ -66,26 +59,19 @@ class Answer(Iterator[Chunk]):
         """Stop the answer and wait. Raises CapabilityError within a round of this thread."""
         self.stop()
         self._check_outside()
-        self._turn.run(self._finish)
+        self._turn.run(self._chunks.close)
 
     def _advance(self) -> Chunk:
-        if self._stopped or self._chunks.gi_running:
-            self._finish()
-        try:
-            return next(self._chunks)
-        except GeneratorExit:  # from `_pause`
-            raise StopIteration from None
-
-    def _finish(self) -> None:
-        while self._chunks.gi_running:  # in another thread, which waits for the lock between two prefill chunks
-            self._turn.pass_on()
-        if self._stopped:
-            self._chunks.close()
-
-    def _pause(self) -> None:
-        self._turn.pass_on()
-        if self._stopped:
-            raise GeneratorExit
+        while True:
+            if self._stopped:
+                self._chunks.close()
+            if (chunk := next(self._chunks)) is not None:
+                return chunk
+            try:
+                self._turn.pass_on()
+            except BaseException:  # an interrupt of the wait
+                self.close()
+                raise
 
     def _check_outside(self) -> None:
         if self._chunks.gi_running and self._turn.held:

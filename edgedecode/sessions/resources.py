@@ -14,6 +14,7 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
+from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
@@ -28,7 +29,6 @@ from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.structured.grammar import Grammar
 from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, compiled_nbytes, grammar_nbytes
 from edgedecode.text.tokenizer import Tokenizer
-from edgedecode.turns import FairLock
 from edgedecode.user_notices import notice
 
 

@@ -1,24 +1,39 @@
-"""One conversation with a pair: turns in, streamed text out. The decode loop is decoding/loop.py."""
+"""A conversation with a pair: messages in, streamed text out, one answer at a time.
+
+An answer is `stream`, `_prepare`, `_chunks` and `_decoded`; the decode loop below them is decoding/loop.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Self
+from weakref import finalize
 
-from edgedecode.decoding.stats import Stats
-from edgedecode.options import WhenFull, answer_limit
-from edgedecode.sampling.sampler import answer_seed
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.stats import FinishReason, Stats
+from edgedecode.decoding.verify import Outcome, Rule
+from edgedecode.drafters.source import DraftSetting
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.fair_lock import FairLock, when_free
+from edgedecode.memory.process_memory import peak_nbytes, release_pages
+from edgedecode.options import SessionOptions, answer_limit, sampling_defaults
+from edgedecode.sampling.log_probabilities import TokenLogprob, check_top_logprobs
+from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.answer import Answer
-from edgedecode.sessions.bare_session import BareSession
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, completion_of
+from edgedecode.sessions.drafter_choice import check_options, most_rows
+from edgedecode.sessions.memory_plan import sampling_holder
+from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.session_drafting import SessionDrafting
+from edgedecode.sessions.turns import Turns
 from edgedecode.text.messages import Message
 from edgedecode.text.transcript import Turn
 from edgedecode.user_notices import notice
 
-LEAST_ROOM = 8
-"""Turns are dropped if an answer would have less than 1/LEAST_ROOM of the context."""
 
-
-class Session(BareSession):
+class Session:
     """A conversation, created by `Pair.session`. `messages` is the transcript, `tokens` are the tokens the model sees.
 
     It generates one answer at a time: a new answer, `reset` and `close` stop the running one, from any thread, and wait
@@ -28,8 +43,43 @@ class Session(BareSession):
     given one and their number, or random ones. Any answer is reproduced by a new session with its seed and messages.
     """
 
-    _ahead: Answer | None = None
-    """The last `prepare`."""
+    def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
+        self._shared, self.options, card = shared, options, shared.target.card
+        self.sampling = options.sampling or sampling_defaults(shared.manifest.generation)
+        self.sampling.check_ids(card.vocabulary_size)
+        check_options(options, choice := shared.choice(options), card=card)
+        if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
+            shared.drafter_source(options.drafter)
+        self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
+        self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
+        self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
+        # Lock order: `_own`, which is held while an answer is started or stopped, then the pair's.
+        self._own, self._closed = FairLock(), False
+        self._running: Answer | None = None
+        self._ahead: Answer | None = None
+        """The last `prepare`."""
+        self._grammar = shared.constraint(options.grammar)
+        self._row_draw, self._rows = shared.row_draw(), most_rows(options, choice)
+        with ExitStack() as undo:
+            scratch = sampling_holder(card.vocabulary_size, self._row_draw)
+            self._scratch = undo.enter_context(shared.budget.reserve(*scratch))
+            self._turns = Turns(shared, options, messages=messages, rows=self._rows, tree=choice.trees)
+            undo.callback(self._turns.close)
+            setting = DraftSetting(
+                budget=shared.budget,
+                sampling=self.sampling,
+                vocabulary_size=card.vocabulary_size,
+                capacity=self.context,
+                draft_model=None,
+                ends=self._ends,
+                sampled=options.rule is Rule.RATIO,
+                noise=self._noise,
+                row_draw=self._row_draw,
+            )
+            self._drafts = SessionDrafting(shared, options, setting, noise=self._draft_noise)
+            undo.pop_all()
+        shared.draftings.add(self._drafts)
+        finalize(self, self._scratch.release)  # for a session that is garbage-collected without being closed
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -38,7 +88,22 @@ class Session(BareSession):
         Incomplete characters and possible stop strings are added when the answer ends. An answer that was stopped
         before its first text is left out, with its prompt.
         """
-        return self._transcript.heard
+        return self._turns.transcript.heard
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that the model sees: prompt and generated ids."""
+        return tuple(self._turns.transcript.tokens)
+
+    @property
+    def context(self) -> int:
+        """The longest conversation in tokens."""
+        return self._turns.context
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafters in use, joined by "+"; "none" for decoding without drafts."""
+        return self._drafts.name
 
     def stream(
         self,
@@ -58,9 +123,8 @@ class Session(BareSession):
         top_logprobs: give each token's log probability and this many of the likeliest tokens, 0 to 20; None: neither.
         Raises CapabilityError with entropy switching, whose tokens the target does not process.
         """
-        limit, reply = answer_limit(max_tokens, self._shared.manifest.generation), self._reply(stop, top_logprobs)
         message = Message("user", prompt) if isinstance(prompt, str) else prompt
-        return self._own.run(lambda: self._stream(message, limit=limit, reply=reply))
+        return self._own.run(lambda: self._prepare(message, max_tokens, stop, top_logprobs))
 
     def generate(
         self,
@@ -73,13 +137,60 @@ class Session(BareSession):
         """Answer a message, as `stream`, and return the complete reply."""
         return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop, top_logprobs=top_logprobs))
 
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+    ) -> Answer:
+        """Continue a text, or token ids, without chat template and transcript. Options as `stream`.
+
+        Raises InputError for ids outside the vocabulary.
+        """
+        return self._own.run(lambda: self._prepare(prompt, max_tokens, stop, top_logprobs))
+
+    def score(self, prompt: str | Sequence[int], *, top_logprobs: int = 0) -> list[TokenLogprob | None]:
+        """Return each token's log probability given those before it, None for the first; `tokens` are then the prompt.
+
+        The prompt may fill the context. top_logprobs: as in `stream`. `complete` with the same prompt reuses its KV
+        cache. Raises as `complete`, and CapabilityError if another call of this session stops it.
+        """
+        check_top_logprobs(top_logprobs)
+
+        def prepare() -> Answer:
+            self._stop_running()
+            turn, target = self._turns.open(prompt, limit=0), self._shared.target
+            sampler = self._sampler(SamplingOptions())
+            return self._run(self._turns.scores(turn, target, sampler, top=top_logprobs, rows=self._rows), Stats())
+
+        scoring = self._own.run(prepare)
+        found = [None, *(each for chunk in scoring for each in chunk.logprobs)]
+        if scoring.stopped:
+            raise CapabilityError("another call of this session stopped the scoring: score in a session of its own")
+        return found
+
+    def collect(self, chunks: Iterator[Chunk]) -> Completion:
+        """Collect a stream of this session into a completion, with the statistics of that answer."""
+        return completion_of(chunks, chunks.stats if isinstance(chunks, Answer) else self.stats)
+
     def prepare(self) -> None:
         """Prefill tokens that any next message needs: the last answer without its activated adapter.
 
         For the time in which a user reads or types; may run in a separate thread. Any other call stops it within a
         pass. Does nothing in the middle of an answer.
         """
-        for _ in self._own.run(self._preparing):
+
+        def ahead() -> Iterator[Chunk]:
+            self._check_open()
+            if self._running is not None and not self._running.ended:
+                return iter(())
+            chunks = self._turns.reading.read_again(self._turns.transcript.tokens, self._shared.target)
+            self._ahead = self._run(chunks, Stats())
+            return self._ahead
+
+        for _ in self._own.run(ahead):
             pass
 
     def use_adapter(self, name: str | None, *, scale: float = 1.0) -> None:
@@ -88,83 +199,161 @@ class Session(BareSession):
         Tokens that another adapter has processed are prefilled again: the latest answer after an activated adapter,
         everything after any other. Raises as `PackAdapters.use`.
         """
-        self._own.run(lambda: self._use_adapter(name, scale))
+
+        def use() -> None:
+            self._check_open()
+            if self._ahead is not None:
+                self._ahead.end()
+            answering = self._running is not None and not self._running.ended
+            self._turns.adapter = self._shared.turn.run(
+                lambda: self._drafts.load_adapter(self._turns.adapters.choose(name, scale=scale, more=answering))
+            )
+            if answering:
+                notice("the adapter changes with the next message: this answer continues with its own")
+
+        self._own.run(use)
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
         """Start over from these messages; the KV cache of a shared prefix is reused."""
-        self._own.run(lambda: self._start_over(messages))
 
-    def _stream(self, message: Message, *, limit: int, reply: Reply) -> Answer:
+        def start_over() -> None:
+            self._stop_running()
+            self._turns.transcript.start_over(messages)
+
+        self._own.run(start_over)
+
+    def stop(self) -> None:
+        """Make the running answer, or scoring, end after its pass. From any thread; it does not wait."""
+        if (running := self._running) is not None:
+            running.stop()
+
+    def close(self) -> None:
+        """Stop a running answer, wait until it has ended, and release the memory. Idempotent.
+
+        Called within a round of the same thread (a finalizer, a signal handler, a drafter) it closes after the round.
+        """
+        self._closed = True
+        self.stop()
+        when_free(lambda: self._own.run(self._end))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _prepare(
+        self,
+        prompt: Message | str | Sequence[int],
+        max_tokens: int | None,
+        stop: Sequence[str],
+        top_logprobs: int | None,
+    ) -> Answer:
+        """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
+        limit = answer_limit(max_tokens, self._shared.manifest.generation)
+        reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top_logprobs, options=self.options)
         self._stop_running()
-        turn = self._fitting_turn(message, limit=limit)
-        self._reading.check_fits(turn.tokens, self.context, card=self._shared.target.card)
-        return self._start(lambda pause: self._turn(turn, limit=limit, reply=reply, pause=pause))
+        turn = self._turns.open(prompt, limit=limit)
+        if self._answers:
+            self.seed = answer_seed(self.options.seed, self._answers)
+        self._answers += 1
+        self._begin_noise(self.seed)
+        if self._grammar is not None:
+            self._grammar.begin()
+        self.stats = Stats(seed=self.seed)
+        return self._run(self._chunks(turn, reply, limit=limit), self.stats)
 
-    def _start_over(self, messages: Sequence[Message]) -> None:
-        self._stop_running()
-        self._transcript.start_over(messages)
+    def _chunks(self, turn: Turn, reply: Reply, *, limit: int) -> Generator[Chunk | None]:
+        """Yield an answer's chunks, and None where other threads may use the models.
 
-    def _preparing(self) -> Iterator[Chunk]:
+        If the context becomes full, the answer goes on without the oldest turns.
+        """
+        turns, restarts = self._turns, 0
+        with turns.answering(turn, reply, ends=self._ends):
+            while True:
+                self.stats.dropped_turns += turn.dropped
+                yield from turns.dropped(turn)
+                ended = yield from self._decoded(reply, limit=limit - len(turn.reply))
+                if ended or (shorter := turns.shorter(turn, limit=limit)) is None:
+                    break
+                turn, restarts = shorter, restarts + 1
+                self.stats.reread_tokens += turns.begin(turn, lambda: reply.text)
+                self._begin_noise(answer_seed(self.seed, -restarts))  # at these positions the seed's noise was used
+            rest = reply.rest()
+            self._note_memory()
+        stopped = ended or reply.stops.matched is not None
+        self.stats.context_full = not stopped and turns.full
+        yield Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+    def _decoded(self, reply: Reply, *, limit: int) -> Generator[Chunk | None, None, bool]:
+        """Decode after the conversation's tokens; return whether the reply ended by itself, not at a limit."""
+        shared, turns, stats = self._shared, self._turns, self.stats
+        tokens, span = turns.transcript.tokens, turns.reading.span
+        shared.mind_memory()
+        with self._drafts.answering(stats, span.use, turns.reading.prompt) as drafting:
+            self._note_memory()
+            setting = DecodeSetting(
+                adapter=span.use,
+                adapter_from=span.start,
+                sampler=self._sampler(self.sampling),
+                noise=self._noise,
+                drafting=drafting,
+                switching=self._drafts.switching,
+                rule=self.options.rule,
+                ends=self._ends,
+                constraint=self._grammar,
+            )
+            target, state = shared.target, turns.state
+            for verdict in decode(target, state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats):
+                if verdict is None:
+                    yield None
+                    continue
+                yield from reply.said(verdict, tokens, stats)
+                shared.mind_memory()
+                if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
+                    return True
+        return False
+
+    def _sampler(self, sampling: SamplingOptions) -> Sampler:
+        size = self._shared.target.card.vocabulary_size
+        return Sampler(sampling, vocabulary_size=size, row_draw=self._row_draw)
+
+    def _run(self, chunks: Generator[Chunk | None], stats: Stats) -> Answer:
+        """Make these chunks the running answer."""
+        self._running = answer = Answer(chunks, stats=stats, turn=self._shared.turn, own=self._own)
+        if self._closed:  # while the prompt was encoded
+            answer.stop()
+        return answer
+
+    def _stop_running(self) -> None:
+        """End the running answer, if any. Raises InputError if the session is closed."""
+        if self._running is not None:
+            self._running.end()
+        self._running = None
         self._check_open()
-        if self._running is not None and not self._running.ended:
-            return iter(())
 
-        def read_again(pause: Callable[[], None]) -> Generator[Chunk]:
-            self._reading.read_again(self._transcript.tokens, target=self._shared.target, pause=pause)
-            yield from ()
+    def _begin_noise(self, seed: int) -> None:
+        self._noise.begin(seed)
+        self._draft_noise.begin(seed)
 
-        self._running = self._ahead = Answer(read_again, stats=Stats(), turn=self._shared.turn, own=self._own)
-        return self._ahead
+    def _note_memory(self) -> None:
+        self.stats.planned_nbytes, self.stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
 
-    def _use_adapter(self, name: str | None, scale: float) -> None:
-        self._check_open()
-        if self._ahead is not None:
-            self._ahead.end()
-        answering = self._running is not None and not self._running.ended
-        self._reading.adapter = self._shared.turn.run(
-            lambda: self._drafts.load_adapter(self._adapters.choose(name, scale=scale, more=answering))
-        )
-        if answering:
-            notice("the adapter changes with the next message: this answer continues with its own")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("this session is closed: open another with Pair.session")
 
-    def _turn(self, turn: Turn, *, limit: int, reply: Reply, pause: Callable[[], None]) -> Generator[Chunk]:
-        transcript, restarts = self._transcript, 0
-        with transcript.answering(lambda: reply.text + reply.rest(), ends=self._ends):
-            self._begin(turn, reply)
-            yield from self._dropped(turn)
-            ended = yield from self._chunks(reply, limit=limit, pause=pause)
-            while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
-                self._begin(shorter, reply, generated=transcript.reply_tokens)
-                restarts += 1  # a new seed: the answer continues at positions whose noise was used
-                self._begin_noise(answer_seed(self.seed, -restarts))
-                self.stats.reread_tokens += len(transcript.tokens) - self._state.length
-                yield from self._dropped(shorter)
-                ended = yield from self._chunks(reply, limit=limit - len(transcript.reply_tokens), pause=pause)
-            yield self._last(reply, ended=ended)
+    def _end(self) -> None:
+        """End a running answer and release everything, as part of `close`, even if some of it raises."""
+        with ExitStack() as closing:
+            closing.callback(self._shared.turn.run, self._release)
+            if self._running is not None:
+                self._running.end()
 
-    def _fitting_turn(self, message: Message, *, limit: int) -> Turn:
-        """Return the next turn, without the oldest turns if they leave too little room for an answer."""
-        if self.options.when_full is WhenFull.STOP:
-            return self._transcript.open_turn(message)
-        return self._transcript.fitting_turn(message, context=self.context, room=min(limit, self.context // LEAST_ROOM))
-
-    def _shorter_turn(self, *, limit: int) -> Turn | None:
-        """Return the running turn without the oldest turns; None if the context is not full, or no turn is left."""
-        transcript = self._transcript
-        full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
-        return transcript.shorter_turn(self.context) if full and self.options.when_full is not WhenFull.STOP else None
-
-    def _begin(self, turn: Turn, reply: Reply, *, generated: Sequence[int] = ()) -> None:
-        """Set the tokens and the KV cache up for a turn. generated: tokens of its answer so far."""
-        self._adapters.keep(adapter := self._reading.answering, self._reading.adapter)
-        old, new = self._transcript.tokens, [*turn.tokens, *generated]
-        self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens)
-        self._transcript.begin_reply(turn, said=lambda: reply.text, reply=generated)
-
-    def _dropped(self, turn: Turn) -> Iterator[Chunk]:
-        """Count and report dropped turns."""
-        if turn.dropped:
-            self.stats.dropped_turns += turn.dropped
-            event = TurnsDropped(turn.dropped, len(self._transcript.tokens))
-            notice(f"{event.notice} of {self.context} tokens")
-            yield Chunk("", (), TARGET_SOURCE, event=event)
+    def _release(self) -> None:
+        with ExitStack() as closing:
+            # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
+            for close in (release_pages, self._scratch.release, self._turns.close):
+                closing.callback(close)
+            self._grammar = None  # its memory is leased for as long as it exists
+            self._drafts.close()

@@ -19,9 +19,7 @@ from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
 from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.sampling.row_draw import RowDraw
 from edgedecode.sampling.sampler import Noise
-from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL
 from edgedecode.sessions.resources import Resources
@@ -179,30 +177,6 @@ class SessionDrafting:
 
     def _open(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)
-
-
-def draft_setting(
-    shared: Resources,
-    options: SessionOptions,
-    *,
-    sampling: SamplingOptions,
-    ends: frozenset[int],
-    noise: Noise,
-    capacity: int,
-    row_draw: RowDraw,
-) -> DraftSetting:
-    """Return the parts of a session that its drafters may use. noise: the target's. capacity: the target state's."""
-    return DraftSetting(
-        budget=shared.budget,
-        sampling=sampling,
-        vocabulary_size=shared.target.card.vocabulary_size,
-        capacity=capacity,
-        draft_model=None,
-        ends=ends,
-        sampled=options.rule is Rule.RATIO,
-        noise=noise,
-        row_draw=row_draw,
-    )
 
 
 def open_drafting(

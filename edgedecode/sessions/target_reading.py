@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterSpan, LanguageModel, ModelCard, State
-from edgedecode.errors import BudgetExceeded, ContextExceeded
+from edgedecode.decoding.model import AdapterSpan, LanguageModel, State
+from edgedecode.errors import BudgetExceeded
 from edgedecode.sampling.log_probabilities import TokenLogprob
 from edgedecode.sampling.sampler import Sampler
 from edgedecode.user_notices import notice
@@ -36,27 +36,14 @@ def adapter_span(adapter: ActiveAdapter | None, prompt: Sequence[int]) -> Adapte
 
 
 class TargetReading:
-    """The KV cache of one conversation. Keys and values computed with one adapter are never used with another.
+    """The KV cache of one conversation. Keys and values computed with one adapter are never used with another."""
 
-    adapter: of the next message, or None.
-    """
-
-    def __init__(self, state: State, *, adapter: ActiveAdapter | None) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self.adapter = adapter
-        self.answering = adapter
-        """The adapter of the running answer, which keeps it when another one is chosen for the next message."""
         self.span = AdapterSpan()
         """The adapter of the state's positions."""
         self.prompt: Sequence[int] = ()
         """Where an adapter's invocation tokens are looked for."""
-
-    def check_fits(self, tokens: Sequence[int], context: int, *, card: ModelCard, room: int = 1) -> None:
-        """Raise ContextExceeded for a prompt that leaves no room, in tokens, for an answer in a context."""
-        if len(tokens) + room > context:
-            most = card.context
-            more = f", or raise --ctx-size (up to {most})" if most > self._state.capacity else ""
-            raise ContextExceeded.of(f"{len(tokens)} tokens", context, remedy=f"shorten it{more}", room=room)
 
     def begin(
         self,
@@ -64,13 +51,13 @@ class TargetReading:
         new: Sequence[int],
         *,
         adapter: ActiveAdapter | None,
-        prompt: Sequence[int] | None = None,
+        prompt: Sequence[int],
     ) -> None:
         """Crop the state, which holds the `old` tokens, to what it shares with `new`.
 
-        prompt: the part of `new` that is searched for an adapter's invocation tokens; None: all of it.
+        prompt: the part of `new` that is searched for an adapter's invocation tokens.
         """
-        self.prompt = new if prompt is None else prompt
+        self.prompt = prompt
         span = adapter_span(adapter, self.prompt)
         alike, length = self.span.shared_with(span), self._state.length
         _cut(self._state, old[: length if alike is None else min(alike, length)], new)
@@ -100,19 +87,18 @@ class TargetReading:
             state.keep(range(count))
             yield found
 
-    def read_again(self, tokens: Sequence[int], *, target: LanguageModel, pause: Callable[[], None]) -> None:
+    def read_again(self, tokens: Sequence[int], target: LanguageModel) -> Generator[None]:
         """Prefill the positions of an activated adapter again without it, as every later prompt needs them.
 
-        tokens: of the full conversation. pause: called between two passes; an exception from it ends the prefill, and
-        the positions prefilled so far are kept.
+        tokens: of the full conversation. Closing it after a pass keeps the positions prefilled so far.
         """
         if self.span.use is None or not self.span.start:
             return
-        self.begin(tokens, tokens, adapter=None)
+        self.begin(tokens, tokens, adapter=None, prompt=tokens)
         while piece := tokens[self._state.length : self._state.length + _CHUNK]:
             target.forward(piece, self._state, rows="none")
             self._state.keep(range(len(piece)))
-            pause()
+            yield
 
 
 def _cut(state: State, old: Sequence[int], new: Sequence[int]) -> None:

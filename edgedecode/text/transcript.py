@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded, EdgeDecodeError, InputError
@@ -23,17 +23,22 @@ _TOO_LONG = (ContextExceeded, BudgetExceeded)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message with the conversation before it, and the tokens up to the assistant's header."""
+    """A message with the conversation before it, and the tokens up to the assistant's header.
+
+    message: None for a bare prompt, which is not part of the conversation.
+    """
 
     before: tuple[Message, ...]
-    message: Message
+    message: Message | None
     tokens: list[int]
     dropped: int = 0
     """Number of oldest turns left out of `before`."""
+    reply: Sequence[int] = ()
+    """The tokens of its answer so far."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (*self.before, self.message)
+        return self.before if self.message is None else (*self.before, self.message)
 
 
 def _nothing() -> str:
@@ -78,7 +83,7 @@ class Transcript:
     def start_over(self, messages: Sequence[Message]) -> None:
         """Replace the messages; `tokens` stay, since they describe the KV cache."""
         self._now = (tuple(messages), _nothing)
-        self.forget_rendering()
+        self._rendered = None
 
     @property
     def reply_tokens(self) -> list[int]:
@@ -113,27 +118,30 @@ class Transcript:
                 return turn
         return self._shortened(self.messages, message, most=int(KEPT_SHARE * context))
 
-    def shorter_turn(self, context: int) -> Turn | None:
+    def shorter_turn(self, turn: Turn, *, context: int) -> Turn | None:
         """Return the running turn without the oldest turns, so that its answer can go on; None if it still cannot.
 
         Changes nothing.
         """
-        before, generated = self.messages[:-1], len(self.reply_tokens)
-        if not turn_starts(before):
+        if turn.message is None or not turn_starts(turn.before):
             return None
+        reply = self.reply_tokens
         try:
-            turn = self._shortened(before, self.messages[-1], most=int(KEPT_SHARE * context) - generated)
+            shorter = self._shortened(turn.before, turn.message, most=int(KEPT_SHARE * context) - len(reply))
         except _TOO_LONG:
             return None
-        return turn if len(turn.tokens) + generated < context else None
+        return replace(shorter, reply=reply) if len(shorter.tokens) + len(reply) < context else None
 
     @contextmanager
-    def answering(self, text: Callable[[], str], *, ends: frozenset[int]) -> Iterator[None]:
+    def answering(self, turn: Turn, text: Callable[[], str], *, ends: frozenset[int]) -> Iterator[None]:
         """Record the answer of a turn that is generated meanwhile. text: ends the answer and returns all its text.
 
         An answer that was closed or interrupted keeps its text so far. One without text leaves the messages as they
-        were, as does one that failed.
+        were, as does one that failed. That of a bare prompt is not recorded.
         """
+        if turn.message is None:
+            yield
+            return
         before = self.messages
         try:
             yield
@@ -148,12 +156,13 @@ class Transcript:
             raise
         self.end_reply(text(), ends=ends)
 
-    def begin_reply(self, turn: Turn, *, said: Callable[[], str] = _nothing, reply: Sequence[int] = ()) -> None:
-        """Commit a turn. `said` returns the text of the answer so far, `reply` are its tokens."""
-        self._prompt = self._source.render(turn.messages)
-        self._now = (turn.messages, said)
+    def begin_reply(self, turn: Turn, *, said: Callable[[], str] = _nothing) -> None:
+        """Commit a turn. `said` returns the text of the answer so far."""
+        if turn.message is not None:
+            self._prompt = self._source.render(turn.messages)
+            self._now = (turn.messages, said)
         self._prompt_tokens = len(turn.tokens)
-        self.tokens = [*turn.tokens, *reply]
+        self.tokens = [*turn.tokens, *turn.reply]
         self._rendered = None
 
     def end_reply(self, text: str, *, ends: frozenset[int]) -> None:
@@ -165,8 +174,8 @@ class Transcript:
         self._rendered = self._prompt + self._tokenizer.decode(generated, skip_special=False)
         self._rendered_tokens = self._prompt_tokens + len(generated)
 
-    def bare(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the tokens of a text without the chat template, with the tokenizer's own leading tokens; or its ids.
+    def bare_turn(self, prompt: str | Sequence[int]) -> Turn:
+        """Return the turn of a text without the chat template, with the tokenizer's own leading tokens, or of its ids.
 
         Raises InputError for ids that the tokenizer does not have.
         """
@@ -176,11 +185,7 @@ class Transcript:
             raise InputError(f"prompt: token id {wrong} is not in the vocabulary: 0 to {self._tokenizer.size - 1}")
         if not tokens:
             raise InputError("prompt is empty: without a chat template it needs at least one token")
-        return tokens
-
-    def forget_rendering(self) -> None:
-        """Make the next turn encode everything again; `tokens` stay, since they describe the KV cache."""
-        self._rendered = None
+        return Turn(self.messages, None, tokens)
 
     def _shortened(self, before: Sequence[Message], message: Message, *, most: int) -> Turn:
         """Return a turn of at most `most` tokens: a message with as many of the latest turns as fit.

@@ -7,7 +7,7 @@ import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,11 +18,11 @@ import pytest
 import edgedecode
 from edgedecode import Pair, Session, SessionOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.fair_lock import FairLock
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import Chunk
-from edgedecode.turns import FairLock
 
 pytest.importorskip("openai", reason="the test extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
@@ -154,15 +154,14 @@ def test_a_reply_that_is_cancelled_stops_its_answer(server: Running) -> None:
 def test_an_answer_is_stopped_in_its_prefill(begins: float) -> None:
     """Its first chunk takes forever. begins: seconds until there is an answer that could be stopped."""
 
-    def prefill(pause: Callable[[], None]) -> Generator[Chunk]:
+    def prefill() -> Generator[Chunk | None]:
         while True:
             sleep(0.01)
-            pause()
-        yield Chunk("never", (), "target")
+            yield None
 
     def start(_: Any) -> Answer:
         sleep(begins)
-        return Answer(prefill, stats=Stats(), turn=FairLock(), own=FairLock())
+        return Answer(prefill(), stats=Stats(), turn=FairLock(), own=FairLock())
 
     async def stops() -> None:
         running = running_module.Running(cast("Any", None), start)

@@ -66,7 +66,7 @@ def test_scores_of_a_prompt_are_those_of_passes_of_one_row(
         if adapter is not None and not pair.target.card.row_invariant:
             monkeypatch.setattr(target_reading, "_SCORED", 1)
         found = session.score(tokens, top_logprobs=1)
-        span = session._reading.span
+        span = session._turns.reading.span
         assert (span.use is None, span.start) == (adapter is None, len(prompt) if adapter in ADAPTERS[1:] else 0)
         for place, token in enumerate(tokens[:-1]):
             rows.append(pair.target.forward([token], state, adapter=span.at(place)).logits[0].copy())

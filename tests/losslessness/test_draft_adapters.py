@@ -146,7 +146,7 @@ def test_draft_adapter_swap_recomputes_the_positions_of_another_adapter(pair: Pa
             session.use_adapter(adapter)
             answer = session.stream(prompt, max_tokens=12)
             next(answer)  # the target's token: the draft model has computed nothing for it yet
-            tokens, kept = session._transcript.tokens, len(state._read)
+            tokens, kept = session._turns.transcript.tokens, len(state._read)
             shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(read, tokens, strict=False)))
             alike = state._span.shared_with(span)
             assert kept == (shared if alike is None else min(shared, alike))

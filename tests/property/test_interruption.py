@@ -91,7 +91,7 @@ def shared_pair(tokenizer: Tokenizer | None, ending: float) -> Pair:
 
 def check_state(session: Session) -> None:
     """Check that the target's KV state is a prefix of the session's tokens."""
-    state: Any = session._state
+    state: Any = session._turns.state
     assert state.tokens == list(session.tokens[: state.length])
 
 

@@ -19,6 +19,7 @@ import pytest
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.errors import InputError
+from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
@@ -149,7 +150,7 @@ def test_threads_finish_a_round_before_another_sessions_pass(pair: Pair, monkeyp
     """Between a pass of a session and the end of its round no other session's pass runs, and rounds alternate."""
     passes = list[tuple[str, int]]()
     target: Any = pair.target
-    forward, keep = target.forward, type(pair.session(options("none"))._state).keep  # type: ignore[attr-defined]
+    forward, keep = target.forward, type(pair.session(options("none"))._turns.state).keep  # type: ignore[attr-defined]
 
     def passed(tokens: Any, state: Any, **named: Any) -> Any:
         passes.append(("forward", id(state)))
@@ -166,7 +167,7 @@ def test_threads_finish_a_round_before_another_sessions_pass(pair: Pair, monkeyp
         worker.join()
     assert [what for what, _ in passes] == ["forward", "keep"] * (len(passes) // 2)
     assert all(first == second for (_, first), (_, second) in zip(passes[::2], passes[1::2], strict=True))
-    assert {state for _, state in passes} == {id(session._state) for session in sessions}
+    assert {state for _, state in passes} == {id(session._turns.state) for session in sessions}
 
 
 def test_threads_answer_during_the_prefill_of_a_long_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def test_threads_answer_during_the_prefill_of_a_long_prompt(pair: Pair, monkeypa
     forward, ready = target.forward, Event()
 
     def passed(tokens: Any, state: Any, **named: Any) -> Any:
-        name = "long" if state is long._state else "short"
+        name = "long" if state is long._turns.state else "short"
         order.append(name)
         if name == "long" and len(order) == 1:
             ready.set()
@@ -280,8 +281,8 @@ def test_generate_of_a_session_closed_before_its_first_token_is_cancelled(
 ) -> None:
     before = leases(pair)
     session, closers = pair.session(options("none")), list[Worker]()
-    owner: Any = session._transcript if place == "encoding" else session
-    name = "open_turn" if place == "encoding" else "_begin"
+    owner: Any = session._turns.transcript if place == "encoding" else session._turns
+    name = "open_turn" if place == "encoding" else "begin"
     called = getattr(owner, name)
 
     def closing(*given: Any) -> Any:
@@ -348,6 +349,25 @@ def test_stop_between_two_pieces_of_the_prompt(pair: Pair, monkeypatch: pytest.M
     assert leases(pair) == before
 
 
+def test_interrupt_between_two_pieces_of_the_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = leases(pair)
+
+    def interrupt(_: FairLock) -> None:
+        raise KeyboardInterrupt
+
+    session = pair.session(options("none"), messages=[Message("user", "a"), Message("assistant", "b")])
+    with monkeypatch.context() as patch:
+        patch.setattr(FairLock, "pass_on", interrupt)
+        answer = session.stream("x" * (3 * PREFILL_CHUNK), max_tokens=5)
+        with pytest.raises(KeyboardInterrupt):
+            next(answer)
+    assert answer.ended
+    assert [message.content for message in session.messages] == ["a", "b"]
+    assert session.generate("and now?", max_tokens=5).tokens == fresh_turn(pair, session.messages[:2], "and now?")
+    session.close()
+    assert leases(pair) == before
+
+
 def fresh_turn(pair: Pair, messages: Any, prompt: str) -> tuple[int, ...]:
     with pair.session(options("none"), messages=messages) as session:
         return session.generate(prompt, max_tokens=5).tokens
@@ -381,7 +401,7 @@ def test_close_in_the_middle_of_a_round_takes_effect_after_the_round(
         passes += 1
         if passes == 3:
             closed.close()
-            assert session._state.length > 0  # nothing is freed yet
+            assert session._turns.state.length > 0  # nothing is freed yet
         return forward(*words, **named)
 
     monkeypatch.setattr(pair.target, "forward", closing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_a_later_turn_forges_nothing_either(folder: Path) -> None:
 
     def turn(content: str) -> list[int]:
         transcript = Transcript(tokenizer)
-        transcript.begin_reply(transcript.open_turn(Message("user", "a")), reply=tokenizer.encode("b"))
+        transcript.begin_reply(replace(transcript.open_turn(Message("user", "a")), reply=tokenizer.encode("b")))
         transcript.end_reply("b", ends=frozenset())
         before = len(transcript.tokens)
         tokens = transcript.open_turn(Message("user", content)).tokens

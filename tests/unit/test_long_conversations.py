@@ -35,7 +35,7 @@ def reply_after(pair: Pair, messages: tuple[Message, ...], reply: str, *, count:
     """Return how a new session continues `reply`, the beginning of an answer to the last of these messages."""
     *before, asked = messages
     with session(pair, tuple(before), drafter="none") as fresh:
-        prompt = fresh._transcript.open_turn(Message("user", asked.content)).tokens
+        prompt = fresh._turns.transcript.open_turn(Message("user", asked.content)).tokens
         text = pair.tokenizer.decode([*prompt, *pair.tokenizer.encode(reply)], skip_special=False)
         assert pair.tokenizer.encode(text) == [*prompt, *pair.tokenizer.encode(reply)]
         return fresh.collect(fresh.complete(text, max_tokens=count)).text
@@ -79,7 +79,7 @@ def test_session_keeps_as_many_turns_as_fit() -> None:
     chat.generate(LONG, max_tokens=30)
     longer = (SYSTEM, *before[-len(chat.messages[1:-2]) - 2 :])
     with session(pair, longer, when_full=WhenFull.STOP) as fresh:
-        assert len(fresh._transcript.open_turn(Message("user", LONG)).tokens) > 0.6 * CONTEXT
+        assert len(fresh._turns.transcript.open_turn(Message("user", LONG)).tokens) > 0.6 * CONTEXT
 
 
 def test_session_does_not_prefill_the_system_messages_again() -> None:
@@ -175,8 +175,8 @@ def test_session_drops_turns_that_memory_cannot_encode(turns: int, prompt: str, 
     with ascii_pair(budget=Budget()) as pair:
         chat = session(pair, drafter="none")
         fill(chat, turns=turns)
-        chat._encoder._planned = 0
-        chat._encoder._lease.resize(0)
+        chat._turns._encoder._planned = 0
+        chat._turns._encoder._lease.resize(0)
         pair.budget.limit = Limit(pair.budget.used_nbytes + 220 * (BYTE_NBYTES + TOKEN_NBYTES))
         done = chat.generate(prompt, max_tokens=count)
         assert done.stats.dropped_turns > 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgedecode.decoding import loop
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
-from edgedecode.decoding.stats import Stats
-from edgedecode.decoding.verify import Outcome
+from edgedecode.decoding.stats import Stats, TimeSplit
+from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY, CallDrafter, run, toy_model
@@ -227,3 +228,70 @@ def test_decode_counts_times() -> None:
     assert min(stats.time.draft, stats.time.verify, stats.time.sample, stats.time.host) > 0
     assert stats.tokens_per_second > 0
     assert np.isfinite(stats.prefill_tokens_per_second)
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def after(self, call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        """Return the call with a duration."""
+
+        def timed(*given: Any, **named: Any) -> Any:
+            result = call(*given, **named)
+            self.now += seconds
+            return result
+
+        return timed
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_each_step_counts_its_own_seconds(switched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes 100 s, whatever its width; a proposal 10, a draft model's stretch 20, a verification 1."""
+    clock, model = Clock(), toy_model(VOCABULARY, context=2000)
+    monkeypatch.setattr(model, "forward", clock.after(model.forward, 100))
+    monkeypatch.setattr(loop, "verify", clock.after(loop.verify, 1))
+    drafter = CallDrafter(clock.after(lambda context, limit, rng: Draft((1,) * limit), 10))
+    drafting = Drafting.fixed(drafter, 2, noise=Noise(0))
+    switching: Any = WritesFirst(clock) if switched else None
+    setting = plain_setting(drafting=drafting, clock=clock, switching=switching)
+    prompt, stats = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 7)], Stats()
+    rounds = decode(model, model.new_state(2000), tokens=prompt, max_tokens=12, setting=setting, stats=stats)
+    kinds = [verdict is None for verdict in rounds]
+    assert kinds == [*([False] * switched), True, True, *([False] * (len(kinds) - 2 - switched))]
+    asked = len(drafter.drafts)
+    if switched:  # the draft model writes the first tokens: the target reads the prompt in its first round after them
+        assert stats.prefill_seconds == 20
+        split = TimeSplit(10.0 * asked, 100.0 * (stats.rounds + 2), 1.0 * stats.rounds)
+    else:
+        assert stats.prefill_seconds == 301
+        split = TimeSplit(10.0 * asked, 100.0 * (stats.rounds - 1), 1.0 * (stats.rounds - 1))
+    assert asked >= 3
+    assert stats.time == split
+
+
+class WritesFirst:
+    """A draft model that writes the first three tokens of an answer in 20 seconds, and nothing else."""
+
+    checks, draft_room = False, 2
+
+    def __init__(self, clock: Clock) -> None:
+        self._writing = clock.after(lambda: [1, 2, 3], 20)
+        self._wrote = False
+
+    def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
+        """Do nothing: there is no state."""
+
+    def write(self, tokens: Sequence[int], limit: int) -> list[int]:
+        first, self._wrote = not self._wrote, True
+        return self._writing() if first else []
+
+    def observe(self, verdict: Verdict, rows: Any) -> None:
+        """Do nothing: the target keeps writing."""
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""

@@ -78,10 +78,10 @@ def test_swaps_read_each_position_as_a_new_conversation_does(
 ) -> None:
     """Random swaps, cuts and interruptions: each position has the adapter that a lone run gives it."""
     state, tokens = Marked(), list[int]()
-    reading = TargetReading(state, adapter=None)
+    reading = TargetReading(state)
     for adapter, kept, added, interrupted in steps:
         prompt = [*tokens[:kept], *added, *HEADER][-60:]
-        reading.begin(tokens, prompt, adapter=adapter)
+        reading.begin(tokens, prompt, adapter=adapter, prompt=prompt)
         tokens = prompt
         state.read(tokens[: len(tokens) // 2] if interrupted else tokens, reading.span)
         lone = Marked()
@@ -94,12 +94,13 @@ def test_swaps_read_each_position_as_a_new_conversation_does(
 
 def test_swap_of_activated_adapters_keeps_the_prompt() -> None:
     state = Marked()
-    reading = TargetReading(state, adapter=None)
+    reading = TargetReading(state)
     prompt = [1, 2, 3, *HEADER]
-    reading.begin([], prompt, adapter=ADAPTERS[3])
+    reading.begin([], prompt, adapter=ADAPTERS[3], prompt=prompt)
     tokens = [*prompt, 4, 5]
     state.read(tokens, reading.span)
-    reading.begin(tokens, [*tokens, 6, *HEADER], adapter=ADAPTERS[4])
+    longer = [*tokens, 6, *HEADER]
+    reading.begin(tokens, longer, adapter=ADAPTERS[4], prompt=longer)
     assert state.tokens == [1, 2, 3]  # without the header and the answer, which were computed with the other adapter
-    reading.begin(tokens, tokens, adapter=ADAPTERS[1])
+    reading.begin(tokens, tokens, adapter=ADAPTERS[1], prompt=tokens)
     assert state.length == 0

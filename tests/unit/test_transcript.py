@@ -155,20 +155,20 @@ def test_transcript_is_unchanged_when_the_template_refuses() -> None:
     assert transcript.tokens == []
 
 
-def test_forget_rendering_encodes_again_but_keeps_the_tokens() -> None:
+def test_start_over_encodes_again_but_keeps_the_tokens() -> None:
     tokenizer = merging_tokenizer()
     a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
     assert a is not None
     assert b is not None
     transcript = Transcript(tokenizer)
     before = list(reply(transcript, "hello", [a, b, 2], shown="ab"))
-    transcript.forget_rendering()
+    transcript.start_over(transcript.messages)
     assert transcript.tokens == before
     assert transcript.open_turn(Message("user", "again")).tokens[: len(before)] != before
 
 
-def test_bare_refuses_an_empty_prompt() -> None:
+def test_bare_turn_refuses_an_empty_prompt() -> None:
     transcript = Transcript(byte_tokenizer())
-    assert len(transcript.bare("abc")) == 3
+    assert len(transcript.bare_turn("abc").tokens) == 3
     with pytest.raises(InputError, match="prompt is empty"):
-        transcript.bare("")
+        transcript.bare_turn("")

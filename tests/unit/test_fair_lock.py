@@ -12,7 +12,7 @@ from time import sleep
 import pytest
 
 from edgedecode.errors import CapabilityError
-from edgedecode.turns import FairLock, when_free
+from edgedecode.fair_lock import FairLock, when_free
 
 PATIENCE = 30.0
 
