@@ -62,7 +62,7 @@ HEAVY = {"h11", "huggingface_hub", "matplotlib", "prompt_toolkit", "starlette", 
 ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
 EXPORT = CORE_PACKAGES | TRAINING | {"elftools", "huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich"}
 EXPORT |= {"tqdm", "builders"}  # the model builder's own package, reached through onnxruntime_genai
-APPS = {"h11", "jsonschema_rs", "matplotlib", "msgspec", "numpy", "prompt_toolkit", "rich", "starlette", "uvicorn"}
+APPS = {"h11", "jsonschema_rs", "msgspec", "numpy", "prompt_toolkit", "rich", "starlette", "uvicorn"}
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
 LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the core
     Path("edgedecode/pack/hub.py"): "huggingface_hub",

@@ -1,1 +1,1 @@
-"""Output of a bench run: conditions, tables and charts."""
+"""Output of a bench run: conditions and tables."""
