@@ -35,13 +35,14 @@ class Conditions:
         """Collect the conditions. warm_up: number of prompts that the scheduler answers before the measurement."""
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
+        prompts = f"{len(settings.prompts)} of {len(settings.families)} families, {source}"
         return cls(
             device=machine.line,
             threads=_threads(pair, asked=arguments.threads),
             pack=f"{pair.manifest.name}, digest {_digest(pair.root)}, "
             f"{pair.runtime} on {arguments.provider}{_draft_place(arguments)}{_kv_type(pair)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
-            prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
+            prompts="questions for facts of a text, bundled" if arguments.structured else prompts,
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
             scheduler=f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt "
             "there, in a session of its own, which drafts from no other answer",

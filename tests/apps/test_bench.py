@@ -56,7 +56,7 @@ def settings(**changes: object) -> Settings:
 
 def test_conditions_report_the_threads_in_use(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def reported_threads(*, requested: int | None) -> str:
-        arguments = Namespace(threads=requested, prompts=None, provider="cpu", draft_on=None)
+        arguments = Namespace(threads=requested, prompts=None, provider="cpu", draft_on=None, structured=False)
         return Conditions.of(toy, settings(), arguments=arguments).threads
 
     assert reported_threads(requested=None) == "the runtime's choice"
@@ -235,8 +235,10 @@ def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
 def test_bench_structured_counts_forced_tokens_and_right_values(run: Run, pack: Path) -> None:
     pytest.importorskip("llguidance", reason="the structured extra is not installed")
     done = run("bench", "-m", str(pack), "--structured", "--quick", "--repetitions", "1", "--json")
-    ways = json_line(done)["structured"]
+    value = json_line(done)
+    ways = value["structured"]
     assert isinstance(ways, list)
+    assert "facts of a text" in str(value["conditions"])
     assert [(way["grammar"], way["arm"]) for way in ways] == [(name, str(arm)) for name, arm in WAYS]
     plain, drafts, *_, free, _ = ways
     assert (free["grammar"], free["forced"], free["tokens_per_pass"]) == ("no grammar", 0, 1.0)
