@@ -34,8 +34,6 @@ AREAS: Mapping[str, str] = {
     "engines": "engines that run on this machine, and where a pack's models run fastest",
     "verified": "packs whose files were checked",
     "exports": "finished steps of interrupted exports",
-    "compare": "packs built by export --compare",
-    "optimum": "Python environment of export --exporter optimum",
     "gguf": "GGUF files built from packs for llama.cpp",
     "copies": "how much of each GGUF file llama.cpp repacks on this machine",
     "tiles": "weights prepared for this machine's kernels",

@@ -104,7 +104,7 @@ class _ModelSteps:
             if self.job.recipe.calibrated:
                 texts = self.job.calibration or self._calibration_text(entry)
                 wanted = self.drawing.weights.calibrated
-                self.drawing.weights.calibrate(self._moments("calibration", texts, reference, wanted=wanted))
+                self.drawing.weights.calibrate(self._moments(texts, reference, wanted=wanted))
             with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
                 self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
                 if not self.job.measures_activations:
@@ -178,9 +178,6 @@ class _ModelSteps:
             return entry
         if request.planned:
             return self._with_plan(entry, request, reference.network, windows=windows)
-        if request.importance_texts:
-            found = self._moments("importance for gguf", request.importance_texts, reference)
-            request = replace(request, importance={name: found.pop(name).importance for name in [*found]})
         stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
             gguf = write_gguf(
@@ -200,10 +197,8 @@ class _ModelSteps:
             parity={**entry.parity, **gguf.measured},
         )
 
-    def _moments(
-        self, what: str, texts: Tokens, reference: Reference, *, wanted: Collection[str] | None = None
-    ) -> dict[str, Moments]:
-        with self.stages.stage(f"{self.job.role}: {what}", sum(len(text) for text in texts)) as advance:
+    def _moments(self, texts: Tokens, reference: Reference, *, wanted: Collection[str]) -> dict[str, Moments]:
+        with self.stages.stage(f"{self.job.role}: calibration", sum(len(text) for text in texts)) as advance:
             return find_moments(reference, texts, tied=self.job.source.shape.tied, wanted=wanted, progress=advance)
 
     def _with_plan(

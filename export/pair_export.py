@@ -75,12 +75,6 @@ class PairRequest:
     """The graphs built for each model."""
     gguf: bool = False
     """Whether a GGUF file of each model is made as well."""
-    gguf_kind: str = ""
-    """The llama.cpp mixture to quantize to; empty: use the blocks of the ONNX weights."""
-    imatrix_text: Path | None = None
-    """Text that the mixture's importance matrix is measured on; None: use `imatrix`, if given."""
-    imatrix: Path | None = None
-    """An importance matrix in GGUF, measured by llama.cpp's own tool."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Name → folder of PEFT adapters; the models that they are for then get a lora graph."""
     cache: bool = True
@@ -219,16 +213,7 @@ def _gguf(
     request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
 ) -> GgufRequest | None:
     """Return the request for the GGUF file or its plan; None if no file is possible and none was requested."""
-    gguf = GgufRequest(
-        generation,
-        template.source if template else None,
-        request.gguf_kind,
-        importance_texts=_texts(
-            request.imatrix_text, source, template=template, context=request.span.context_of(source.shape)
-        ),
-        importance_file=request.imatrix,
-        planned=not request.gguf,
-    )
+    gguf = GgufRequest(generation, template.source if template else None, planned=not request.gguf)
     try:
         check_gguf(gguf, source, request.recipe)
     except (ExportError, RuntimeUnavailable) as error:

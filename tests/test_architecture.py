@@ -71,7 +71,7 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/plot_file.py"): "matplotlib",
     Path("edgedecode/structured/guidance.py"): "llguidance",
 }
-LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer run only in a child process
+LLAMA_CHILD = Path("export/gguf/llama_tokens.py")  # llama.cpp's tokenizer runs only in a child process
 PROGRAMS = {Path("edgedecode/cli.py")}  # it changes its own environment
 ENVIRONMENT = re.compile(r"environ(\[[^]]+\] = |\.(setdefault|update|pop|clear)\()|\b(put|unset)env\(")
 HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs

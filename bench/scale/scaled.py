@@ -18,7 +18,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.entries import ActivationsWay, FileEntry
+from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 from edgedecode.pack.new_folder import new_folder, remove_abandoned
@@ -165,13 +165,8 @@ def _entry(role: _Role) -> ModelEntry:
     entry, trim = role.entry, role.entry.trim
     if trim is not None:
         trim = replace(trim, gguf="", recommended=False, runtime="", step_share=None, categories=None, warnings=())
-    activations = entry.activations
-    if activations is not None:
-        ways = {name: ActivationsWay(way.agreement) for name, way in activations.ways.items()}
-        activations = replace(activations, ways=ways)
     return replace(
         entry,
-        activations=activations,
         parameters=entry.parameters + role.units * role.widening.parameters_of_unit,
         graphs=role.graphs,
         notes=(*entry.notes, f"Every MLP has {role.units} more units whose output weights are zero."),

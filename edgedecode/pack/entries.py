@@ -86,15 +86,10 @@ class ProductError:
 
 @dataclass(frozen=True, slots=True)
 class ActivationsWay:
-    """Quality and speed of the full model with all products at one width, or at the chosen widths."""
+    """Quality of the full model with all products at one width, or at the chosen widths."""
 
     agreement: Share
     """Share of positions with the same top token as float activations."""
-    step_ms: Amount | None = None
-    """A forward pass over one row; None: not measured (so too for `c4` and `c8`)."""
-    c4: Amount | None = None
-    """Cost of a forward pass over 4 rows, in one-row passes."""
-    c8: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)

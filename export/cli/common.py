@@ -1,28 +1,21 @@
-"""Shared by the verbs `export`, `import` and `trim`: NAME=PATH options, `--prepare`, and log and signal setup."""
+"""Shared by the verbs `export`, `import` and `trim`: NAME=PATH options, and log and signal setup."""
 
 from __future__ import annotations
 
 import logging
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edgedecode.commands import print_json
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.user_notices import NOTICES, NoticeLines
 
 from .signals import ending_on_sigterm
 
-if TYPE_CHECKING:
-    from .display import Report
-
 _NAMED = re.compile(r"(?P<name>(draft:)?[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
-_ENGINE = "onnx"
-"""The engine whose kernels use a separate weight layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +45,6 @@ def check_adapter_names(arguments: Namespace) -> None:
         arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
 
 
-def add_prepare(parser: ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        "--prepare",
-        action="store_true",
-        help="then cache the weights in the layout of this machine's kernels, so that the first chat opens quickly",
-    )
-
-
-def finish(arguments: Namespace, report: Report) -> int:
-    """Prepare the pack and print the JSON line, if requested; return the exit code."""
-    if arguments.prepare:
-        report["kernels"] = kernels = _prepare(arguments.out)
-        print(_prepared_line(kernels))
-    if arguments.json:
-        print_json(report)
-    return 0
-
-
 def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str) -> None:
     """Exit with a usage error if options other than `taken` are given; `message` is formatted with their names.
 
@@ -96,32 +70,6 @@ def pack_is_there(line: str) -> Iterator[None]:
     except OSError as error:
         error.strerror = f"{line}: {error.strerror or error}"
         raise
-
-
-def _prepare(out: Path) -> Report:
-    """Open a pack's models on ONNX Runtime, which caches their weights; return each one's kernels (empty: engine's)."""
-    from edgedecode import load
-
-    from ..stages import Stages
-    from .display import LiveDisplay
-
-    with (
-        pack_is_there(f"the pack {out} is complete; its weights are not prepared"),
-        notices_shown(),
-        LiveDisplay() as display,
-        Stages(display).stage("prepare weights"),
-        load(out, runtime=_ENGINE) as pair,
-    ):
-        models = {"target": pair.target, "draft": pair.draft}
-        return {role: model.card.kernels for role, model in models.items() if model is not None}
-
-
-def _prepared_line(kernels: Report) -> str:
-    """Return the line that names the kernels the weights were prepared for."""
-    found = sorted({str(name) for name in kernels.values() if name})
-    if not found:
-        return "nothing to prepare: ONNX Runtime's own kernels run this pack here (`edgedecode devices` shows why)"
-    return f"weights prepared for this machine's kernels ({', '.join(found)})"
 
 
 @contextmanager

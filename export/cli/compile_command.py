@@ -1,4 +1,4 @@
-"""The verb `compile`, and `export --device`. Heavy modules are imported only when it runs."""
+"""The verb `compile`. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
 from edgedecode.pack.chips import CHIPS
 
-from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest, require_compiler
-from .common import notices_shown, pack_is_there, quiet
+from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest
+from .common import notices_shown, quiet
 
 if TYPE_CHECKING:
     from ..npu.compile_pack import CompiledGraph
@@ -42,7 +42,23 @@ class CompileCommand:
             help="past positions (default: the model's context, up to 2048)",
         )
         add_json(parser)
-        _add_options(parser)
+        parser.add_argument(
+            "--device",
+            choices=DEVICES,
+            help="make graphs of fixed shapes, in place of earlier ones: for qnn (Qualcomm's NPUs), compiled ahead of "
+            "time, and for openvino (Intel's devices)",
+        )
+        parser.add_argument(
+            "--soc",
+            metavar="N,N",
+            help="the chips to compile for, such as 57,69,87 (`--soc list` names them); 69+87: one binary for both",
+        )
+        parser.add_argument(
+            "--widths",
+            metavar="N,N",
+            help=f"rows of a pass, each a graph with its own copy of the weights (default {DEFAULT_WIDTHS}: prefill, "
+            f"verification, single tokens); a pass is padded to the next width",
+        )
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
@@ -82,57 +98,11 @@ def _check(arguments: Namespace) -> None:
         arguments.usage_error(f"the following arguments are required: {names}")
 
 
-def add_device(parser: ArgumentParser) -> None:
-    """Add the options of `export`."""
-    _add_options(parser.add_argument_group("NPUs"))  # type: ignore[arg-type]  # a group has the same method
-
-
-def _add_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        help="then make graphs of fixed shapes, in place of earlier ones: for qnn (Qualcomm's NPUs), compiled ahead of "
-        "time, and for openvino (Intel's devices)",
-    )
-    parser.add_argument(
-        "--soc",
-        metavar="N,N",
-        help="the chips to compile for, such as 57,69,87 (`--soc list` names them); 69+87: one binary for both",
-    )
-    parser.add_argument(
-        "--widths",
-        metavar="N,N",
-        help=f"rows of a pass, each a graph with its own copy of the weights (default {DEFAULT_WIDTHS}: prefill, "
-        f"verification, single tokens); a pass is padded to the next width",
-    )
-
-
-def check_device(arguments: Namespace) -> None:
-    """Exit with a usage error, or raise EdgeDecodeError, for a compilation that cannot succeed."""
-    if arguments.device is None:
-        if given := [name for name in ("soc", "widths") if getattr(arguments, name) is not None]:
-            arguments.usage_error(f"argument --{given[0]}: it needs --device qnn")
-        return
-    if arguments.dry_run:
-        arguments.usage_error("argument --device: --dry-run makes no pack to compile")
-    if _read(arguments).socs:
-        require_compiler()
-
-
-def compile_exported(arguments: Namespace) -> Report:
-    """Compile a new pack; print the result and return it as JSON values."""
-    with pack_is_there(f"the pack {arguments.out} is complete and not compiled (`edgedecode compile` tries again)"):
-        return _compile(arguments.out, _read(arguments))
-
-
 def _read(arguments: Namespace) -> CompileRequest:
-    if arguments.soc is None and arguments.device != "qnn":
-        widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
-        return CompileRequest.of(arguments.device, socs=None, widths=widths, slots=arguments.context)
-    known = "; ".join(f"{soc.number}: {soc.name}" for soc in CHIPS.values())
-    if arguments.soc in {None, _LIST}:
+    if arguments.soc is None and arguments.device == "qnn":
+        known = "; ".join(f"{soc.number}: {soc.name}" for soc in CHIPS.values())
         raise InputError(f"--soc: give the chips to compile for, such as --soc 57,69 ({known})")
-    widths = DEFAULT_WIDTHS if arguments.widths is None else arguments.widths
+    widths = arguments.widths or DEFAULT_WIDTHS
     return CompileRequest.of(arguments.device, socs=arguments.soc, widths=widths, slots=arguments.context)
 
 

@@ -6,13 +6,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, add_json, count
+from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.memory.sizes import format_nbytes
 
-from .common import add_prepare, finish, quiet
-from .compile_command import add_device, check_device, compile_exported
-from .export_modes import add_comparison, run_comparison
-from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
+from .common import check_adapter_names, quiet
+from .pack_options import add_formats, add_graphs, add_recipe, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class ExportCommand:
             "--out",
             type=Path,
             metavar="PACK",
-            help="folder to create; must not exist yet (required to make a pack)",
+            help="folder to create; must not exist yet (required unless --dry-run)",
         )
         parser.add_argument("--name", help="the pack's name (default: the folder's name)")
         parser.add_argument("--license", help="licence of the base models, overriding the one that their folders name")
@@ -55,19 +53,16 @@ class ExportCommand:
         add_json(parser)
         add_recipe(parser)
         add_graphs(parser)
-        add_gguf(parser)
+        add_formats(parser)
         add_trim(parser)
-        add_device(parser)
-        add_prepare(parser)
-        add_comparison(parser)
-        parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.prepare and (arguments.dry_run or arguments.compare):
-            mode = "--dry-run" if arguments.dry_run else "--compare"
-            arguments.usage_error(f"argument --prepare: {mode} makes no pack whose weights could be prepared")
         with quiet(debug=arguments.debug):
-            return finish(arguments, run_comparison(arguments) if arguments.compare else _make(arguments))
+            report = _make(arguments)
+        if arguments.json:
+            print_json(report)
+        return 0
 
 
 def _make(arguments: Namespace) -> Report:
@@ -75,9 +70,8 @@ def _make(arguments: Namespace) -> Report:
     from ..frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
-    check_gguf_options(arguments)
+    check_adapter_names(arguments)
     check_trim(arguments)
-    check_device(arguments)
     require_frameworks()
     from ..pair_export import PairRequest
 
@@ -94,9 +88,6 @@ def _make(arguments: Namespace) -> Report:
         noise_positions=arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,
-        gguf_kind=arguments.gguf_type or "",
-        imatrix_text=arguments.imatrix_text,
-        imatrix=arguments.imatrix,
         adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         cache=not arguments.no_cache,
     )
@@ -105,8 +96,6 @@ def _make(arguments: Namespace) -> Report:
     report = _export(request)
     if arguments.trim_vocab is not None:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
-    if arguments.device is not None:
-        report["npu"] = compile_exported(arguments)
     return report
 
 

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, add_json, count
+from edgedecode.commands import Command, add_json, count, print_json
 
-from .common import add_prepare, check_adapter_names, finish, named_path, quiet
+from .common import check_adapter_names, named_path, quiet
 
 if TYPE_CHECKING:
     from edgedecode.pack.manifest import Manifest
@@ -55,7 +55,6 @@ class ImportCommand:
             help="measure how far the engine's own kernels round apart, on N positions (default 0: edgedecode's, which "
             "run where they can, round alike)",
         )
-        add_prepare(parser)
         add_json(parser)
         parser.set_defaults(usage_error=parser.error)
 
@@ -68,7 +67,10 @@ class ImportCommand:
         from .pack_tables import shown
 
         with quiet(debug=arguments.debug):
-            return finish(arguments, shown(lambda stages: _imported(arguments, stages), out=arguments.out))
+            report = shown(lambda stages: _imported(arguments, stages), out=arguments.out)
+        if arguments.json:
+            print_json(report)
+        return 0
 
 
 def _check_ways(arguments: Namespace) -> None:
@@ -78,8 +80,6 @@ def _check_ways(arguments: Namespace) -> None:
         arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")
     if arguments.target is not None and arguments.draft_onnx is not None:
         arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
-    if arguments.target is not None and arguments.prepare:
-        arguments.usage_error("argument --prepare: it goes with --onnx; llama.cpp reads a GGUF file as it is")
     check_adapter_names(arguments)
 
 

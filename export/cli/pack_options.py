@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import count, whole_number
 
-from ..gguf.llama_calls import K_QUANTS
 from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, LORA_MODULES, GraphRequest, Span
-from .common import check_adapter_names, named_path
+from .common import named_path
 
 if TYPE_CHECKING:
     from ..graph.recipe import Recipe
@@ -75,7 +74,7 @@ def read_recipe(arguments: Namespace) -> Recipe:
     calibrated = arguments.calibrated or (arguments.calibrated is None and (text or 4 in (bits, head)))
     recipe = Recipe(schemes[bits], schemes[head], raised=raised, calibrated=calibrated)
     if arguments.out is None and not arguments.dry_run:
-        arguments.usage_error("the following arguments are required: --out (or --dry-run, or --compare)")
+        arguments.usage_error("the following arguments are required: --out (or --dry-run)")
     if arguments.block_size is not None and not recipe.quantized:
         arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
     if arguments.activations == "16" and not recipe.quantized:
@@ -86,8 +85,6 @@ def read_recipe(arguments: Namespace) -> Recipe:
         arguments.usage_error("argument --calibrate-text: --no-calibrated leaves it unused, give one of them")
     if calibrated and 4 not in (bits, head):
         arguments.usage_error("argument --calibrated: it only affects 4-bit weights, add --bits 4")
-    if arguments.compare_text is not None:
-        arguments.usage_error("argument --compare-text: it needs --compare")
     return recipe
 
 
@@ -152,48 +149,15 @@ def _context(text: str) -> int:
     return value
 
 
-def add_gguf(parser: ArgumentParser) -> None:
-    """Add the options."""
-    group = parser.add_argument_group("for llama.cpp")
-    group.add_argument(
+def add_formats(parser: ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
         "--formats",
         type=_formats,
         default=("onnx",),
         metavar="LIST",
         help="what to write: onnx, or onnx,gguf for llama.cpp too, with the same quantized blocks (default onnx)",
     )
-    group.add_argument(
-        "--gguf-type",
-        choices=K_QUANTS,
-        help="let llama.cpp quantize the GGUF file from the original weights instead (needs llama-cpp-python)",
-    )
-    matrix = group.add_mutually_exclusive_group()
-    matrix.add_argument(
-        "--imatrix-text",
-        type=Path,
-        metavar="FILE",
-        help="with --gguf-type: measure an importance matrix on this .txt, or .jsonl with messages",
-    )
-    matrix.add_argument(
-        "--imatrix",
-        type=Path,
-        metavar="FILE",
-        help="with --gguf-type: an importance matrix from llama.cpp's llama-imatrix (GGUF)",
-    )
-
-
-def check_gguf_options(arguments: Namespace) -> None:
-    """Exit with a usage error if the options contradict each other."""
-    check_adapter_names(arguments)
-    if arguments.gguf_type and "gguf" not in arguments.formats:
-        arguments.usage_error("argument --gguf-type: no GGUF file is requested, add --formats onnx,gguf")
-    if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:
-        arguments.usage_error(
-            "arguments --imatrix-text and --imatrix: only llama.cpp's quantizer uses them, add --gguf-type "
-            "(--calibrated rounds the pack's own blocks by a text)"
-        )
-    if arguments.imatrix and arguments.draft:
-        arguments.usage_error("argument --imatrix: it was measured on one model, not on a pair; use --imatrix-text")
 
 
 def _formats(text: str) -> tuple[str, ...]:

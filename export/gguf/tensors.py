@@ -19,7 +19,7 @@ from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_en
 
 from ..graph.model_shape import Shape
 from .rotation import Rotation
-from .row_source import ArrayRows, FloatRows, RowArray, Rows, StoredRows
+from .row_source import ArrayRows, RowArray, Rows, StoredRows
 
 if TYPE_CHECKING:
     import gguf
@@ -54,12 +54,12 @@ def tensors_of(
     shape: Shape,
     layout: Architecture,
     rotation: Rotation,
-    stored: StoredRows | None,
+    stored: StoredRows,
     query_factor: float = 1.0,
 ) -> list[Tensor]:
     """Return all tensors of the file.
 
-    stored: the pack's quantized matrices; None: write float32. query_factor: see `network_metadata.query_factor`.
+    stored: the pack's matrices. query_factor: see `network_metadata.query_factor`.
     """
     found = list(_factors(layout, rotation))
     for name, parameter in network.named_parameters():
@@ -71,7 +71,7 @@ def tensors_of(
             factor = query_factor if name.endswith("q_norm.weight") else 1.0
             rows = ArrayRows(_vector(parameter, shift=shift, factor=factor))
         else:
-            rows = stored.find(parameter) if stored is not None else FloatRows(parameter, 32)
+            rows = stored.find(parameter)
         found.append(Tensor(title, tuple(parameter.shape), rows, head))
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from edgedecode.errors import ExportError
 
-from .llama_calls import engine_installed, engine_tokens
+from .llama_tokens import engine_installed, engine_tokens
 from .vocabulary import Kind, Vocabulary
 
 if TYPE_CHECKING:

@@ -38,11 +38,6 @@ class Moments:
 
     pieces: tuple[FloatArray, ...]
 
-    @property
-    def importance(self) -> FloatArray:
-        """The mean squares, float32 [columns]: the weight of each column's squared error."""
-        return np.concatenate([piece.diagonal() for piece in self.pieces])
-
     def factors(self) -> list[FloatArray]:
         """Return, for each piece, the upper triangular U with UᵀU = the inverse of the damped moments."""
         return [_factor(piece) for piece in self.pieces]

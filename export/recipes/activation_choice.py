@@ -6,11 +6,10 @@ graph/passes/stored_weights.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,6 @@ from ..graph.passes.stored_weights import product_names, set_activations
 from ..job import ModelJob
 from .activation_errors import LIMIT, Measured, measure_products, some_of, wide_products
 from .calibration import Tokens, sample_texts
-from .pass_speeds import Speeds
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -36,7 +34,6 @@ TOKENS = 1024
 _TOLERANCE = 0.02
 """Allowed loss of top-1 agreement with float activations, compared to 16 bits everywhere. A larger value keeps more
 products at 8 bits."""
-_TURNS = 2
 _PASS = 32
 """Rows per forward pass with all logits: at 150,000 ids a pass returns 20 MB."""
 _TRIAL_FILE = "activations.onnx"
@@ -71,8 +68,6 @@ def choose_activations(
         chosen, found = _least(trials, texts, measured, everything=everything, at8=at8, at16=at16)
         if 0 < len(chosen) < len(everything):
             ways["chosen"] = ActivationsWay(found)
-    if chosen:
-        ways = trials.timed(ways, {"8": (), "chosen" if "chosen" in ways else "16": chosen})
     return ActivationsEntry(
         asked=job.activations,
         wide=chosen,
@@ -147,20 +142,6 @@ class _Trials:
         with self.open(wide) as model:
             found = np.concatenate([_leading(model, text) for text in texts])
         return float((found == measured.leading).mean())
-
-    def timed(
-        self, ways: Mapping[str, ActivationsWay], choices: Mapping[str, Collection[str]]
-    ) -> dict[str, ActivationsWay]:
-        """Add the times of forward passes over one and several rows, measured interleaved."""
-        speeds = {name: Speeds() for name in choices}
-        for name in [*choices] * _TURNS:
-            with self.open(choices[name]) as model:
-                speeds[name].take_turn(model)
-        found = dict(ways)
-        for name, each in speeds.items():
-            step = 1e3 * median(each.samples[1])
-            found[name] = replace(found[name], step_ms=step, c4=each.c(4), c8=each.c(8))
-        return found
 
 
 def _leading(model: LanguageModel, text: Sequence[int]) -> IntArray:

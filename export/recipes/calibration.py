@@ -68,10 +68,10 @@ def find_moments(
     texts: Tokens,
     *,
     tied: bool,
-    wanted: Collection[str] | None = None,
+    wanted: Collection[str],
     progress: Callable[[int], None] = lambda amount: None,
 ) -> dict[str, Moments]:
-    """Return the second moments of the inputs of these projections and head, or of all, by `projection_name`.
+    """Return the second moments of the inputs of the projections and head in `wanted`, by `projection_name`.
 
     tied: those of the head are the embedding's too. Short texts share a forward pass, masked from each other.
     """
@@ -86,7 +86,7 @@ def find_moments(
         return before
 
     def is_wanted(name: str) -> bool:
-        return wanted is None or name in wanted or (tied and name == HEAD and EMBEDDING in wanted)
+        return name in wanted or (tied and name == HEAD and EMBEDDING in wanted)
 
     original = reference.of_originals()
     count = 0

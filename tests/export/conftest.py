@@ -14,7 +14,7 @@ from edgedecode.export.graph.graph_request import GraphRequest  # noqa: E402
 from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
 from edgedecode.export.pair_export import PairRequest, export_pair  # noqa: E402
-from edgedecode.export.recipes import activation_choice, pass_speeds  # noqa: E402
+from edgedecode.export.recipes import activation_choice  # noqa: E402
 from edgedecode.export.stages import Stages  # noqa: E402
 from edgedecode.pack.manifest import Manifest  # noqa: E402
 
@@ -57,11 +57,9 @@ def export(
 
 @pytest.fixture(scope="module", autouse=True)
 def short_measurements() -> Iterator[None]:
-    """Measure activations over a short text and few passes: most tests do not check the result."""
+    """Measure activations over a short text: most tests do not check the result."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(activation_choice, "TOKENS", SHORT_TEXT)
-        patch.setattr(activation_choice, "_TURNS", 1)
-        patch.setattr(pass_speeds, "ROUNDS", 2)
         yield
 
 

@@ -44,45 +44,6 @@ def test_export_prints_stages_and_a_json_report(
     assert report["models"]["target"]["parity"]["loss_positions"] > 100
 
 
-def test_prepare_writes_the_tiles_before_the_first_load(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "pack"
-    words = ("--draft", llama, "--bits", "4", "--noise-positions", "0", "--prepare", "--json")
-    assert run("export", "--target", llama, "--out", out, *words) == 0
-    report = json.loads(capsys.readouterr().out)
-
-    def tiles() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "tiles").glob("*.tiles")}
-
-    prepared = tiles()
-    assert bool(prepared) == any(report["kernels"].values())
-    with edgedecode.load(out, runtime="onnx") as pair:
-        assert pair.draft is not None
-        assert report["kernels"] == {"target": pair.target.card.kernels, "draft": pair.draft.card.kernels}
-    assert tiles() == prepared
-
-
-def test_export_without_prepare_writes_no_tiles(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
-    assert not list((tmp_path / "cache").glob("tiles/*.tiles"))
-
-
-def test_prepare_is_a_usage_error_without_an_onnx_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ways = [
-        (("export", "--target", "x", "--dry-run"), "--dry-run makes no pack"),
-        (("export", "--target", "x", "--compare"), "--compare makes no pack"),
-        (("import", "--target", "x.gguf", "--out", tmp_path / "pack"), "it goes with --onnx"),
-    ]
-    for words, message in ways:
-        with pytest.raises(SystemExit) as caught:
-            run(*words, "--prepare")
-        assert caught.value.code == 2
-        assert f"argument --prepare: {message}" in capsys.readouterr().err
-
-
 def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
     quiet = capfd.readouterr()
@@ -97,6 +58,8 @@ def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: py
         (("--block-size", "64"), "invalid choice"),
         (("--noise-positions", "-1"), "'-1' is too small: the minimum is 0"),
         (("--noise-positions", "many"), "'many' is not a whole number"),
+        (("--mixed",), "add --bits 4"),
+        (("--calibrated",), "add --bits 4"),
     ],
 )
 def test_export_refuses_bad_arguments(

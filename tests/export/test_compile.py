@@ -24,7 +24,6 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from tests.hub import Hub, check_download
 
 pytest.importorskip("onnx_ir")
-from edgedecode.export.cli import compile_command
 from edgedecode.export.npu import compile_pack as compiling
 from edgedecode.export.npu import compile_request, npu_files
 
@@ -150,19 +149,6 @@ def test_a_missing_or_other_compiler_is_named_with_its_remedy(
     monkeypatch.setattr(compile_request, "find_spec", lambda name: object())
     monkeypatch.setattr(compile_request, "version", lambda name: "1.24.0")
     assert "onnxruntime-qnn 1.24.0 is installed, 2.7.* is needed" in refused(capsys, *words)
-
-
-def test_export_checks_the_options_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("export", "--target", tmp_path / "none", "--out", tmp_path / "out")
-    for more, said in (
-        (("--soc", "57"), "argument --soc: it needs --device qnn"),
-        (("--widths", "8"), "argument --widths: it needs --device qnn"),
-        ((*QNN, "--soc", "57", "--dry-run"), "--dry-run makes no pack to compile"),
-    ):
-        with pytest.raises(SystemExit):
-            run(*words, *more)
-        assert said in capsys.readouterr().err
-    assert "is not a known system on chip" in refused(capsys, *words, *QNN, "--soc", "1")
 
 
 @pytest.mark.parametrize(
@@ -355,29 +341,18 @@ def test_a_pack_without_its_binary_is_refused(compiled: Path, tmp_path: Path) ->
 
 
 @on_the_emulator
-def test_export_compiles_the_pack_it_makes(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_models_of_a_pair_are_compiled_for_one_context(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "pack"
-    words = ("--draft", llama, "--noise-positions", "0", "--context", "192", "--json")
-    assert run("export", "--target", llama, "--out", out, *words, *QNN, "--soc", "57") == 0
+    assert run("export", "--target", llama, "--draft", llama, "--out", out, "--context", "192") == 0
+    capsys.readouterr()
+    assert run("compile", out, *QNN, "--soc", "57", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert [graph["graph"] for graph in report["npu"]["compiled"]] == 2 * ["static-1", "static-8", "static-128"]
+    assert [graph["graph"] for graph in report["compiled"]] == 2 * ["static-1", "static-8", "static-128"]
     manifest = check_pack(out)
     for entry in manifest.models.values():
         assert {graph.slots for graph in entry.graphs.values() if graph.width} == {192}
-
-
-def test_an_export_that_cannot_compile_says_that_the_pack_is_there(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "pack"
-    for module in (compiling, compile_command):
-        monkeypatch.setattr(module, "require_compiler", lambda: None)
-    monkeypatch.setattr(compiling, "ask_child", lambda *words, seconds: ChildReply(failure="no licence"))
-    assert run("export", "--target", llama, "--out", out, "--noise-positions", "0", *QNN, "--soc", "57") == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"the pack {out} is complete and not compiled (`edgedecode compile` tries again): " in line
-    assert "no licence" in line
-    check_pack(out)
 
 
 def test_a_full_disk_is_refused_before_anything_is_compiled(

@@ -56,11 +56,6 @@ def test_columns_that_the_text_never_activates_are_rounded_to_nearest() -> None:
     assert np.abs(dequantize(blocks, Scheme(4, 32)) - weights)[:, 64:].max() <= np.abs(weights).max() / 4
 
 
-def test_importance_is_the_mean_square_of_each_column() -> None:
-    inputs = correlated(64, 1536, 5)
-    np.testing.assert_allclose(moments_of(inputs).importance, (inputs**2).mean(axis=0), rtol=1e-4)
-
-
 def test_8_bits_are_rounded_to_nearest() -> None:
     weights = np.random.default_rng(6).standard_normal((4, 128)).astype(np.float32)
     plain, found = (

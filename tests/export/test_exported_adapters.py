@@ -251,15 +251,13 @@ def test_export_with_an_adapter_that_does_not_fit_leaves_no_files(
     [
         (["--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
         (["--adapter", "b"], "is not NAME=PATH"),
-        (["--compare", "--adapter", "a=b"], "--adapter"),
-        (["--compare", "--imatrix", "b"], "--imatrix"),
     ],
 )
 def test_export_refuses_conflicting_adapter_options(
     more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["export", "--target", "x", *([] if "--compare" in more else ["--out", "pack"]), *more])
+        main(["export", "--target", "x", "--out", "pack", *more])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
 

@@ -299,25 +299,10 @@ def test_import_prints_a_json_report(built: Path, tmp_path: Path, capsys: pytest
     report = json.loads(capsys.readouterr().out)
     assert report["models"]["target"]["weights_nbytes"] == (built / WEIGHTS).stat().st_size
     assert report["models"]["target"]["license"] == "MIT"
-    assert "kernels" not in report
     assert run("import", "--onnx", built, "--out", out) == 1
     error = capsys.readouterr().err
     assert "exists and is not empty" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.usefixtures("tables_too")
-def test_import_prepares_on_request(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "pack"
-    assert run("import", "--onnx", built, "--out", out, "--noise-positions", "0", "--prepare", "--json") == 0
-    printed = capsys.readouterr().out
-    assert "target/model.onnx.data stays at" in printed
-    with edgedecode.load(out, runtime="onnx") as pair:
-        assert json.loads(printed.splitlines()[-1])["kernels"] == {"target": pair.target.card.kernels}
-    assert ("weights prepared for" in printed) == bool(list((tmp_path / "cache" / "tiles").glob("*.tiles")))
 
 
 def test_import_loads_no_training_framework(built: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ FLAGS = {
     "chat": ("--verify", "--reproducible"),
     "show": ("--verify", "--json"),
     "cache": ("show", "--json", "clear", "--costs"),
-    "import": ("--copy", "--json", "--prepare"),
+    "import": ("--copy", "--json"),
     "bench": ("--quick",),
     "devices": ("--help",),
     "export": ("--dry-run", "--no-cache"),

@@ -33,7 +33,7 @@ def manifest() -> Manifest:
         asked="auto",
         wide=("head",),
         products={"head": ProductError(0.3, 0.001)},
-        ways={"8": ActivationsWay(0.9, 8.0, 1.1, 1.3), "16": ActivationsWay(0.99)},
+        ways={"8": ActivationsWay(0.9), "16": ActivationsWay(0.99)},
         text="1024 tokens",
         kernels="avx2",
     )
@@ -140,9 +140,6 @@ OPTIONAL |= {
     "trim",
     "activations",
     "kernels",
-    "step_ms",
-    "c4",
-    "c8",
     "calibration",
     "categories",
     "runtime",

@@ -1,4 +1,4 @@
-"""Run stock llama.cpp in a child process: all logits of a text in one pass, optionally with adapters.
+"""Run stock llama.cpp in a child process: all logits of a text in one pass, optionally with adapters; its quantizer.
 
 Run as a script: arguments are the model, a .npy of ids, the .npy to write, then adapters as PATH or PATH=SCALE.
 """
@@ -32,6 +32,18 @@ def stock_logits(model: Path, tokens: Sequence[int], adapters: Sequence[Path] = 
         assert done.returncode == 0, done.stderr[-2000:]
         logits: FloatArray = np.load(out)
         return logits
+
+
+def stock_quantize(source: Path, out: Path, *, kind: str) -> None:
+    """Quantize a float file into one of llama.cpp's mixtures."""
+    code = (
+        "import ctypes, sys, llama_cpp; llama_cpp.llama_backend_init(); source, out, kind = sys.argv[1:]; "
+        "parameters = llama_cpp.llama_model_quantize_default_params(); "
+        "parameters.ftype = getattr(llama_cpp, f'LLAMA_FTYPE_MOSTLY_{kind}'); "
+        "sys.exit(llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(parameters)))"
+    )
+    words = [sys.executable, "-c", code, str(source), str(out), kind]
+    subprocess.run(words, capture_output=True, text=True, check=True)
 
 
 def _main(model_path: str, ids_path: str, out_path: str, *adapters: str) -> None:

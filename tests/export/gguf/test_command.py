@@ -1,27 +1,21 @@
-"""`export --formats onnx,gguf` from the command line, and K-quants by llama.cpp's quantizer."""
+"""`export --formats onnx,gguf` from the command line, and llama.cpp's failures."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.llama_calls import engine_tokens, quantize_file
+from edgedecode.export.gguf.llama_tokens import engine_tokens
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import recipe
-from tests.export.test_architectures import random_tokens
 from tests.export.tiny import TinyModel, write_model
 
-from .stock import stock_logits
-from .writing import export_gguf, needs_engine, numbers, tensors_in, value_of
+from .writing import needs_engine, value_of
 
 pytestmark = pytest.mark.export
-
-WIDE = TinyModel(hidden=256, mlp=512, heads=4, head_size=64)
-"""A model for K-quants, whose blocks span 256 columns."""
 
 
 def arguments(model: Path, out: Path, *more: str) -> list[str]:
@@ -57,7 +51,6 @@ def test_export_without_formats_writes_no_gguf_file(tmp_path: Path) -> None:
     [
         (("--formats", "gguf"), "give onnx,gguf"),
         (("--formats", "onnx,pickle"), "is not a list of onnx and gguf"),
-        (("--gguf-type", "Q4_K_M"), "add --formats onnx,gguf"),
     ],
 )
 def test_gguf_options_refuse_bad_arguments(
@@ -68,37 +61,27 @@ def test_gguf_options_refuse_bad_arguments(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_gguf_type_needs_llama_cpp(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgedecode.export.gguf.llama_calls.engine_installed", lambda: False)
-    model = write_model(tmp_path / "model", TinyModel())
-    assert main(arguments(model, tmp_path / "pack", "--formats", "onnx,gguf", "--gguf-type", "Q6_K")) == 1
-    assert "pip install llama-cpp-python" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("kind", "wanted"), [("Q4_K_M", "Q4_K"), ("Q5_K_M", "Q5_K"), ("Q6_K", "Q6_K")])
-@needs_engine
-def test_gguf_type_quantizes_with_k_quants(kind: str, wanted: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", WIDE)
-    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(4), kind=kind)
-    path = tmp_path / "pack" / manifest.models["target"].gguf
-    kinds = {tensor.tensor_type.name for tensor in tensors_in(path).values()}
-    assert wanted in kinds
-    assert kinds <= {wanted, "Q6_K", "F32"}
-    assert sorted(file.name for file in path.parent.glob("*.gguf")) == ["model.gguf"]
-    exact = tensors_in(tmp_path / "exact" / export_gguf(model, tmp_path / "exact").models["target"].gguf)
-    for title, tensor in tensors_in(path).items():
-        error = numbers(tensor) - numbers(exact[title])
-        assert np.sqrt((error**2).mean()) < 0.1 * np.sqrt((numbers(exact[title]) ** 2).mean()), title
-    assert np.isfinite(stock_logits(path, random_tokens(24))).all()
-
-
 @needs_engine
 def test_llama_cpp_errors_are_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(64))
     with pytest.raises(ExportError, match=r"llama\.cpp failed to tokenize: .*cannot read the file"):
         engine_tokens(broken, ["a"])
-    with pytest.raises(ExportError, match=r"llama\.cpp failed to quantize"):
-        quantize_file(broken, tmp_path / "out.gguf", kind="Q6_K")
+
+
+def test_llama_cpp_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float] = []
+
+    def hang(*command: object, timeout: float, **options: object) -> None:
+        timeouts.append(timeout)
+        raise subprocess.TimeoutExpired("llama.cpp", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    for nbytes in (0, 500 << 20):
+        source = tmp_path / f"model{nbytes}"
+        with source.open("wb") as file:
+            file.truncate(nbytes)
+        with pytest.raises(ExportError, match=r"did not tokenize within \d+ s and was stopped"):
+            engine_tokens(source, ["a"])
+    assert timeouts[0] >= 60
+    assert timeouts[1] > timeouts[0] + 20

@@ -9,7 +9,6 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.export.gguf.llama_calls import quantize_file
 from edgedecode.export.imports.gguf_import import import_gguf_pair
 from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.stages import Stages
@@ -18,8 +17,8 @@ from edgedecode.text.tokenizer import Tokenizer
 from tests.export.conftest import recipe
 from tests.export.tiny import TinyModel, write_model
 
-from .test_command import WIDE
-from .writing import GGUF_SHAPES, export_gguf, needs_engine
+from .stock import stock_quantize
+from .writing import GGUF_SHAPES, WIDE, export_gguf, needs_engine
 
 pytestmark = pytest.mark.export
 SIZES = ("rows", "hidden_size", "layers", "kv_heads", "head_size")
@@ -70,7 +69,7 @@ def test_import_of_an_exported_gguf_file_generates_the_same_text(bits: int, tmp_
 @needs_engine
 def test_import_of_a_llama_cpp_mixture(tmp_path: Path) -> None:
     exported = export_gguf(write_model(tmp_path / "model", WIDE), tmp_path / "pack")
-    quantize_file(tmp_path / "pack" / exported.models["target"].gguf, tmp_path / "mixed.gguf", kind="Q4_K_M")
+    stock_quantize(tmp_path / "pack" / exported.models["target"].gguf, tmp_path / "mixed.gguf", kind="Q4_K_M")
     shutil.rmtree(tmp_path / "pack")
     entry = imported(tmp_path / "mixed.gguf", tmp_path / "reimported").models["target"]
     assert (entry.bits, entry.block_size, entry.head_bits, entry.quantization) == (4, 256, 6, "Q4_K, Q6_K")

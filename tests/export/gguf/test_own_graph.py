@@ -13,7 +13,6 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
-from edgedecode.export.gguf.llama_calls import quantize_file
 from edgedecode.export.graph.graph_request import Span
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
@@ -23,11 +22,10 @@ from tests.export.test_architectures import LONG, random_tokens
 from tests.export.test_parity import framework_logits
 from tests.export.tiny import TinyModel, write_model
 
-from .stock import stock_logits
-from .test_command import WIDE
+from .stock import stock_logits, stock_quantize
 from .test_import_back import imported
 from .test_stock import ROPES, largest_error
-from .writing import GGUF_SHAPES, context_in, export_gguf, needs_engine
+from .writing import GGUF_SHAPES, WIDE, context_in, export_gguf, needs_engine
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 EXACT = 2e-4
@@ -117,7 +115,7 @@ def test_mixtures_of_llama_cpp_give_its_logits_and_the_same_bits_at_every_width(
     Logits of the model before quantization are like these by 0.975 for Q6_K, and by 0.3 for Q2_K.
     """
     exported = export_gguf(write_model(tmp_path / "model", replace(WIDE, tied=tied, context=128)), tmp_path / "pack")
-    quantize_file(tmp_path / "pack" / exported.models["target"].gguf, path := tmp_path / "mixed.gguf", kind=kind)
+    stock_quantize(tmp_path / "pack" / exported.models["target"].gguf, path := tmp_path / "mixed.gguf", kind=kind)
     found = same_at_every_width(path, tmp_path / "imported")
     assert likeness(found, stock_logits(path, tokens_for(path))) > 0.995
 

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.llama_calls import engine_tokens
+from edgedecode.export.gguf.llama_tokens import engine_tokens
 from edgedecode.export.gguf.pretokenizers import KNOWN
 from edgedecode.export.gguf.specials import Specials, file_name, read_specials, write_vocabulary
 from edgedecode.export.gguf.tokenizer_check import check_reading

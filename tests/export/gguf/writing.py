@@ -22,6 +22,8 @@ from tests.export.conftest import recipe
 from tests.export.test_architectures import CAPS, SHAPES
 from tests.export.tiny import TinyModel
 
+WIDE = TinyModel(hidden=256, mlp=512, heads=4, head_size=64)
+"""A model for K-quants, whose blocks span 256 columns."""
 needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 
 GGUF_SHAPES = {
@@ -35,9 +37,7 @@ GGUF_SHAPES = {
 }
 
 
-def export_gguf(
-    target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE, kind: str = ""
-) -> Manifest:
+def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE) -> Manifest:
     """Export without measurements on the graph: activations have 8 bits."""
     request = PairRequest(
         target=str(target),
@@ -48,7 +48,6 @@ def export_gguf(
         noise_positions=0,
         activations="8",
         gguf=True,
-        gguf_kind=kind,
     )
     return export_pair(request, Stages())
 

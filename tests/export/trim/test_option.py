@@ -23,7 +23,6 @@ from edgedecode.text.prompts import Prompt, read_prompts
     [
         (["--out", "x", "--trim-vocab"], "argument --trim-vocab: it trims a draft's vocabulary, give --draft"),
         (["--draft", "d", "--dry-run", "--trim-vocab", "9"], "argument --trim-vocab: --dry-run makes no pack to trim"),
-        (["--draft", "d", "--compare", "--trim-vocab"], "it measures a fixed set of recipes, leave out --trim-vocab"),
         (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is not a whole number"),
         (
             ["--out", "x", "--draft", "d", "--trim-vocab", "0"],

@@ -1,0 +1,83 @@
+"""Texts for calibration: conversations and plain text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.engines.text_scores import ScoredText
+from edgedecode.errors import ExportError
+from edgedecode.export.recipes.scored_texts import read_texts
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.export
+
+ROW = {"messages": [{"role": "user", "content": "What is it?"}], "answer": "A fox in the garden."}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "scored.txt"
+    path.write_text("A hen and a fox went to the harbor, and the fox was sad. " * 4)
+    return path
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.jsonl"
+    path.write_text("\n".join(json.dumps(ROW) for _ in range(4)))
+    return path
+
+
+def test_export_refuses_a_missing_text(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["export", "--target", str(llama), "--out", str(tmp_path / "pack"), "--bits", "4"]
+    assert main([*words, "--calibrate-text", "nowhere.txt"]) == 1
+    assert "nowhere.txt cannot be read" in capsys.readouterr().err
+
+
+def read(path: Path, folder: Path, *, template: bool = True) -> tuple[ScoredText, ...]:
+    found = ChatTemplate((folder / "chat_template.jinja").read_text()) if template else None
+    return read_texts(path, tokenizer=Tokenizer.from_file(folder / "tokenizer.json"), template=found, context=256)
+
+
+def test_read_texts_scores_the_answer_of_a_conversation(llama: Path, calibration: Path) -> None:
+    tokenizer = Tokenizer.from_file(llama / "tokenizer.json")
+    texts = read(calibration, llama)
+    assert len(texts) == 4
+    assert tokenizer.decode(texts[0].tokens[texts[0].start :]) == ROW["answer"]
+    assert tokenizer.decode(texts[0].tokens[: texts[0].start]) == "user: What is it?\n"
+
+
+def test_read_texts_scores_plain_text_after_the_first_token(llama: Path, text: Path) -> None:
+    texts = read(text, llama)
+    assert {found.start for found in texts} == {1}
+    assert all(len(found.tokens) <= 256 for found in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "contains no text to score"),
+        ("a.jsonl", "\n", "contains no text to score"),
+        ("a.jsonl", "{", "line 1 is not JSON"),
+        ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 is not a JSON object"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
+        ("a.txt", b"\xff\xfe", "is not valid UTF-8"),
+    ],
+)
+def test_read_texts_refuses_invalid_files(
+    name: str, content: str | bytes, message: str, llama: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ExportError, match=message):
+        read(path, llama)
+
+
+def test_read_texts_of_conversations_needs_a_template(llama: Path, calibration: Path) -> None:
+    with pytest.raises(ExportError, match="no chat template"):
+        read(calibration, llama, template=False)
