@@ -32,11 +32,6 @@ class ModelJob:
     """The request for a GGUF file or its plan; None: neither is made."""
 
     @property
-    def adds_files(self) -> bool:
-        """Whether files are made besides the weights and the base graph."""
-        return bool(self.graphs.names[1:]) or self.gguf is not None
-
-    @property
     def measures_activations(self) -> bool:
         """Whether activation bits are chosen by measurement."""
         return self.activations != "8" and self.recipe.quantized

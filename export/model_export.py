@@ -10,9 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from edgedecode.engines.kernel_noise import KernelNoise
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import ARCHITECTURES
+from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import ModelEntry
 
 from .checks.model_checks import check_noise, check_parity, opened, with_noise
@@ -27,61 +29,61 @@ from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob
 from .job import ModelJob
+from .kept_steps import KeptSteps
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
 from .recipes.activation_choice import choose_activations, write_text
 from .recipes.calibration import TOKENS, Tokens, find_moments, sample_texts
 from .recipes.loss import measure_loss
-from .resume.finished_steps import Unit
 from .stages import Stages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
-_WEIGHTS, _ACTIVATIONS, _PARITY, _EXTRA = "weights", "activations", "parity", "further files"
 
 
-def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
-    """Export `job` from the files `weights` into the role's folder of `unit`, and check the result.
+def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, steps: KeptSteps, stages: Stages) -> ModelEntry:
+    """Export `job` from the files `weights` into the role's folder of `pack`, and check the result.
 
-    Steps finished in an earlier run are skipped. Raises ExportError when a check fails.
+    steps: what is kept of an earlier run. Raises ExportError when a check fails.
     """
-    unit.resume(stages)
-    last = _EXTRA if job.adds_files else _PARITY
-    entry = unit.finished(last) or _checked(job, weights, unit=unit, stages=stages)
-    if job.texts.noise_positions:
-        step = f"noise over {job.texts.noise_positions}"
-        entry = unit.finished(step) or unit.finish(step, _with_noise(entry, job, pack=unit.folder, stages=stages))
-    return replace(entry, license=job.license, source=job.source.origin)
-
-
-def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
-    """Run the unfinished steps that need the checkpoint: write weights and graphs, and check them."""
+    (pack / job.role).mkdir()
     checkpoint = Checkpoint(weights)
     try:
-        with stages.stage(f"{job.role}: structure"):
-            network = _network(job, checkpoint)
-            if job.gguf is not None and not job.gguf.planned:
-                check_gguf_network(job.source, network)
-            windows = find_windows(network, context=job.context)
-            drawing = _drawing(job, network, windows=windows)
-            parameters = sum(parameter.numel() for parameter in network.parameters())
-            entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-        steps = _ModelSteps(job, unit, checkpoint, stages, drawing)
-        reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-        steps.write(entry, reference)
-        if job.recipe.calibrated:
-            reference = reference.reading(StoredRows(drawing.weights, steps.folder / WEIGHTS_FILE))
-        text = steps.own_text(entry) if job.recipe.quantized and unit.finished(_PARITY) is None else ()
-        if job.measures_activations:
-            entry = steps.with_activations(entry, reference, text)
-        entry = unit.finished(_PARITY) or unit.finish(_PARITY, steps.checked(entry, reference, text))
-        if not job.adds_files:
-            return entry
-        entry = steps.with_variants(entry, reference)
-        return unit.finish(_EXTRA, steps.with_gguf(entry, reference, windows=windows))
+        entry = _checked(job, checkpoint, pack=pack, steps=steps, stages=stages)
     finally:
         checkpoint.close()
+    if positions := job.texts.noise_positions:
+        noise = steps.value(f"noise over {positions}", KernelNoise, lambda: _noise(entry, job, pack, stages))
+        entry = with_noise(entry, noise)
+    return entry
+
+
+def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSteps, stages: Stages) -> ModelEntry:
+    """Write weights and graphs, and check them: everything that needs the checkpoint."""
+    with stages.stage(f"{job.role}: structure"):
+        network = _network(job, checkpoint)
+        if job.gguf is not None and not job.gguf.planned:
+            check_gguf_network(job.source, network)
+        windows = find_windows(network, context=job.context)
+        drawing = _drawing(job, network, windows=windows)
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+    work = _ModelSteps(job, pack, checkpoint, stages, drawing)
+    reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+    steps.file(work.folder / WEIGHTS_FILE, lambda: work.write_weights(entry, reference))
+    if job.recipe.calibrated:
+        reference = reference.reading(StoredRows(drawing.weights, work.folder / WEIGHTS_FILE))
+    text: Tokens = ()
+    if job.recipe.quantized:
+        text = steps.value("text", list[list[int]], lambda: work.own_text(entry))
+    if job.measures_activations:
+        chosen = steps.value("activations", ActivationsEntry, lambda: work.chosen(entry, reference, text))
+        set_activations(drawing.model, chosen.wide)
+        entry = replace(entry, activations=chosen)
+    drawing.write_graph(work.folder)
+    entry = work.with_variants(work.checked(entry, reference, text), reference)
+    return work.with_gguf(entry, reference, windows=windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,62 +91,44 @@ class _ModelSteps:
     """The steps that need the checkpoint, and their common inputs."""
 
     job: ModelJob
-    unit: Unit
+    pack: Path
     checkpoint: Checkpoint
     stages: Stages
     drawing: Drawing
 
     @property
     def folder(self) -> Path:
-        return self.unit.folder / self.job.role
+        return self.pack / self.job.role
 
-    def write(self, entry: ModelEntry, reference: Reference) -> None:
-        """Write the weights unless done, and the base graph unless activation bits are still to be chosen."""
-        if self.unit.finished(_WEIGHTS) is None:
-            if self.job.recipe.calibrated:
-                texts = self.job.calibration or self._calibration_text(entry)
-                wanted = self.drawing.weights.calibrated
-                self.drawing.weights.calibrate(self._moments(texts, reference, wanted=wanted))
-            with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
-                self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
-                if not self.job.measures_activations:
-                    self.drawing.write_graph(self.folder)
-            self.drawing.weights.calibrate({})  # moments take more memory than the weights
-            self.unit.finish(_WEIGHTS, entry)
+    def write_weights(self, entry: ModelEntry, reference: Reference) -> None:
+        """Write the weights, calibrated if the recipe asks for that."""
+        weights = self.drawing.weights
+        if self.job.recipe.calibrated:
+            texts = self.job.calibration or self._calibration_text(entry)
+            weights.calibrate(self._moments(texts, reference, wanted=weights.calibrated))
+        with self.stages.stage(f"{self.job.role}: weights", weights.elements) as advance:
+            self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
+        weights.calibrate({})  # moments take more memory than the weights
 
-    def own_text(self, entry: ModelEntry) -> Tokens:
+    def own_text(self, entry: ModelEntry) -> list[list[int]]:
         """Return text that the model writes, to be measured on."""
         with self.stages.stage(f"{self.job.role}: text", CHOICE_TOKENS) as advance:
-            return write_text(self.job, entry, self.drawing.model, pack=self.unit.folder, progress=advance)
+            text = write_text(self.job, entry, self.drawing.model, pack=self.pack, progress=advance)
+        return [list(tokens) for tokens in text]
 
-    def with_activations(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
-        """Choose activation bits for all graphs, write the base graph and return the entry with the choice."""
-        done = self.unit.finished(_ACTIVATIONS)
-        chosen = None if done is None else done.activations
-        if chosen is None:
-            with self.stages.stage(f"{self.job.role}: activations", CHOICE_TOKENS) as advance:
-                chosen = choose_activations(
-                    self.job,
-                    entry,
-                    self.drawing.model,
-                    reference,
-                    pack=self.unit.folder,
-                    own_text=text,
-                    progress=advance,
-                )
-        set_activations(self.drawing.model, chosen.wide)
-        entry = replace(entry, activations=chosen)
-        if done is None:
-            self.drawing.write_graph(self.folder)
-            self.unit.finish(_ACTIVATIONS, entry)
-        return entry
+    def chosen(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ActivationsEntry:
+        """Choose activation bits for all graphs."""
+        with self.stages.stage(f"{self.job.role}: activations", CHOICE_TOKENS) as advance:
+            return choose_activations(
+                self.job, entry, self.drawing.model, reference, pack=self.pack, own_text=text, progress=advance
+            )
 
     def checked(self, entry: ModelEntry, reference: Reference, text: Tokens) -> ModelEntry:
         """Check the base graph and return the entry with its parity, and its loss on a text. Raises ExportError."""
         with self.stages.stage(f"{self.job.role}: parity"):
             write_exact(self.drawing.model, self.folder / EXACT_FILE)
             exact = f"{self.job.role}/{EXACT_FILE}"
-            parity = check_parity(entry, self.unit.folder, exact=exact, reference=reference, texts=self.job.texts)
+            parity = check_parity(entry, self.pack, exact=exact, reference=reference, texts=self.job.texts)
             (self.folder / EXACT_FILE).unlink()
         entry = replace(entry, parity=parity)
         return self._with_loss(entry, reference, text) if text else entry
@@ -155,14 +139,14 @@ class _ModelSteps:
         texts = [ScoredText(tuple(tokens), len(prompt)) for tokens, prompt in zip(text, prompts, strict=False)]
         with (
             self.stages.stage(f"{self.job.role}: loss", sum(each.scored for each in texts)) as advance,
-            opened(entry, self.unit.folder, self.job.texts) as model,
+            opened(entry, self.pack, self.job.texts) as model,
         ):
             return replace(entry, parity={**entry.parity, **measure_loss(model, reference, texts, progress=advance)})
 
     def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
         """Build and check the other requested graphs and return the entry with them. Raises ExportError."""
         job = self.job
-        variants = VariantJob(job.role, self.unit.folder, job.graphs, self.drawing, reference, job.texts)
+        variants = VariantJob(job.role, self.pack, job.graphs, self.drawing, reference, job.texts)
         for name in job.graphs.names[1:]:
             with self.stages.stage(f"{job.role}: {name} graph"):
                 entry = variants.add(name, entry)
@@ -219,7 +203,7 @@ class _ModelSteps:
         texts = self.job.texts
         with (
             self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,
-            TemporaryDirectory(dir=self.unit.folder) as place,
+            TemporaryDirectory(dir=self.pack) as place,
         ):
             folder = Path(place) / self.job.role
             folder.mkdir()
@@ -253,10 +237,9 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
     )
 
 
-def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
+def _noise(entry: ModelEntry, job: ModelJob, pack: Path, stages: Stages) -> KernelNoise:
     with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
-        noise = check_noise(entry, pack, texts=job.texts, progress=advance)
-    return with_noise(entry, noise)
+        return check_noise(entry, pack, texts=job.texts, progress=advance)
 
 
 def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> ModelEntry:

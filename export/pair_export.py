@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from edgedecode.adapters.adapter_parts import Projections
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
+from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
@@ -32,6 +33,7 @@ from .graph.graph_request import (
 from .graph.model_shape import check_engine
 from .graph.recipe import Recipe
 from .job import ModelJob
+from .kept_steps import KeptSteps, kept_steps
 from .model_export import export_model
 from .pack_texts import (
     NO_TEMPLATE,
@@ -45,7 +47,6 @@ from .pack_texts import (
 )
 from .recipes.calibration import Tokens
 from .recipes.scored_texts import read_texts
-from .resume.step_cache import Kept, job_key, kept_units
 from .stages import Stages
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class PairRequest:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Name → folder of PEFT adapters; the models that they are for then get a lora graph."""
     cache: bool = True
-    """Keep finished steps in the user's cache until the pack is complete."""
+    """Keep slow steps in the user's cache until the pack is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +106,24 @@ class PairPlan:
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, leaving no partial pack behind.
 
-    If it is interrupted or the other model fails, finished steps stay in the cache, and a rerun resumes from there.
+    If it is interrupted or the other model fails, slow steps that are finished stay in the cache for the next run.
     """
     with stages.stage("check"):
         plan = check_pair(request, out=request.out)
     target, jobs = plan.jobs[0].source, plan.jobs
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
-    with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
+    steps = {job.role: kept_steps(job, weights[job.role], stages, use=request.cache) for job in jobs}
+    with _kept_after_an_interruption(steps), new_folder(request.out) as folder:
         copy_texts(target.folder, folder, template=plan.template)
         adapters = {
             name: copy_adapter(found, request.adapters[name], folder, name) for name, found in plan.adapters.items()
         }
-        models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
+        models = {}
         for job in jobs:
+            with steps[job.role].checked():
+                models[job.role] = export_model(
+                    job, weights[job.role], pack=folder, steps=steps[job.role], stages=stages
+                )
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
             texts = PackTexts(
@@ -231,10 +237,14 @@ def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, 
     return tuple(text.tokens for text in texts)
 
 
-def _model(job: ModelJob, weights: Sequence[Path], *, pack: Path, kept: Kept, stages: Stages) -> ModelEntry:
-    """Export one role's model in the step cache, then move it into the pack."""
-    unit = kept.unit(job.role, key=job_key(job, weights), nbytes=job.nbytes, pack=pack)
-    with unit.making():
-        entry = export_model(job, weights, unit=unit, stages=stages)
-    unit.deliver(pack)
-    return entry
+@contextmanager
+def _kept_after_an_interruption(steps: Mapping[str, KeptSteps]) -> Iterator[None]:
+    """Forget what was kept once the pack is complete; after an interruption, log what the next run will find."""
+    try:
+        yield
+    except BaseException:
+        if found := [f"{role} ({', '.join(each.names)})" for role, each in steps.items() if each.names]:
+            _log.warning("finished and kept: %s; run the same command again to resume", ", ".join(found))
+        raise
+    for each in steps.values():
+        each.forget()

@@ -1,11 +1,8 @@
-"""Resuming an interrupted export: kept units are verified before use, and old ones are deleted."""
+"""Slow steps of an interrupted export are kept, verified before use, and removed when they are old."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
-import logging
 import os
 import shutil
 import signal
@@ -13,19 +10,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgedecode.errors import ExportError
+from edgedecode.export import kept_steps as kept
 from edgedecode.export import model_export as model
-from edgedecode.export.pair_export import PairRequest, export_pair
-from edgedecode.export.resume import step_cache as kept
+from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.job import ModelJob
+from edgedecode.export.kept_steps import job_key
+from edgedecode.export.pair_export import PairRequest, check_pair, export_pair
 from edgedecode.export.stages import Stages
 
 from .conftest import SHORT_TEXT, recipe
 from .test_new_folder import small_disk
-from .test_refusals import not_a_number, rewrite
+from .test_refusals import configure, not_a_number, rewrite
 
 __all__ = ["small_disk"]
 
@@ -36,13 +37,14 @@ NOISE = 20
 
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder for the units of this test."""
+    """The cache folder for the steps of this test."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "exports"
 
 
-STEPS = ["target: structure", "target: text", "target: activations", "target: parity", "target: loss"]
+STEPS = ["target: text", "target: activations", "target: parity", "target: loss"]
 """The titles of an export whose weights are written."""
+KEPT = "target: weights from the cache"
 
 
 @pytest.fixture
@@ -60,14 +62,7 @@ def export(target: Path, out: Path, *, draft: Path | None = None, cache: bool = 
 
 
 def content(pack: Path) -> dict[str, bytes]:
-    """Return a pack's files, with the manifest's measured times removed."""
-    found = {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
-    manifest = json.loads(found["edgedecode.json"])
-    for entry in manifest["models"].values():
-        for way in entry["activations"]["ways"].values():
-            for name in ("step_ms", "c4", "c8"):
-                del way[name]
-    return {**found, "edgedecode.json": json.dumps(manifest).encode()}
+    return {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -81,48 +76,38 @@ def uninterrupted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.mark.parametrize(
     ("step", "resumed"),
     [
-        ("check_noise", ["target: weights, activations, parity, further files from the cache", "target: kernel noise"]),
-        ("measure_loss", ["target: weights, activations from the cache", *STEPS[:2], *STEPS[3:]]),
-        ("check_parity", ["target: weights, activations from the cache", *STEPS[:2], *STEPS[3:]]),
-        ("choose_activations", ["target: weights from the cache", *STEPS]),
-        ("open_network", ["target: structure", "target: weights", *STEPS[1:]]),
+        ("check_noise", [KEPT, *STEPS[2:], "target: gguf plan", "target: kernel noise"]),
+        ("measure_loss", [KEPT, *STEPS[2:]]),
+        ("choose_activations", [KEPT, *STEPS[1:]]),
+        ("write_text", [KEPT, *STEPS]),
+        ("open_network", ["target: weights", *STEPS]),
     ],
 )
-def test_export_resumes_at_the_interrupted_step(
+def test_an_interrupted_export_makes_no_slow_step_twice(
     step: str,
     resumed: list[str],
     uninterrupted: dict[str, bytes],
+    units: Path,
     source: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = tmp_path / "cache" / "exports"
-    with monkeypatch.context() as patch:
-        patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-        with patch.context() as inner:
-
-            def stop(*arguments: object, **options: object) -> None:
-                raise KeyboardInterrupt
-
-            inner.setattr(model, step, stop)
-            with pytest.raises(KeyboardInterrupt):
-                export(source, tmp_path / "pack")
-        assert not (tmp_path / "pack").exists()
-        assert not list(folder.rglob("exact.onnx"))
-        assert export(source, tmp_path / "pack")[1 : 1 + len(resumed)] == resumed
+    interrupted(source, tmp_path / "pack", step=step)
+    assert not (tmp_path / "pack").exists()
+    titles = export(source, tmp_path / "pack")
+    assert titles[2 : 2 + len(resumed)] == resumed
     assert content(tmp_path / "pack") == uninterrupted
-    assert not list(folder.iterdir())
+    assert not list(units.iterdir())
     assert (tmp_path / "pack" / "target" / "weights.bin").stat().st_nlink == 1
 
 
-def interrupted(source: Path, out: Path) -> None:
-    """Interrupt an export before its noise measurement, which leaves a unit."""
+def interrupted(source: Path, out: Path, *, step: str = "check_noise") -> None:
+    """Interrupt an export before a step, by default the last one."""
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patch:
-
-        def stop(*arguments: object, **options: object) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(model, "check_noise", stop)
+        patch.setattr(model, step, stop)
         with pytest.raises(KeyboardInterrupt):
             export(source, out)
 
@@ -137,68 +122,49 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "weights changed": lambda unit: flip(unit / "target" / "weights.bin"),
-    "weights truncated": lambda unit: os.truncate(unit / "target" / "weights.bin", 1000),
-    "graph missing": lambda unit: (unit / "target" / "base.onnx").unlink(),
-    "record changed": lambda unit: flip(unit / "finished.json"),
-    "record truncated": lambda unit: os.truncate(unit / "finished.json", 100),
-    "record of another format": lambda unit: (unit / "finished.json").write_text("[]"),
-    "record missing": lambda unit: (unit / "finished.json").unlink(),
+    "weights changed": lambda unit: flip(unit / "weights.bin"),
+    "weights truncated": lambda unit: os.truncate(unit / "weights.bin", 1000),
+    "weights missing": lambda unit: (unit / "weights.bin").unlink(),
+    "record truncated": lambda unit: os.truncate(unit / "weights.bin.json", 30),
+    "record of another format": lambda unit: (unit / "weights.bin.json").write_text("[]"),
+    "record missing": lambda unit: (unit / "weights.bin.json").unlink(),
+    "choice truncated": lambda unit: os.truncate(unit / "activations.json", 100),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_export_rebuilds_a_damaged_unit(
+def test_damaged_steps_are_made_again(
     name: str, uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path
 ) -> None:
     interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in units.iterdir() if path.is_dir())
+    (unit,) = units.iterdir()
     DAMAGES[name](unit)
-    assert "target: weights" in export(source, tmp_path / "pack")
+    titles = export(source, tmp_path / "pack")
+    assert ("target: activations" if name.startswith("choice") else "target: weights") in titles
     assert content(tmp_path / "pack") == uninterrupted
 
 
-def test_export_removes_files_without_a_record(units: Path, source: Path, tmp_path: Path) -> None:
-    """A process killed while a step is writing leaves such files."""
-    interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in units.iterdir() if path.is_dir())
-    (unit / "target" / "exact.onnx").write_bytes(b"half a graph")
-    (unit / "finished.json.new").write_text("{")
-    assert "target: weights, activations, parity, further files from the cache" in export(source, tmp_path / "pack")
-    assert sorted(path.name for path in (tmp_path / "pack" / "target").iterdir()) == [
-        "base.onnx",
-        "gguf.json",
-        "weights.bin",
-    ]
-
-
-def test_export_does_not_resume_the_unit_of_another_model(units: Path, source: Path, tmp_path: Path) -> None:
+def test_another_model_finds_nothing(units: Path, source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "pack")
     rewrite(lambda tensors: tensors["model.norm.weight"].fill(0.5))(source)
     assert "target: weights" in export(source, tmp_path / "pack")
-    assert len(list(units.iterdir())) == 1  # the first model's unit, until it expires
+    assert len(list(units.iterdir())) == 1  # the first model's steps, until they are old
 
 
-def test_export_with_a_refused_draft_keeps_the_targets_unit(
-    units: Path, source: Path, llama: Path, tmp_path: Path
-) -> None:
+def test_steps_of_the_target_survive_a_refused_draft(units: Path, source: Path, llama: Path, tmp_path: Path) -> None:
     rewrite(not_a_number)(source)
     with pytest.raises(ExportError, match="holds NaN or infinity"):
         export(llama, tmp_path / "pack", draft=source)
-    (unit,) = (path for path in units.iterdir() if path.is_dir())
-    assert [path.name for path in unit.iterdir() if path.is_dir()] == ["target"]
+    assert len(list(units.iterdir())) == 1
     titles = export(llama, tmp_path / "pack", draft=llama)
-    assert f"target: weights, activations, parity, further files, noise over {NOISE} from the cache" in titles
-    assert "target: weights" not in titles
-    assert "draft: weights" in titles
+    assert {KEPT, "draft: weights"} <= {*titles}
+    assert not {"target: weights", "target: text", "target: activations", "target: kernel noise"} & {*titles}
     assert not list(units.iterdir())
 
 
-def test_export_that_fails_parity_keeps_no_unit(
+def test_nothing_is_kept_of_an_export_that_fails_a_check(
     units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit that failed a check must not be resumed, even with complete files."""
-
     def fail(*arguments: object, **options: object) -> None:
         raise ExportError("the exported graph's results do not match its weights")
 
@@ -212,62 +178,35 @@ def test_export_that_fails_parity_keeps_no_unit(
 def test_export_resumes_after_a_kill(
     uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path
 ) -> None:
-    words = [
-        "export",
-        "--target",
-        str(source),
-        "--out",
-        str(tmp_path / "pack"),
-        "--noise-positions",
-        "1000000",
-        "--name",
-        "tiny",
-    ]
+    words = ["export", "--target", str(source), "--out", str(tmp_path / "pack"), "--name", "tiny"]
     code = (
         "import sys; from edgedecode.cli import main; from edgedecode.export.recipes import activation_choice\n"
         f"activation_choice.TOKENS = {SHORT_TEXT}\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    with subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True) as child:
+    command = [sys.executable, "-c", code, *words, "--noise-positions", "1000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         while "kernel noise" not in child.stderr.readline():  # wait for the endless stage's progress line
             assert child.poll() is None
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     titles = export(source, tmp_path / "pack")
-    done = "weights, activations, parity, further files"
-    assert titles[:3] == ["check", f"target: {done} from the cache", "target: kernel noise"]
+    assert KEPT in titles
+    assert not {"target: weights", "target: text", "target: activations"} & {*titles}
     assert content(tmp_path / "pack") == uninterrupted
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source"]
     assert not list(units.iterdir())
 
 
-def test_concurrent_export_leaves_a_locked_unit_alone(
-    units: Path, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    interrupted(source, tmp_path / "pack")
-    (unit,) = (path for path in units.iterdir() if path.is_dir())
-    before = {path: path.stat().st_mtime_ns for path in unit.rglob("*")}
-    with (units / f"{unit.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert "target: weights" in export(source, tmp_path / "pack")
-    assert "another export of the same target is running" in caplog.text
-    assert {path: path.stat().st_mtime_ns for path in unit.rglob("*")} == before
-
-
-def test_export_removes_abandoned_units(
-    units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, days in (("old", 15), ("recent", 2), ("newest", 1), ("used", 20)):
+def test_old_steps_are_removed(units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, days in (("old", 15), ("third", 3), ("second", 2), ("newest", 1)):
         (units / name).mkdir(parents=True)
         (units / name / "file").write_bytes(bytes(1000))
         os.utime(units / name, (time.time() - days * 86400,) * 2)
-    monkeypatch.setattr(kept, "_MAX_NBYTES", 1_001_500)
-    monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1_000_000)
-    with (units / "used.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        export(source, tmp_path / "pack")
-    assert sorted(path.name for path in units.iterdir()) == ["newest", "used", "used.lock"]
+    monkeypatch.setattr(kept, "_MAX_NBYTES", 2500)
+    export(source, tmp_path / "pack")
+    assert sorted(path.name for path in units.iterdir()) == ["newest", "second"]
 
 
 def test_export_without_a_writable_cache_warns(
@@ -279,51 +218,55 @@ def test_export_without_a_writable_cache_warns(
     assert "cannot be written: an interrupted export would start from the beginning" in caplog.text
 
 
-def test_export_works_with_the_cache_on_another_disk(
+def test_steps_are_copied_to_a_cache_on_another_disk(
     uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(os, "link", refuse)
-    export(source, tmp_path / "pack")
+    interrupted(source, tmp_path / "pack")
+    assert KEPT in export(source, tmp_path / "pack")
     assert content(tmp_path / "pack") == uninterrupted
 
 
-def test_export_keeps_no_unit_in_a_cache_without_room(
-    source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_full_cache_keeps_nothing_and_stops_nothing(
+    uninterrupted: dict[str, bytes],
+    source: Path,
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
-    with caplog.at_level(logging.WARNING):
-        export(source, tmp_path / "pack")
-    assert "has no room for about 0 MB: target is not kept" in caplog.text
+    export(source, tmp_path / "pack")
+    assert "weights.bin is not kept in the cache" in caplog.text
+    assert content(tmp_path / "pack") == uninterrupted
     assert not list((small_disk / "exports").iterdir())
 
 
-def test_export_removes_a_unit_if_its_record_cannot_be_written(
-    units: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The step's files are complete, but without a record they cannot be trusted."""
-
-    def fail(self: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", fail)
-        patch.setenv("EDGEDECODE_CACHE", str(units.parent))
-        with pytest.raises(ExportError, match="the disk became full while the cache"):
-            export(source, tmp_path / "pack")
-    assert not list(units.iterdir())
-    assert "finished and kept" not in caplog.text
+def job(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> ModelJob:
+    request = PairRequest(str(model), None, Path("pack"), stored or recipe(8), noise_positions=noise)
+    return check_pair(request, out=None).jobs[0]
 
 
-def test_export_refuses_when_the_cache_becomes_full(
-    source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
-    monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1)
-    with pytest.raises(ExportError, match=r"the disk became full while the cache .*or give --no-cache"):
-        export(source, tmp_path / "pack")
-    assert not list((small_disk / "exports").iterdir())
-    assert not (tmp_path / "pack").exists()
-    export(source, tmp_path / "pack", cache=False)
+def key(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> str:
+    return job_key(job(model, stored=stored, noise=noise), [model / "model.safetensors"])
+
+
+def test_the_key_is_equal_for_the_same_work(llama: Path) -> None:
+    assert key(llama) == key(llama) == key(llama, noise=2000)
+
+
+def test_the_key_changes_with_anything_that_changes_the_result(llama: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    weights = [model / "model.safetensors"]
+    found = [key(model), key(model, stored=recipe(4)), job_key(replace(job(model), role="draft"), weights)]
+    found += [job_key(replace(job(model), activations="16"), weights)]
+    configure(rms_norm_eps=1e-3)(model)
+    found.append(key(model))
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    found.append(key(model))
+    weights[0].write_bytes(weights[0].read_bytes())
+    found.append(key(model))
+    assert len(set(found)) == len(found)
