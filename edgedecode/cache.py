@@ -33,7 +33,7 @@ AREAS: Mapping[str, str] = {
     "history": "messages typed in chats, to recall them",
     "engines": "engines that run on this machine, and where a pack's models run fastest",
     "verified": "packs whose files were checked",
-    "exports": "finished steps of interrupted exports",
+    "exports": "slow steps of interrupted exports",
     "gguf": "GGUF files built from packs for llama.cpp",
     "copies": "how much of each GGUF file llama.cpp repacks on this machine",
     "tiles": "weights prepared for this machine's kernels",

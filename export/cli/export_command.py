@@ -48,7 +48,7 @@ class ExportCommand:
             "--dry-run", action="store_true", help="run the checks that need no weights, and make nothing"
         )
         parser.add_argument(
-            "--no-cache", action="store_true", help="do not cache finished steps for a rerun after an interruption"
+            "--no-cache", action="store_true", help="do not keep slow steps for a run after an interruption"
         )
         add_json(parser)
         add_recipe(parser)
