@@ -19,8 +19,7 @@ from edgedecode.typed_json import JsonValue
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .frameworks import refused
 from .graph.checkpoint import weight_files
-from .graph.model_shape import Shape, read_shape
-from .json_fields import Fields
+from .graph.model_shape import ModelConfig, Shape, read_config
 from .stages import Stages
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -36,7 +35,7 @@ class Source:
     name: str
     """The hub id, or the folder's name without its path."""
     folder: Path
-    config: Fields
+    config: ModelConfig
     shape: Shape
     commit: str | None
     """The commit downloaded from the hub; None for a local folder."""
@@ -62,9 +61,10 @@ def open_source(name: str) -> Source:
     folder = snapshot.folder if snapshot else local
     assert folder is not None
     title = local.resolve().name if local else name
-    config = _config(folder)
+    if (value := read_json(folder / "config.json")) is None:
+        raise ExportError(f"{folder} is not a model folder: it has no config.json")
+    config, shape = read_config(value, name=title)
     with refused():
-        shape = read_shape(config, name=title)
         tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     if tokenizer.size > shape.rows:
         raise ExportError(
@@ -72,7 +72,7 @@ def open_source(name: str) -> Source:
             f"{shape.rows}: the files do not belong together"
         )
     commit, nbytes = (snapshot.commit, snapshot.weights_nbytes) if snapshot else (None, 0)
-    return Source(title, folder, config, shape, commit, nbytes, tokenizer, read_license(folder, config))
+    return Source(title, folder, config, shape, commit, nbytes, tokenizer, read_license(folder, config.license))
 
 
 def license_files(folder: Path) -> list[Path]:
@@ -118,18 +118,8 @@ def _local(name: str) -> Path | None:
     return None
 
 
-def _config(folder: Path) -> Fields:
-    path = folder / "config.json"
-    value = read_json(path)
-    if value is None:
-        raise ExportError(f"{folder} is not a model folder: it has no config.json")
-    with refused(folder):
-        return Fields.of(value, str(path.name))
-
-
-def read_license(folder: Path, config: Fields) -> str:
-    """Return the licence named in config.json or the README's front matter, else `unknown`."""
-    named = config.values.get("license")
+def read_license(folder: Path, named: object) -> str:
+    """Return the licence `named` in config.json, else the one of the README's front matter, else `unknown`."""
     if isinstance(named, str) and named:
         return named
     try:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.typed_json import JsonValue, typed
 
 _NEEDED = {
     "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
@@ -16,6 +18,7 @@ _NEEDED = {
 }
 """Verb → required packages."""
 _REASON_LENGTH = 200
+_Kind = TypeVar("_Kind")
 
 
 def require_frameworks(verb: str = "export", *, extra: str | None = None) -> None:
@@ -31,6 +34,14 @@ def require_frameworks(verb: str = "export", *, extra: str | None = None) -> Non
 def reason_of(error: Exception) -> str:
     """Return a third-party error's message, shortened and on one line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:_REASON_LENGTH]
+
+
+def fields_of(value: JsonValue, kind: type[_Kind], where: str) -> _Kind:
+    """Convert parsed JSON to a `kind`, a dataclass. Raises ExportError that names the wrong field."""
+    try:
+        return typed(value, kind, where)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import edgedecode
 from edgedecode.errors import ExportError, IncompatiblePair, cause
@@ -16,17 +16,42 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelE
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
-from edgedecode.typed_json import JsonValue
+from edgedecode.typed_json import Count, Finite, JsonValue
 
 from .base_model import license_files, read_json
-from .frameworks import refused
-from .json_fields import Fields
+from .frameworks import fields_of, refused
+from .graph.model_shape import EndIds
 
 NO_TEMPLATE = "the source has no chat template: a plain one is used"
 """A note for the manifest."""
 
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _LICENSES = "licenses"
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """The fields of generation_config.json besides the sampling options."""
+
+    do_sample: Any = None
+    eos_token_id: EndIds = None
+    max_new_tokens: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The fields of tokenizer_config.json. A special token is a text, or an object with flags."""
+
+    bos_token: Any = None
+    eos_token: Any = None
+    chat_template: Any = None
+
+
+class NamesEnds(Protocol):
+    """A model's configuration, which names the ids that end an answer."""
+
+    @property
+    def eos_token_id(self) -> EndIds: ...
 
 
 class GenerationSource(Protocol):
@@ -37,40 +62,40 @@ class GenerationSource(Protocol):
     @property
     def folder(self) -> Path: ...
     @property
-    def config(self) -> Fields: ...
+    def config(self) -> NamesEnds: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
     def rows(self) -> int: ...
 
 
-def read_generation(source: GenerationSource, *, otherwise: Fields | None = None) -> Generation:
+def read_generation(source: GenerationSource, *, otherwise: JsonValue = None) -> Generation:
     """Collect end-of-sequence ids from every file that names them, and sampling values if the model samples.
 
     otherwise: used if generation_config.json does not exist.
     """
     name = "generation_config.json"
-    with refused(source.name):
-        found = read_json(source.folder / name)
-        values = otherwise if found is None and otherwise is not None else Fields.of(found or {}, name)
-        sampled = values.values.get("do_sample") is True
-        tokens = _token_config(source.folder)
-        return Generation(
-            end_token_ids=_end_ids(source, values, tokens),
-            bos_token=_token(tokens.values.get("bos_token")),
-            eos_token=_token(tokens.values.get("eos_token")),
-            sampling=_sampling(values, sampled=sampled),
-            max_tokens=values.optional_integer("max_new_tokens"),
-        )
+    found = read_json(source.folder / name)
+    values = (otherwise if found is None else found) or {}
+    defaults = fields_of(values, _Defaults, f"{source.name}: {name}")
+    tokens = _token_config(source.folder)
+    assert isinstance(values, dict)
+    return Generation(
+        end_token_ids=_end_ids(source, defaults, tokens),
+        bos_token=_token(tokens.bos_token),
+        eos_token=_token(tokens.eos_token),
+        sampling=_sampling(values, sampled=defaults.do_sample is True, where=f"{source.name}: {name}"),
+        max_tokens=defaults.max_new_tokens,
+    )
 
 
-def _sampling(values: Fields, *, sampled: bool) -> dict[str, float]:
+def _sampling(values: Mapping[str, JsonValue], *, sampled: bool, where: str) -> dict[str, float]:
     """Return the sampling options. Like transformers, ignore all but penalties unless do_sample is set."""
-    found = {
-        option.name: values.optional_integer(option.name) if option.whole else values.optional_number(option.name)
-        for option in sampling_table()
-        if sampled or option.penalise is not None
-    }
+    found: dict[str, float | None] = {}
+    for option in sampling_table():
+        if sampled or option.penalise is not None:
+            kind: Any = (Count if option.whole else Finite) | None
+            found[option.name] = fields_of(values.get(option.name), kind, f"{where}.{option.name}")
     if sampled:
         found["temperature"] = found["temperature"] or 1.0
     return {name: value for name, value in found.items() if value is not None}
@@ -84,7 +109,7 @@ def read_chat_template(folder: Path) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{path} cannot be read: {cause(error)}") from None
-    value = _token_config(folder).values.get("chat_template")
+    value = _token_config(folder).chat_template
     if isinstance(value, list):
         named = {
             item["name"]: item["template"]
@@ -95,32 +120,30 @@ def read_chat_template(folder: Path) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _token_config(folder: Path) -> Fields:
-    with refused():
-        return Fields.of(read_json(folder / "tokenizer_config.json") or {}, "tokenizer_config.json")
+def _token_config(folder: Path) -> _Tokens:
+    return fields_of(read_json(folder / "tokenizer_config.json") or {}, _Tokens, "tokenizer_config.json")
 
 
-def _end_ids(source: GenerationSource, generation: Fields, tokens: Fields) -> tuple[int, ...]:
-    found = [*_ids(generation, "eos_token_id"), *_ids(source.config, "eos_token_id")]
-    named = _id_of(source.tokenizer, _token(tokens.values.get("eos_token")))
+def _end_ids(source: GenerationSource, defaults: _Defaults, tokens: _Tokens) -> tuple[int, ...]:
+    found = [*_ids(defaults.eos_token_id), *_ids(source.config.eos_token_id)]
+    named = _id_of(source.tokenizer, _token(tokens.eos_token))
     found += [named] if named is not None else []
     if outside := [token for token in found if token >= source.rows]:
         raise ExportError(f"{source.name}: the end-of-sequence id {outside[0]} is outside its {source.rows} rows")
     return tuple(dict.fromkeys(found))
 
 
-def _ids(fields: Fields, key: str) -> tuple[int, ...]:
-    value = fields.values.get(key)
-    if value is None:
-        return ()
-    return fields.integers(key) if isinstance(value, list) else (fields.integer(key, low=0),)
+def _ids(found: EndIds) -> tuple[int, ...]:
+    if isinstance(found, int):
+        return (found,)
+    return found or ()
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int | None:
     return tokenizer.token_to_id(token) if token else None
 
 
-def _token(value: JsonValue) -> str:
+def _token(value: object) -> str:
     """Return a special token's text; it is stored as a string, or as an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")

@@ -70,7 +70,7 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
         kind_of(scheme)
     inner = _tokenizer(source)
     read_vocabulary(inner, rows=source.shape.rows, name=source.name)
-    read_specials(inner, request.generation, config=source.config, name=source.name)
+    _specials(inner, request, source)
 
 
 def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
@@ -139,7 +139,7 @@ def _content(
 
     inner = _tokenizer(source)
     vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
-    specials = read_specials(inner, request.generation, config=source.config, name=source.name)
+    specials = _specials(inner, request, source)
     layout, rotation = ARCHITECTURES[source.shape.architecture], check_gguf_network(source, network)
     tensors = tensors_of(
         network,
@@ -162,6 +162,11 @@ def _content(
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
     return _Content(writer, tensors, inner, vocabulary, specials)
+
+
+def _specials(inner: tokenizers.Tokenizer, request: GgufRequest, source: Source) -> Specials:
+    beginning, padding = source.config.bos_token_id, source.config.pad_token_id
+    return read_specials(inner, request.generation, name=source.name, beginning=beginning, padding=padding)
 
 
 def _tokenizer(source: Source) -> tokenizers.Tokenizer:

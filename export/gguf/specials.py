@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Generation
 
-from ..json_fields import Fields
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -47,8 +46,13 @@ class Specials:
         )
 
 
-def read_specials(inner: tokenizers.Tokenizer, generation: Generation, *, config: Fields, name: str) -> Specials:
-    """Find a tokenizer's special ids. Raises ExportError if it adds several tokens before or after a text."""
+def read_specials(
+    inner: tokenizers.Tokenizer, generation: Generation, *, name: str, beginning: object = None, padding: object = None
+) -> Specials:
+    """Find a tokenizer's special ids. beginning, padding: what the model's configuration names.
+
+    Raises ExportError if the tokenizer adds several tokens before or after a text.
+    """
     bare = inner.encode("a", add_special_tokens=False).ids
     full = inner.encode("a", add_special_tokens=True).ids
     place = next(start for start in range(len(full)) if full[start : start + len(bare)] == bare)
@@ -58,14 +62,14 @@ def read_specials(inner: tokenizers.Tokenizer, generation: Generation, *, config
             f"{name}'s tokenizer adds {len(front)} tokens before a text and {len(back)} after it, llama.cpp at most "
             f"one each: export without gguf among the --formats"
         )
-    beginning = front[0] if front else _id_of(inner, generation.bos_token)
+    first = front[0] if front else _id_of(inner, generation.bos_token)
     default = back[0] if back else _id_of(inner, generation.eos_token)
     ends = [*([default] if default is not None else []), *generation.end_token_ids]
     return Specials(
-        beginning=beginning if beginning is not None else _configured(config, "bos_token_id"),
+        beginning=first if first is not None else _configured(beginning),
         ends=tuple(dict.fromkeys(ends)),
         unknown=_id_of(inner, getattr(inner.model, "unk_token", None) or ""),
-        padding=_configured(config, "pad_token_id"),
+        padding=_configured(padding),
         add_beginning=bool(front),
         add_end=bool(back),
     )
@@ -105,8 +109,7 @@ def _id_of(inner: tokenizers.Tokenizer, token: str) -> int | None:
     return inner.token_to_id(token) if token else None
 
 
-def _configured(config: Fields, key: str) -> int | None:
-    value = config.values.get(key)
+def _configured(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -4,17 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import ARCHITECTURES
-from edgedecode.typed_json import JsonValue
+from edgedecode.typed_json import Count, JsonValue, Positive
 
-from ..json_fields import Fields
+from ..frameworks import fields_of
 from .quantize import Scheme
 
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _LONG_ROPE_NAMES = ("longrope", "su")
 _HEAD_MULTIPLE = 16
+EndIds: TypeAlias = Count | tuple[Count, ...] | None
+"""Ids that end an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What config.json says about the kind of model."""
+
+    architectures: tuple[str, ...] | None = None
+    model_type: Any = None
+    auto_map: Any = None
+    quantization_config: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The other fields of config.json that the export reads; those without a type are read where they are used."""
+
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    num_key_value_heads: Positive | None = None
+    head_dim: Positive | None = None
+    tie_word_embeddings: bool | None = None
+    use_bidirectional_attention: Any = None
+    rope_parameters: Any = None
+    rope_scaling: Any = None
+    original_max_position_embeddings: Any = None
+    bos_token_id: Any = None
+    pad_token_id: Any = None
+    eos_token_id: EndIds = None
+    license: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +95,19 @@ class Shape:
         return self.rows * self.hidden
 
 
-def read_shape(config: Fields, *, name: str) -> Shape:
-    """Read the sizes of a config.json. Raises ExportError for an unknown architecture.
+def read_config(value: JsonValue, *, name: str) -> tuple[ModelConfig, Shape]:
+    """Read a model's config.json. Raises ExportError for an unknown architecture, or a field of the wrong type.
 
     Python code in the folder is never run. Naming some (auto_map) is not an error by itself: configurations often still
     do so for architectures that transformers supports by now.
     """
-    names = config.texts("architectures") if config.values.get("architectures") else ()
+    kind = fields_of(value, _Kind, f"{name}: config.json")
+    names = kind.architectures or ()
     if not names or names[0] not in ARCHITECTURES:
-        kind = config.values.get("model_type")
-        if not names and not kind:
+        if not names and not kind.model_type:
             raise ExportError(f"the config.json of {name} names no architecture: give the folder of a whole model")
-        found = names[0] if names else f"model_type {kind!r}"
-        if config.values.get("auto_map"):
+        found = names[0] if names else f"model_type {kind.model_type!r}"
+        if kind.auto_map:
             raise ExportError(
                 f"{name} is a {found} that needs its own Python code (auto_map in config.json), which is never run: "
                 f"use a model whose architecture is supported: {', '.join(ARCHITECTURES)}"
@@ -79,28 +115,27 @@ def read_shape(config: Fields, *, name: str) -> Shape:
         raise ExportError(
             f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and others as GGUF files on llama.cpp"
         )
-    if (method := config.values.get("quantization_config")) is not None:
-        kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise ExportError(f"{name} is already quantized ({kind}): give the original, unquantized model")
-    architecture = ARCHITECTURES[names[0]]
-    heads = config.integer("num_attention_heads", low=1)
-    hidden = config.integer("hidden_size", low=1)
-    return Shape(
+    if (method := kind.quantization_config) is not None:
+        used = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise ExportError(f"{name} is already quantized ({used}): give the original, unquantized model")
+    config, architecture = fields_of(value, ModelConfig, f"{name}: config.json"), ARCHITECTURES[names[0]]
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    return config, Shape(
         architecture=names[0],
         hidden=hidden,
-        mlp=config.integer("intermediate_size", low=1),
-        layers=config.integer("num_hidden_layers", low=1),
+        mlp=config.intermediate_size,
+        layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=config.optional_integer("num_key_value_heads", low=1) or heads,
-        head_size=config.optional_integer("head_dim", low=1) or architecture.head_size or hidden // heads,
-        rows=config.integer("vocab_size", low=1),
-        context=config.integer("max_position_embeddings", low=1),
-        tied=bool(config.values.get("tie_word_embeddings", architecture.tied)),
+        kv_heads=config.num_key_value_heads or heads,
+        head_size=config.head_dim or architecture.head_size or hidden // heads,
+        rows=config.vocab_size,
+        context=config.max_position_embeddings,
+        tied=architecture.tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
         short_context=_short_context(config),
     )
 
 
-def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head: Scheme) -> None:
+def check_engine(config: ModelConfig, shape: Shape, *, name: str, body: Scheme, head: Scheme) -> None:
     """Raise ExportError if the attention and matrix kernels cannot run the model."""
     if shape.head_size % _HEAD_MULTIPLE:
         raise ExportError(
@@ -111,7 +146,7 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
         raise ExportError(
             f"{name} has {shape.heads} heads, which is not a multiple of its {shape.kv_heads} key-value heads"
         )
-    if config.values.get("use_bidirectional_attention"):
+    if config.use_bidirectional_attention:
         raise ExportError(f"{name} attends in both directions (use_bidirectional_attention): it does not generate text")
     for kind in _rope_kinds(config):
         if kind not in _ROPE_KINDS:
@@ -134,22 +169,21 @@ def _suggestion(size: int) -> str:
     return "use --block-size 32" if size % 32 == 0 else "use --bits 16 --head-bits 16"
 
 
-def _short_context(config: Fields) -> int:
+def _short_context(config: ModelConfig) -> int:
     """Return the position where a long-rope model switches factors; 0 for others. Raises ExportError if missing."""
     if "longrope" not in _rope_kinds(config):
         return 0
-    places = (config.values.get("rope_parameters"), config.values.get("rope_scaling"), config.values)
-    key = "original_max_position_embeddings"
-    found = next((place[key] for place in places if isinstance(place, Mapping) and place.get(key)), None)
+    key, places = "original_max_position_embeddings", (config.rope_parameters, config.rope_scaling)
+    named = (place[key] for place in places if isinstance(place, Mapping) and place.get(key))
+    found = next(named, config.original_max_position_embeddings)
     if not isinstance(found, int) or found < 1:
         raise ExportError(f"config.json uses longrope but names no {key}: add it")
     return found
 
 
-def _rope_kinds(config: Fields) -> list[str]:
+def _rope_kinds(config: ModelConfig) -> list[str]:
     """Return the types of rotary positions: one, or one per type of layer."""
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.values.get(key)
+    for value in (config.rope_parameters, config.rope_scaling):
         if isinstance(value, dict):
             nested = [inner for inner in value.values() if isinstance(inner, dict)]
             return [_kind(inner) for inner in nested or [value]]

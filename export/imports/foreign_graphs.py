@@ -63,9 +63,9 @@ def context_limit(source: OnnxSource) -> ContextLimit:
     nodes = attention_nodes(source.model)
     tables = [node.inputs[_COSINES] for node in nodes if len(node.inputs) > _COSINES]
     sizes = [table.shape[0] for table in tables if table is not None and table.shape is not None]
-    context = min([source.context, *(size for size in sizes if isinstance(size, int))])
+    context = min([source.config.context_length, *(size for size in sizes if isinstance(size, int))])
     windows = [node.attributes.get_int("local_window_size", -1) for node in nodes]
-    window = min((each for each in windows if each > 0), default=source.window)
+    window = min((each for each in windows if each > 0), default=source.config.window)
     if not 0 < window < context:
         return ContextLimit(context)
     return ContextLimit(window, (f"context limited to {window} of {context} tokens: the model's sliding window",))

@@ -181,7 +181,7 @@ def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
         capabilities=_CAPABILITIES,
     )
     return ModelEntry(
-        architecture=job.source.architecture,
+        architecture=job.source.config.type,
         rows=sizes.rows,
         context=job.limit.context,
         hidden_size=sizes.hidden,

@@ -5,21 +5,65 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.typed_json import Count, JsonValue, Positive
 
 from ..base_model import read_json, read_license
-from ..frameworks import reason_of, refused
-from ..json_fields import Fields
+from ..frameworks import fields_of, reason_of, refused
+from ..graph.model_shape import EndIds
 from ..pack_texts import TOKENIZER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 _GENAI = "genai_config.json"
-_OTHER_PARTS = ("vision", "speech", "embedding", "encoder")
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    window_size: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    filename: str
+    sliding_window: _Window | Count | None = None
+    pipeline: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenaiModel:
+    """The model in genai_config.json. A model with one of the last four has several graphs."""
+
+    decoder: _Decoder
+    context_length: Positive
+    type: str = "unknown"
+    eos_token_id: EndIds = None
+    license: Any = None
+    vision: Any = None
+    speech: Any = None
+    embedding: Any = None
+    encoder: Any = None
+
+    @property
+    def window(self) -> int:
+        """The sliding window in tokens; 0: there is none."""
+        found = self.decoder.sliding_window
+        return (found.window_size if isinstance(found, _Window) else found) or 0
+
+    @property
+    def has_several_graphs(self) -> bool:
+        parts = (self.decoder.pipeline, self.vision, self.speech, self.embedding, self.encoder)
+        return any(part is not None for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Genai:
+    model: GenaiModel
+    search: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +76,11 @@ class OnnxSource:
     model: ir.Model
     weights: Path
     """The weights file, with links resolved."""
-    config: Fields
-    """The model's configuration: `model` of genai_config.json."""
-    search: Fields | None
+    config: GenaiModel
+    search: JsonValue
     """The decoding defaults of genai_config.json."""
     tokenizer: Tokenizer
     rows: int
-    architecture: str
-    context: int
-    window: int
-    """Sliding window in tokens, from the configuration; 0: none."""
     license: str
 
 
@@ -59,8 +98,8 @@ def _open(folder: Path) -> OnnxSource:
             f"{folder} has no {_GENAI}: only graphs of onnxruntime-genai's model builder are imported; give the base "
             f"model's folder to `edgedecode export`, or a GGUF file to `import --target`"
         )
-    genai = Fields.of(described, _GENAI)
-    config = genai.child("model")
+    genai = fields_of(described, _Genai, f"{folder}: {_GENAI}")
+    config = genai.model
     graph = _graph_file(folder, config)
     if not (folder / TOKENIZER).is_file():
         raise ExportError(f"{folder} has no {TOKENIZER}: copy it there from the base model's folder")
@@ -79,22 +118,18 @@ def _open(folder: Path) -> OnnxSource:
         model=model,
         weights=_weights(model, graph),
         config=config,
-        search=genai.child("search") if "search" in genai.values else None,
+        search=genai.search,
         tokenizer=tokenizer,
         rows=rows,
-        architecture=config.optional_text("type") or "unknown",
-        context=config.integer("context_length", low=1),
-        window=_window(config),
-        license=read_license(folder, config),
+        license=read_license(folder, config.license),
     )
 
 
-def _graph_file(folder: Path, config: Fields) -> Path:
+def _graph_file(folder: Path, config: GenaiModel) -> Path:
     """Return the graph that genai_config.json names."""
-    decoder = config.child("decoder")
-    if "pipeline" in decoder.values or any(part in config.values for part in _OTHER_PARTS):
+    if config.has_several_graphs:
         raise ExportError(f"{folder} has a model of several graphs: only plain decoders can be imported")
-    name = decoder.text("filename")
+    name = config.decoder.filename
     if Path(name).name != name or not (folder / name).is_file():
         raise ExportError(f"{folder} has no {name}: give the output folder of the exporter")
     return folder / name
@@ -155,11 +190,3 @@ def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             yield value, value.const_value
-
-
-def _window(config: Fields) -> int:
-    """Return the sliding window; 0 if there is none."""
-    decoder = config.child("decoder")
-    if isinstance(decoder.values.get("sliding_window"), dict):
-        return decoder.child("sliding_window").optional_integer("window_size") or 0
-    return decoder.optional_integer("sliding_window") or 0

@@ -44,7 +44,7 @@ def test_its_size_is_about_that_of_the_pack(llama: Path, tmp_path: Path) -> None
     padding = 2 * 40 * 4096  # tensors are page-aligned, which matters only in a tiny model
     assert plan.nbytes == pytest.approx(sum(manifest.weights_nbytes(role) for role in manifest.models), abs=padding)
     assert plan.nbytes > 1.5 * checked(llama).nbytes
-    more = replace(PairRequest(str(llama), None, Path(), recipe(8)), gguf=True, gguf_kind="")
+    more = replace(PairRequest(str(llama), None, Path(), recipe(8)), gguf=True)
     assert check_pair(more, out=None).nbytes > 1.5 * checked(llama).nbytes
 
 

@@ -257,7 +257,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "half precision": (edited(float16_outputs), "logits in float16: it was built for another provider"),
     "several parts": (configured(vision={}), "a model of several graphs"),
     "damaged configuration": (lambda folder: (folder / "genai_config.json").write_text("{"), "cannot be read"),
-    "no context": (configured(context_length=None), "context_length must be an integer"),
+    "no context": (configured(context_length=None), "genai_config.json.model.context_length is .None.: expected int"),
     "graph outside": (configured(decoder={"filename": "../model.onnx"}), "has no ../model.onnx"),
 }
 

@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "wrong epsilon": (configure(rms_norm_eps="abc"), "transformers cannot create a model from .*'rms_norm_eps'"),
     "heads that do not divide": (configure(num_attention_heads=6), "cannot create a model from .*multiple of"),
     "small vocabulary": (configure(vocab_size=100), "tokenizer has 323 ids, but vocab_size .* is 100"),
-    "wrong type": (configure(hidden_size="64"), "hidden_size must be an integer"),
+    "wrong type": (configure(hidden_size="64"), "config.json.hidden_size is .64.: expected int, got str"),
     "damaged config": (damaged_config, "config.json cannot be read"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "is not a model folder: it has no config.json"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer file"),

@@ -16,7 +16,6 @@ from gguf.quants import quantize
 from edgedecode.export.gguf.specials import read_specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import Vocabulary, read_vocabulary
 from edgedecode.export.imports.gguf_vocabulary import Metadata
-from edgedecode.export.json_fields import Fields
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.fields import FieldReader
 from edgedecode.pack.manifest import Generation
@@ -77,7 +76,7 @@ def add_sizes(writer: GGUFWriter, file: File) -> None:
 def add_vocabulary(writer: GGUFWriter, inner: tokenizers.Tokenizer, file: File) -> Vocabulary:
     vocabulary = read_vocabulary(inner, rows=file.rows, name="tiny")
     generation = Generation(end_token_ids=(), eos_token=file.eos)
-    specials = read_specials(inner, generation, config=Fields({}, "config"), name="tiny")
+    specials = read_specials(inner, generation, name="tiny")
     changes = {key: value for key, value in (("pre", file.pre), ("model", file.model)) if value is not None}
     written = vocabulary if not changes else _changed(vocabulary, changes)
     write_vocabulary(writer, written, specials, chat_template=file.template)

@@ -16,7 +16,6 @@ from edgedecode.export.gguf.pretokenizers import KNOWN
 from edgedecode.export.gguf.specials import Specials, file_name, read_specials, write_vocabulary
 from edgedecode.export.gguf.tokenizer_check import check_reading
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary, read_vocabulary
-from edgedecode.export.json_fields import Fields
 from edgedecode.pack.manifest import Generation
 from tests.export.tiny import TinyModel, write_model
 from tests.shared_paths import SHARED
@@ -64,7 +63,7 @@ SPLITS = {
 def vocabulary_file(folder: Path, inner: tokenizers.Tokenizer, *, name: str = "tiny") -> tuple[Path, Vocabulary]:
     """Write a GGUF file with a vocabulary and no tensors."""
     vocabulary = read_vocabulary(inner, rows=inner.get_vocab_size() + 20, name=name)
-    specials = read_specials(inner, Generation(end_token_ids=()), config=Fields({}, "config"), name=name)
+    specials = read_specials(inner, Generation(end_token_ids=()), name=name)
     writer = gguf.GGUFWriter(None, "llama")
     writer.add_name(file_name(name, inner))
     write_vocabulary(writer, vocabulary, specials, chat_template="{{ messages }}")
@@ -208,15 +207,15 @@ def test_read_specials_finds_the_special_ids() -> None:
     assert end is not None
     assert tool is not None
     generation = Generation(end_token_ids=(tool, end), eos_token="<|end|>")
-    found = read_specials(inner, generation, config=Fields({"bos_token_id": 7, "pad_token_id": None}, "c"), name="tiny")
+    found = read_specials(inner, generation, name="tiny", beginning=7)
     assert found == Specials(7, (end, tool), None, None, add_beginning=False, add_end=False)
     inner.post_processor = processors.TemplateProcessing(single="<tool> $A", special_tokens=[("<tool>", tool)])
-    found = read_specials(inner, generation, config=Fields({"bos_token_id": 7}, "c"), name="tiny")
+    found = read_specials(inner, generation, name="tiny", beginning=7)
     assert (found.beginning, found.add_beginning, found.add_end) == (tool, True, False)
-    none = read_specials(inner, Generation(end_token_ids=()), config=Fields({}, "c"), name="tiny")
+    none = read_specials(inner, Generation(end_token_ids=()), name="tiny")
     assert "has no token that ends an answer" in none.notes[0]
     many = Generation(end_token_ids=(1, 2, 3, 4), eos_token="<|end|>")
-    notes = read_specials(inner, many, config=Fields({}, "c"), name="tiny").notes
+    notes = read_specials(inner, many, name="tiny").notes
     assert "3, 4 are left out" in notes[0]
 
 
