@@ -11,9 +11,9 @@ from pathlib import Path
 
 from edgedecode.cache import cache_folder
 from edgedecode.errors import CapabilityError
-from edgedecode.export.bundles.genai_folder import GenaiFolder, import_genai, open_genai
 from edgedecode.pack.manifest import Manifest
 
+from .genai_folder import GenaiFolder, import_genai, open_genai
 from .peer import PeerOrder
 
 KV_TYPE = "float32"

@@ -144,8 +144,6 @@ class Bundle:
     """Programs of llama.cpp and their arguments; paths are relative to the bundle."""
     libraries: tuple[str, ...] = ()
     """Native libraries that the project has to fetch itself, because their licence forbids passing them on."""
-    notes: tuple[str, ...] = ()
-    """Limits that a developer must know, a sentence each."""
 
     @classmethod
     def load(cls, root: Path) -> Bundle:

@@ -18,7 +18,6 @@ from edgedecode.onnx_format.graph_check import Weights, check_graph
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.text.printable import shown
 
-from .apk import APK, UNCOMPRESSED
 from .bundle import BUNDLE_NAME, Bundle
 from .devices import GB, usual_share
 from .linted import LintedBundle
@@ -31,6 +30,8 @@ _PAGE = 16 << 10
 """Pages of newer devices, which do not load libraries that are aligned to less."""
 _PACK_NBYTES, _TOTAL_NBYTES = 1_500_000_000, 4_000_000_000
 """Google Play's limits on one asset or AI pack, and on all packs of an app."""
+_UNCOMPRESSED = ("onnx", "data", "bin", "gguf")
+"""Suffixes of files that the app maps."""
 _CLASSES = (4 * GB, 6 * GB, 8 * GB, 12 * GB)
 """Memory of common phones."""
 _VENDOR = re.compile(r"(libQnn|libSnpe|libsnpe|libcdsprpc|Qnn).*\.(so(\.\d+)*|dll)$")
@@ -67,7 +68,7 @@ def _digest(found: LintedBundle) -> Faults:
     for name, entry in sorted(found.bundle.files.items()):
         path = found.root / name
         if not found.is_ordinary(name):
-            yield name, "is missing, or is a link, which adb and APKs do not take"
+            yield name, "is missing, or is a link, which adb and asset packs do not take"
         elif path.stat().st_size != entry.nbytes:
             yield name, f"has {path.stat().st_size} bytes, {entry.nbytes} are listed"
         elif file_sha256(path) != entry.sha256:
@@ -81,7 +82,7 @@ def _file_name(found: LintedBundle) -> Faults:
 
 
 def _play_size(found: LintedBundle) -> Faults:
-    sizes = {name: entry.nbytes for name, entry in found.bundle.files.items() if found.is_android and name != APK}
+    sizes = {name: entry.nbytes for name, entry in found.bundle.files.items() if found.is_android}
     if sum(sizes.values()) > _TOTAL_NBYTES:
         yield BUNDLE_NAME, f"has {sum(sizes.values()) / 1e9:.2f} GB, an app on Google Play may have 4 GB"
     for name, nbytes in sizes.items():
@@ -105,7 +106,7 @@ def _min_sdk(found: LintedBundle) -> Faults:
 def _no_compress(found: LintedBundle) -> Faults:
     text = _code(found.text(_GRADLE))
     given = {suffix for line in re.findall(r"noCompress[^\n]*", text) for suffix in re.findall(r'"\.?(\w+)"', line)}
-    used = {PurePosixPath(name).suffix[1:] for name in found.bundle.files} & {*UNCOMPRESSED}
+    used = {PurePosixPath(name).suffix[1:] for name in found.bundle.files} & {*_UNCOMPRESSED}
     if text and (lacking := sorted(used - given)):
         yield _GRADLE, f"compresses {', '.join(lacking)} files, which then cannot be mapped"
 

@@ -24,10 +24,8 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from ..checks.model_checks import CheckTexts, noise_of
 from ..stages import Stages
-from .apk import build_apk, find_keystore, find_tools
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
-from .genai_folder import add_genai
 from .llama_commands import llama_commands
 from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_models, gguf_nbytes, soc_map_of
 from .recording import record_answers, try_lengths, write_prompts
@@ -57,7 +55,6 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
         check_pack_has(request, manifest)
         chosen = chosen_manifest(request, manifest)
         prompts = _prompts(request)
-        signing = (find_tools(), find_keystore(request.keystore)) if request.apk else None
         tokenizer = pack_tokenizer(chosen, request.pack, Budget())
         fit = _fit(request, chosen, tokenizer)
         speeds = _speeds(request, chosen, fit)
@@ -75,12 +72,6 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
                 copy_templates(root, request, bundle)
                 bundle = replace(bundle, files=_listed(root))
                 write_bundle(root, bundle)
-            if signing is not None:
-                with stages.stage("APK"):
-                    tools, keystore = signing
-                    build_apk(root, bundle, package=request.package, tools=tools, keystore=keystore)
-                    bundle = replace(bundle, files=_listed(root))
-                    write_bundle(root, bundle)
     return bundle
 
 
@@ -149,9 +140,6 @@ def _copied(
     if target.provider == "qnn":
         text = json.dumps(soc_map_of(parts.models), indent=1) + "\n"
         (root / SOC_MAP).write_bytes(text.encode())
-    notes: tuple[str, ...] = ()
-    if target.provider == "cpu":
-        notes = add_genai(root / "models", manifest, request.pack, context=fit.context, threads=device.threads)
     plan = DevicePlan(
         device=device.name or device.soc,
         memory_nbytes=device.memory_nbytes,
@@ -188,7 +176,6 @@ def _copied(
         files={},
         adapters=parts.adapters,
         libraries=target.libraries,
-        notes=notes,
     )
 
 

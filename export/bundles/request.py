@@ -38,10 +38,6 @@ class PackageRequest:
     prompts: Path | None = None
     """Self-test prompts as jsonl; None: bundled ones."""
     profile: Path | None = None
-    apk: bool = False
-    """Whether to build an APK of the models too."""
-    keystore: Path | None = None
-    """What signs it; None: Android's debug key."""
     tokens: int = 32
     """Most tokens of a self-test answer."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgedecode.errors import InputError
-
 _ONNX_RUNTIME = "com.microsoft.onnxruntime:onnxruntime-android:1.31.1"
 _TOKENIZERS = ("ai.djl.huggingface:tokenizers:0.33.0", "ai.djl.android:tokenizer-native:0.33.0")
 
@@ -63,10 +61,3 @@ TARGETS: Mapping[str, Target] = {
         ),
     )
 }
-
-
-def find_target(name: str) -> Target:
-    """Return the target of this name. Raises InputError."""
-    if name not in TARGETS:
-        raise InputError(f"--target {name}: bundles are made for {', '.join(TARGETS)}")
-    return TARGETS[name]

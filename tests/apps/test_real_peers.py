@@ -74,7 +74,7 @@ def test_genai_reports_a_missing_pack(opened: Open, tmp_path: Path) -> None:
 
 def test_genai_folder_refuses_graphs_that_genai_cannot_run(pack: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx_ir")
-    from edgedecode.export.bundles.genai_folder import GenaiFolder
+    from edgedecode.bench.peers.genai_folder import GenaiFolder
 
     entry = Manifest.load(pack).located("target")
     folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])

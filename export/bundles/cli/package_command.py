@@ -12,12 +12,11 @@ from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 from ...cli.common import notices_shown, quiet
+from ..targets import TARGETS
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
     from ..request import PackageRequest
-
-_TARGETS = ("android-cpu", "android-qnn", "android-llamacpp", "snapdragon-windows")
 
 
 class PackageCommand:
@@ -28,7 +27,7 @@ class PackageCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("pack", metavar="PACK", help="folder or hub id of a pack (`demo`: the bundled one)")
-        parser.add_argument("--target", required=True, choices=_TARGETS, help="what the bundle is for")
+        parser.add_argument("--target", required=True, choices=TARGETS, help="what the bundle is for")
         parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make")
         device = parser.add_argument_group("device", "the plan of memory, context and drafts is made for it")
         device.add_argument("--device", metavar="NAME", help="a phone, such as 'Galaxy S24' (`list` names them)")
@@ -48,13 +47,6 @@ class PackageCommand:
         test.add_argument("--prompts", type=Path, metavar="FILE", help="self-test prompts as jsonl (default: bundled)")
         test.add_argument(
             "--test-tokens", type=positive_count, default=32, metavar="N", help="of an answer (default: %(default)s)"
-        )
-        test.add_argument("--apk", action="store_true", help="also build an APK without code that carries the models")
-        test.add_argument(
-            "--keystore",
-            type=Path,
-            metavar="FILE",
-            help="signs it; the password is that of EDGEDECODE_KEYSTORE_PASSWORD (default: Android's debug key)",
         )
         add_json(parser)
 
@@ -78,15 +70,10 @@ def _read(arguments: Namespace) -> PackageRequest:
 
     from ..devices import PHONES, find_device
     from ..request import PackageRequest, check_package_name, read_chip
-    from ..targets import find_target
 
     if arguments.device == "list":
         names = "; ".join(f"{each.name} ({format_nbytes(each.memory_nbytes)})" for each in PHONES.values())
         raise InputError(f"--device: give one of {names}")
-    if arguments.apk and not arguments.target.startswith("android"):
-        raise InputError(f"--apk: {arguments.target} is not for Android: leave it out")
-    if arguments.keystore is not None and not arguments.apk:
-        raise InputError("--keystore signs an APK: give --apk too")
     if arguments.device is not None and arguments.device_memory is not None:
         raise InputError("--device and --device-memory both set the memory: leave one of the two out")
     chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
@@ -98,7 +85,7 @@ def _read(arguments: Namespace) -> PackageRequest:
         raise InputError(f"--soc {arguments.soc}: {device.name} {what}: leave --soc or --device out")
     return PackageRequest(
         pack=find_pack(arguments.pack),
-        target=find_target(arguments.target),
+        target=TARGETS[arguments.target],
         out=arguments.out,
         device=device,
         package=check_package_name(arguments.app_id),
@@ -106,8 +93,6 @@ def _read(arguments: Namespace) -> PackageRequest:
         context=arguments.ctx_size,
         prompts=arguments.prompts,
         profile=arguments.profile,
-        apk=arguments.apk,
-        keystore=arguments.keystore,
         tokens=arguments.test_tokens,
     )
 
@@ -122,7 +107,7 @@ def _show(out: Path, bundle: Bundle) -> None:
         f"Planned for {device}: {format_nbytes(plan.nbytes)} of {format_nbytes(plan.budget_nbytes)}, context of "
         f"{plan.context}, {_drafting(bundle)}"
     )
-    for cut in (*plan.cuts, *bundle.notes):
+    for cut in plan.cuts:
         print(f"Note: {cut}")
     print(f"Next: `edgedecode lint {out}`, `edgedecode selftest {out}`, then install.sh in it")
 

@@ -16,7 +16,6 @@ from edgedecode.cli import main
 from edgedecode.export.bundles.bundle import Bundle
 from edgedecode.export.bundles.devices import PHONES
 from edgedecode.export.bundles.speeds import Speeds, best_length
-from edgedecode.export.bundles.targets import TARGETS
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
@@ -29,7 +28,6 @@ from edgedecode.export.bundles.device.run import Opener, Selftest
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
-ANDROID_TOOLS = all(shutil.which(name) for name in ("aapt2", "zipalign", "apksigner", "keytool"))
 
 
 def run(*words: str | Path) -> int:
@@ -102,24 +100,6 @@ def test_recorded_answers_are_those_of_edgedecode(cpu: Path) -> None:
             assert own == answer or float(test._gaps(prompt["tokens"], own).max()) <= 2 * noise
 
 
-def test_onnxruntime_genai_opens_the_bundle_and_answers_alike(cpu: Path) -> None:
-    genai = pytest.importorskip("onnxruntime_genai")
-    prompt = json.loads((cpu / "selftest/prompts.json").read_text(encoding="utf-8"))["prompts"][1]
-    answer = json.loads((cpu / "selftest/expected.json").read_text(encoding="utf-8"))["answers"][1]
-    model = genai.Model(str(cpu / "models"))
-    tokens = list(genai.Tokenizer(model).encode(prompt["text"]))
-    assert tokens == prompt["tokens"]
-    parameters = genai.GeneratorParams(model)
-    parameters.set_search_options(max_length=len(tokens) + len(answer))
-    generator = genai.Generator(model, parameters)
-    generator.append_tokens(tokens)
-    while not generator.is_done():
-        generator.generate_next_token()
-    found = list(generator.get_sequence(0))[len(tokens) :]
-    assert found[: len(answer)] == answer[: len(found)]
-    assert len(found) >= len(answer) - 1  # it leaves the end token out
-
-
 def test_a_llama_bundle_holds_the_models_and_the_servers_arguments(llamacpp: Path) -> None:
     bundle = Bundle.load(llamacpp)
     words = bundle.commands["llama-server"]
@@ -175,33 +155,6 @@ def test_the_fastest_draft_length_is_chosen_from_recorded_rounds() -> None:
 def test_passes_of_fixed_widths_cost_their_width() -> None:
     speeds = Speeds("a", {rows: float(rows) for rows in range(1, 10)}, 0.05).padded([1, 8])
     assert [speeds.pass_seconds(rows) for rows in (1, 2, 5, 8)] == [1.0, 8.0, 8.0, 8.0]
-
-
-@pytest.mark.skipif(not ANDROID_TOOLS, reason="aapt2, zipalign, apksigner or keytool is not installed")
-def test_the_apk_is_signed_without_code_and_maps_its_models(
-    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zipfile import ZIP_STORED, ZipFile
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    out = tmp_path / "bundle"
-    assert (
-        run("package", "demo", "--target", "android-cpu", *quick, "--out", out, "--apk", "--app-id", "org.example.pond")
-        == 0
-    )
-    apk = out / "models.apk"
-    verified = subprocess.run(["apksigner", "verify", "--verbose", apk], capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stderr
-    assert "Verified using v2 scheme (APK Signature Scheme v2): true" in verified.stdout
-    with ZipFile(apk) as packed:
-        stored = {each.filename for each in packed.infolist() if each.compress_type == ZIP_STORED}
-        names = {*packed.namelist()}
-    assert {"assets/models/target/weights.bin", "assets/models/target/base.onnx"} <= stored
-    assert "assets/bundle.json" in names
-    assert not any(name.endswith((".dex", ".so")) for name in names)
-    badging = subprocess.run(["aapt2", "dump", "badging", apk], capture_output=True, text=True, check=False).stdout
-    assert "package: name='org.example.pond.models'" in badging
-    assert "models.apk" in Bundle.load(out).files
 
 
 def small_pack(folder: Path, change: Callable[[Manifest], Manifest]) -> Path:
@@ -263,8 +216,6 @@ def test_a_pack_without_a_draft_model_is_packaged_for_plain_decoding(tmp_path: P
         ),
         (["demo", "--target", "android-cpu", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["demo", "--target", "android-cpu", "--profile", "nowhere.json"], "edgedecode bench --json"),
-        (["demo", "--target", "snapdragon-windows", "--apk"], "is not for Android"),
-        (["demo", "--target", "android-cpu", "--keystore", "a.jks"], "give --apk too"),
         (["nowhere", "--target", "android-cpu"], "nowhere"),
     ],
 )
@@ -341,16 +292,6 @@ def test_names_cannot_run_commands_on_the_device(tmp_path: Path, quick: list[str
     assert line == "DESTINATION=/data/local/tmp/com.example.edgedecode/a---touch--tmp-owned----id---id-"
 
 
-def test_a_missing_apk_tool_is_named_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("ANDROID_HOME", raising=False)
-    assert run("package", "demo", "--target", "android-cpu", "--out", tmp_path / "bundle", "--apk") == 1
-    assert "aapt2" in capsys.readouterr().err
-    assert not (tmp_path / "bundle").exists()
-
-
 def test_a_phone_that_is_too_small_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from edgedecode.export.bundles import device_plan
 
@@ -360,9 +301,3 @@ def test_a_phone_that_is_too_small_is_refused(tmp_path: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert "does not fit a device of" in error
     assert "give a larger --device-memory" in error
-
-
-def test_each_target_is_offered_by_the_command_line() -> None:
-    from edgedecode.export.bundles.cli import package_command
-
-    assert tuple(TARGETS) == package_command._TARGETS

@@ -22,7 +22,7 @@ import onnx_ir.passes.common as common
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.export.frameworks import reason_of
 from edgedecode.export.graph.passes.surgery import attention_nodes, input_named
-from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 CONFIG = "genai_config.json"
 BASE = "base"
@@ -105,26 +105,6 @@ class GenaiFolder:
         search = {"do_sample": False, "max_length": self._context, "num_beams": 1, "past_present_share_buffer": True}
         text = json.dumps({"model": model, "search": search})
         (self.path / CONFIG).write_text(text, encoding="utf-8")
-
-
-def add_genai(folder: Path, manifest: Manifest, pack: Path, *, context: int, threads: int) -> tuple[str, ...]:
-    """Make a folder that has a tokenizer, and the target's weights in `target`, open with onnxruntime-genai too.
-
-    Returns the limits as notes: a model that it cannot serve is left out.
-    """
-    genai = GenaiFolder(folder, context=context, ends=manifest.generation.end_token_ids)
-    try:
-        genai.add_model("target", manifest.models["target"], pack, threads=threads)
-    except CapabilityError as error:
-        return (f"onnxruntime-genai cannot open this bundle: {error}",)
-    generation = manifest.generation
-    tokens = {"bos_token": generation.bos_token, "eos_token": generation.eos_token}
-    config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
-    if manifest.chat_template is not None:
-        config["chat_template"] = (pack / manifest.chat_template).read_text(encoding="utf-8")
-    text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-    (folder / "tokenizer_config.json").write_bytes(text.encode())
-    return ()
 
 
 def _builder_graph(model: ir.Model, *, rows: int) -> int:
