@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import edgedecode
 from edgedecode.errors import ExportError, IncompatiblePair, cause
-from edgedecode.pack.entries import AdapterEntry, OutsideFile
+from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.sampling.weights import sampling_table
@@ -202,7 +202,6 @@ def write_manifest(
     texts: PackTexts,
     models: Mapping[str, ModelEntry],
     *,
-    adapters: Mapping[str, AdapterEntry],
     outside: Mapping[str, OutsideFile] | None = None,
     verb: str = "",
 ) -> Manifest:
@@ -222,7 +221,6 @@ def write_manifest(
         models={**models, "target": target},
         files={path.relative_to(folder).as_posix(): file_entry(path) for path in files},
         outside=dict(outside or {}),
-        adapters=adapters,
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return Manifest.load(folder)

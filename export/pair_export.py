@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import adapter_role, check_adapter_name, check_fits, copy_adapter
-from edgedecode.adapters.adapter_parts import Projections
-from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation, Manifest
@@ -21,15 +18,7 @@ from .base_model import Source, find_weights, open_source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest, check_gguf
 from .graph.checkpoint import has_weights, weight_files
-from .graph.graph_request import (
-    BASE_ONLY,
-    LEAST_CONTEXT,
-    WHOLE,
-    GraphRequest,
-    Span,
-    adaptable_modules,
-    adapted_products,
-)
+from .graph.graph_request import BASE_ONLY, LEAST_CONTEXT, WHOLE, GraphRequest, Span
 from .graph.model_shape import check_engine
 from .graph.recipe import Recipe
 from .job import ModelJob
@@ -76,8 +65,6 @@ class PairRequest:
     """The graphs built for each model."""
     gguf: bool = False
     """Whether a GGUF file of each model is made as well."""
-    adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Name → folder of PEFT adapters; the models that they are for then get a lora graph."""
     cache: bool = True
     """Keep slow steps in the user's cache until the pack is complete."""
 
@@ -89,13 +76,11 @@ class PairPlan:
     jobs: tuple[ModelJob, ...]
     generation: Generation
     template: ChatTemplate | None
-    adapters: Mapping[str, PeftAdapter]
-    adapters_nbytes: int
 
     @property
     def nbytes(self) -> int:
         """Estimated disk space that making the pack needs."""
-        return sum(job.nbytes for job in self.jobs) + self.adapters_nbytes
+        return sum(job.nbytes for job in self.jobs)
 
     def notes_on(self, job: ModelJob) -> tuple[str, ...]:
         """Return what users of a model need to know, as far as it is known before the export."""
@@ -115,9 +100,6 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     steps = {job.role: kept_steps(job, weights[job.role], stages, use=request.cache) for job in jobs}
     with _kept_after_an_interruption(steps), new_folder(request.out) as folder:
         copy_texts(target.folder, folder, template=plan.template)
-        adapters = {
-            name: copy_adapter(found, request.adapters[name], folder, name) for name, found in plan.adapters.items()
-        }
         models = {}
         for job in jobs:
             with steps[job.role].checked():
@@ -129,7 +111,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             texts = PackTexts(
                 request.name or request.out.absolute().name, target.tokenizer, plan.template, plan.generation
             )
-            return write_manifest(folder, texts, models, adapters=adapters)
+            return write_manifest(folder, texts, models)
 
 
 def check_pair(request: PairRequest, *, out: Path | None) -> PairPlan:
@@ -149,7 +131,6 @@ def check_pair(request: PairRequest, *, out: Path | None) -> PairPlan:
 
 
 def _plan(request: PairRequest) -> PairPlan:
-    adapters = {name: read_peft_adapter(path / CONFIG, path / WEIGHTS) for name, path in request.adapters.items()}
     target = open_source(request.target)
     draft = open_source(request.draft) if request.draft is not None else None
     if draft is not None:
@@ -157,45 +138,20 @@ def _plan(request: PairRequest) -> PairPlan:
     generation = read_generation(target)
     template = open_template(target.folder, generation, name=target.name)
     sources = {"target": target} | ({"draft": draft} if draft is not None else {})
-    roles = {name: adapter_role(name, sources) for name in adapters}
-    graphs = {
-        role: _graphs_for({name: adapters[name] for name in adapters if roles[name] == role}, request.graphs, source)
-        for role, source in sources.items()
-    }
     jobs = [
-        model_job(role, source, request=replace(request, graphs=graphs[role]), template=template, generation=generation)
+        _job(role, source, request=request, template=template, generation=generation)
         for role, source in sources.items()
     ]
-    files = [folder / file for folder in request.adapters.values() for file in (CONFIG, WEIGHTS)]
-    nbytes = sum(file.stat().st_size for file in files)
-    return PairPlan(tuple(jobs), generation, template, adapters, nbytes)
+    return PairPlan(tuple(jobs), generation, template)
 
 
-def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, base: Source) -> GraphRequest:
-    """Add the lora graph if there are adapters. Raises InputError or CapabilityError if one does not fit its base."""
-    for name, adapter in adapters.items():
-        check_adapter_name(name)
-        graphs = graphs.with_adapters(rank=adapter.rank)
-        projections = Projections(
-            list(adapted_products(base.shape)),
-            name=base.name,
-            rank=graphs.lora_rank,
-            modules=graphs.lora_modules or adaptable_modules(base.shape.architecture),
-            kv_width=base.shape.kv_heads * base.shape.head_size,
-            hint="the adapter is for another model, or --lora-modules leaves the projection out",
-        )
-        check_fits(adapter, projections, vocabulary_size=base.tokenizer.size)
-    return graphs
-
-
-def model_job(
+def _job(
     role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, generation: Generation
 ) -> ModelJob:
     """Return the job that exports `source`. Raises ExportError if the engine cannot run the model."""
     check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     if role == "target":  # a draft's context may be shorter
         request.span.check(source.shape, name=source.name)
-    request.graphs.check(source.shape.architecture, name=source.name)
     context = request.span.context_of(source.shape)
     if context < LEAST_CONTEXT:
         raise ExportError(f"{source.name} supports {context} positions; its checks need at least {LEAST_CONTEXT}")

@@ -180,7 +180,7 @@ def pack_projections(manifest: Manifest, root: Path, *, role: str) -> Projection
                 rank=graph.lora_rank,
                 modules=graph.lora_modules,
                 kv_width=model.kv_heads * model.head_size,
-                hint="the adapter is for another model, or the pack must be exported with --lora-modules",
+                hint="the adapter is for another model",
             )
     if model.gguf:
         return gguf_projections(read_header(root / model.gguf), name=name)

@@ -1,48 +1,16 @@
-"""Shared by the verbs `export`, `import` and `trim`: NAME=PATH options, and log and signal setup."""
+"""Shared by the verbs `export`, `import` and `trim`: refused options, and log and signal setup."""
 
 from __future__ import annotations
 
 import logging
-import re
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.user_notices import NOTICES, NoticeLines
 
 from .signals import ending_on_sigterm
-
-_NAMED = re.compile(r"(?P<name>(draft:)?[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPath:
-    """An adapter given on the command line."""
-
-    name: str
-    path: Path
-
-
-def named_path(text: str) -> NamedPath:
-    """Parse NAME=PATH or draft:NAME=PATH, where NAME is valid as a file name."""
-    found = _NAMED.fullmatch(text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not NAME=PATH, with a name of letters, digits, dots and dashes")
-    return NamedPath(found["name"], Path(found["path"]))
-
-
-def check_adapter_names(arguments: Namespace) -> None:
-    """Exit with a usage error if two adapters have the same name, or names that differ in case only.
-
-    The folders of such names are the same on some file systems.
-    """
-    names = [adapter.name for adapter in arguments.adapter]
-    lower = [name.lower() for name in names]
-    if twice := sorted({name for name in names if lower.count(name.lower()) > 1}):
-        arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
 
 
 def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.memory.sizes import format_nbytes
 
-from .common import check_adapter_names, quiet
+from .common import quiet
 from .pack_options import add_formats, add_graphs, add_recipe, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
 
@@ -70,7 +70,6 @@ def _make(arguments: Namespace) -> Report:
     from ..frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
-    check_adapter_names(arguments)
     check_trim(arguments)
     require_frameworks()
     from ..pair_export import PairRequest
@@ -88,7 +87,6 @@ def _make(arguments: Namespace) -> Report:
         noise_positions=arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,
-        adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         cache=not arguments.no_cache,
     )
     if arguments.dry_run:

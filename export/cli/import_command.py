@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, count, print_json
 
-from .common import check_adapter_names, named_path, quiet
+from .common import quiet
 
 if TYPE_CHECKING:
     from edgedecode.pack.manifest import Manifest
@@ -28,15 +28,6 @@ class ImportCommand:
         large.add_argument("--onnx", type=Path, metavar="FOLDER", help="folder of the large model's ONNX graph")
         parser.add_argument("--draft", type=Path, metavar="FILE", help="GGUF file of the small model, or its name")
         parser.add_argument("--draft-onnx", type=Path, metavar="FOLDER", help="folder of the small model's ONNX graph")
-        parser.add_argument(
-            "--adapter",
-            type=named_path,
-            action="append",
-            default=[],
-            metavar="NAME=SOURCE",
-            help="LoRA adapter for the large model: a GGUF file, or the folder that PEFT saved; draft:NAME=SOURCE: one "
-            "for the small model, which drafts with it where NAME is used; may be given again",
-        )
         parser.add_argument(
             "-o", "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"
         )
@@ -74,13 +65,11 @@ class ImportCommand:
 
 
 def _check_ways(arguments: Namespace) -> None:
-    """Exit with a usage error if ONNX and GGUF options are mixed, or two adapters have the same name."""
-    if arguments.onnx is not None and (arguments.draft is not None or arguments.adapter):
-        option = "--draft" if arguments.draft is not None else "--adapter"
-        arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")
+    """Exit with a usage error if ONNX and GGUF options are mixed."""
+    if arguments.onnx is not None and arguments.draft is not None:
+        arguments.usage_error("argument --draft: it goes with --target, not with --onnx")
     if arguments.target is not None and arguments.draft_onnx is not None:
         arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
-    check_adapter_names(arguments)
 
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
@@ -92,7 +81,6 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
         target=find_file(arguments.target) if arguments.target else arguments.onnx,
         draft=find_file(arguments.draft) if arguments.draft else arguments.draft_onnx,
         out=arguments.out,
-        adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         copy=arguments.copy,
         name=arguments.name,
         license=arguments.license,

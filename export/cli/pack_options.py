@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import count, whole_number
 
-from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, LORA_MODULES, GraphRequest, Span
-from .common import named_path
+from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, GraphRequest, Span
 
 if TYPE_CHECKING:
     from ..graph.recipe import Recipe
@@ -102,22 +101,6 @@ def add_graphs(parser: ArgumentParser) -> None:
         "--lora-rank", type=count, metavar="N", help=f"largest rank of an adapter (default: {DEFAULT_RANK})"
     )
     group.add_argument(
-        "--lora-modules",
-        default="",
-        metavar="A,B",
-        help=f"projections an adapter may change, as in PEFT's target_modules (default: those of "
-        f"{', '.join(LORA_MODULES)} that the model has)",
-    )
-    group.add_argument(
-        "--adapter",
-        type=named_path,
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="LoRA adapter of the large model, as PEFT saved it, for `generate --adapter NAME`; the large model gets "
-        "the lora graph; draft:NAME=FOLDER: one of the small model, which drafts with it then; may be given again",
-    )
-    group.add_argument(
         "--context",
         type=_context,
         metavar="N",
@@ -134,7 +117,7 @@ def add_graphs(parser: ArgumentParser) -> None:
 
 def read_graphs(arguments: Namespace) -> GraphRequest:
     """Return the requested graphs. Raises InputError."""
-    return GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank, lora_modules=arguments.lora_modules)
+    return GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank)
 
 
 def read_span(arguments: Namespace) -> Span:

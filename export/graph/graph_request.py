@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgedecode.adapters.adapter_parts import Projection
 from edgedecode.errors import ExportError, InputError
-from edgedecode.gguf.architectures import ARCHITECTURES
 
 from .model_shape import Shape
 
@@ -15,8 +12,6 @@ GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Modules an adapter may change, by their names in PEFT's `target_modules`. No model has all of them."""
 DEFAULT_RANK = 16
-_PLAIN_MODULES = LORA_MODULES[:7]
-_FUSED_MODULES = ("o_proj", "down_proj", "qkv_proj", "gate_up_proj")
 LEAST_CONTEXT = 64
 """Minimum number of positions that the checks need."""
 DEFAULT_CONTEXT = 32768
@@ -25,63 +20,26 @@ DEFAULT_CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """The graphs to build, and the rank and modules of the one for adapters."""
+    """The graphs to build, and the rank of the one for adapters."""
 
     names: tuple[str, ...] = ("base",)
     lora_rank: int = DEFAULT_RANK
-    lora_modules: tuple[str, ...] = ()
-    """Projections that adapters may change, all of which the model must have; empty: all that it has."""
 
     @classmethod
-    def of(cls, graphs: str, *, lora_rank: int | None = None, lora_modules: str = "") -> GraphRequest:
-        """Parse comma-separated lists. The base graph is always included. Raises InputError."""
-        asked, modules = _names(graphs), _names(lora_modules)
-        if unknown := [name for name in asked if name not in GRAPHS]:
+    def of(cls, graphs: str, *, lora_rank: int | None = None) -> GraphRequest:
+        """Parse a comma-separated list. The base graph is always included. Raises InputError."""
+        asked = {name.strip() for name in graphs.split(",") if name.strip()}
+        if unknown := sorted(asked - {*GRAPHS}):
             raise InputError(f"no graph is called {unknown[0]!r}: --graphs takes {', '.join(GRAPHS)}")
-        if unknown := [name for name in modules if name not in LORA_MODULES]:
-            raise InputError(f"no projection is called {unknown[0]!r}: --lora-modules takes {', '.join(LORA_MODULES)}")
-        if "lora" not in asked and (lora_rank is not None or modules):
-            raise InputError("--lora-rank and --lora-modules need a lora graph: add lora to --graphs")
+        if "lora" not in asked and lora_rank is not None:
+            raise InputError("--lora-rank needs a lora graph: add lora to --graphs")
         if lora_rank is not None and lora_rank < 1:
             raise InputError(f"--lora-rank {lora_rank}: a lora graph needs 1 or more")
-        names = [name for name in GRAPHS if name == "base" or name in asked]
-        return cls(tuple(names), lora_rank=lora_rank or DEFAULT_RANK, lora_modules=tuple(modules))
-
-    def with_adapters(self, *, rank: int) -> GraphRequest:
-        """Return the request with a lora graph, for adapters of at least this rank."""
-        names = tuple(name for name in GRAPHS if name in (*self.names, "lora"))
-        return replace(self, names=names, lora_rank=max(self.lora_rank, rank))
-
-    def check(self, architecture: str, *, name: str) -> None:
-        """Raise InputError if a requested projection does not exist in this architecture."""
-        available = adaptable_modules(architecture)
-        if missing := [module for module in self.lora_modules if module not in available]:
-            known = ", ".join(available)
-            raise InputError(f"{name} has no projection {missing[0]}: --lora-modules may name {known}")
+        names = tuple(name for name in GRAPHS if name == "base" or name in asked)
+        return cls(names, lora_rank=lora_rank or DEFAULT_RANK)
 
 
 BASE_ONLY = GraphRequest()
-
-
-def adaptable_modules(architecture: str) -> tuple[str, ...]:
-    """Return the projections of a model's layers, by their names in PEFT's `target_modules`."""
-    return _FUSED_MODULES if ARCHITECTURES[architecture].fused else _PLAIN_MODULES
-
-
-def adapted_products(shape: Shape) -> Iterator[Projection]:
-    """Yield every layer's projections, which adapters may change."""
-    query, cache = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    sizes = {"q_proj": (shape.hidden, query), "k_proj": (shape.hidden, cache), "v_proj": (shape.hidden, cache)}
-    sizes |= {"o_proj": (query, shape.hidden), "qkv_proj": (shape.hidden, query + 2 * cache)}
-    sizes |= {"gate_proj": (shape.hidden, shape.mlp), "up_proj": (shape.hidden, shape.mlp)}
-    sizes |= {"down_proj": (shape.mlp, shape.hidden), "gate_up_proj": (shape.hidden, 2 * shape.mlp)}
-    for layer in range(shape.layers):
-        for module in adaptable_modules(shape.architecture):
-            yield Projection(layer, module, *sizes[module])
-
-
-def _names(text: str) -> Sequence[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 @dataclass(frozen=True, slots=True)

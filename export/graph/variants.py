@@ -15,7 +15,6 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS, Graph, ModelEntry
 
 from ..checks.model_checks import CheckTexts, check_hidden, check_int8_cache, check_lora, opened
@@ -60,10 +59,7 @@ class VariantJob:
         existing = {projection.module for projection in self.reference.projections(LORA_MODULES)}
         for stack in existing & STACKS.keys():
             existing -= set(STACKS[stack])  # the builder also attaches the parts of a stack, but never runs them
-        modules = self.request.lora_modules or tuple(name for name in LORA_MODULES if name in existing)
-        if missing := [name for name in modules if name not in existing]:
-            known = ", ".join(name for name in LORA_MODULES if name in existing)
-            raise ExportError(f"this model has no projection {missing[0]}: --lora-modules may name {known}")
+        modules = tuple(name for name in LORA_MODULES if name in existing)
         variant = self._clone("lora", capabilities=("lora",))
         low_rank_deltas(variant.drawing.model, modules)
         return replace(variant, graph=replace(variant.graph, lora_rank=self.request.lora_rank, lora_modules=modules))

@@ -1,4 +1,4 @@
-"""Imports GGUF files as a pack: checks first, then each model, its adapters and the manifest.
+"""Imports GGUF files as a pack: checks first, then each model, then the manifest.
 
 If llama.cpp is installed, each file is opened with it, its tokenization is compared, and kernel noise is measured.
 """
@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import adapter_folder, adapter_role, check_adapter_name, copy_adapter
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
-from edgedecode.pack.entries import AdapterEntry, OutsideFile
 from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
@@ -26,8 +24,6 @@ from ..pack_texts import TEMPLATE, TOKENIZER, PackTexts, write_manifest
 from ..stages import Stages
 from .gguf_source import (
     GgufSource,
-    ImportedAdapter,
-    open_adapter,
     open_gguf_source,
     read_gguf_generation,
     read_gguf_template,
@@ -45,7 +41,6 @@ class _Checked:
     """The results of all checks that precede writing."""
 
     sources: Mapping[str, GgufSource]
-    adapters: Mapping[str, ImportedAdapter]
     tokenizer: ImportedTokenizer
     opened: Tokenizer
     generation: Generation
@@ -53,8 +48,7 @@ class _Checked:
 
     @property
     def nbytes(self) -> int:
-        models = sum(source.path.stat().st_size for source in self.sources.values())
-        return models + sum(adapter.nbytes for adapter in self.adapters.values())
+        return sum(source.path.stat().st_size for source in self.sources.values())
 
 
 def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -68,19 +62,15 @@ def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
         if checked.template is not None:
             (folder / TEMPLATE).write_text(checked.template.source, encoding="utf-8")
         models = {role: _import_model(role, request, checked, folder, stages) for role in checked.sources}
-        adapters, outside = _place_adapters(checked.adapters, folder, copy=request.copy)
         with stages.stage("digests"):
             texts = PackTexts(
                 request.name or request.out.absolute().name, checked.opened, checked.template, checked.generation
             )
-            outside |= outside_weights(models)
             entries = {role: model.entry for role, model in models.items()}
-            return write_manifest(folder, texts, entries, adapters=adapters, outside=outside, verb=", import")
+            return write_manifest(folder, texts, entries, outside=outside_weights(models), verb=", import")
 
 
 def _check(request: ImportRequest) -> _Checked:
-    for name in request.adapters:
-        check_adapter_name(name)
     sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
     target, draft = sources["target"], sources.get("draft")
     if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
@@ -88,15 +78,10 @@ def _check(request: ImportRequest) -> _Checked:
             f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's "
             f"family"
         )
-    roles = {name: adapter_role(name, sources) for name in request.adapters}
-    adapters = {
-        name: open_adapter(path, base=sources[roles[name]], role=roles[name]) for name, path in request.adapters.items()
-    }
     tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
     generation = read_gguf_generation(target)
     return _Checked(
         sources=sources,
-        adapters=adapters,
         tokenizer=tokenizer,
         opened=tokenizer.opened(),
         generation=generation,
@@ -158,24 +143,6 @@ def _entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
         quantization=widths.quantization,
         gguf=file,
     )
-
-
-def _place_adapters(
-    adapters: Mapping[str, ImportedAdapter], folder: Path, *, copy: bool
-) -> tuple[dict[str, AdapterEntry], dict[str, OutsideFile]]:
-    entries: dict[str, AdapterEntry] = {}
-    outside: dict[str, OutsideFile] = {}
-    for name, adapter in adapters.items():
-        if adapter.entry is None:
-            assert adapter.peft is not None
-            entries[name] = copy_adapter(adapter.peft, adapter.path, folder, name)
-            continue
-        place = adapter_folder(name)
-        file = f"{place}.gguf" if copy else f"{place}/{adapter.path.name}"
-        entries[name] = replace(adapter.entry, file=file)
-        if (left := place_file(adapter.path, folder / file, copy=copy)) is not None:
-            outside[file] = left
-    return entries, outside
 
 
 _RUNTIME = "llama"

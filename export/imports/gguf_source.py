@@ -1,4 +1,4 @@
-"""Reads and checks a user's GGUF files: the model, its generation defaults and weight widths, and adapters."""
+"""Reads and checks a user's GGUF file: the model, its generation defaults and weight widths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from edgedecode.adapters.adapter_change import check_fits, gguf_projections
-from edgedecode.adapters.gguf_adapter import read_gguf_adapter
-from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.errors import ExportError
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, Contents, Tensor, read_contents
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
-from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
@@ -97,7 +93,7 @@ def _check_kind(metadata: Metadata, path: Path) -> None:
     """Raise ExportError for files that hold no model, and for models that do not generate text."""
     kind = metadata.text("general.type") or "model"
     if kind == "adapter":
-        raise ExportError(f"{path} is an adapter: give it with --adapter NAME={path.name}, and its model with --target")
+        raise ExportError(f"{path} is an adapter: import its model, then give it to `edgedecode adapter add`")
     if kind != "model":
         raise ExportError(f"{path} is not a language model but of the type {kind!r}: give the model's file")
     architecture = metadata.text("general.architecture")
@@ -164,30 +160,3 @@ def _bits(kind: int) -> int:
     digits = re.search(r"\d+", TYPE_NAMES[kind])
     assert digits is not None
     return int(digits[0])
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedAdapter:
-    """A GGUF adapter's file and its manifest entry, whose `file` is set once the file is placed; or PEFT's folder."""
-
-    path: Path
-    entry: AdapterEntry | None
-    peft: PeftAdapter | None = None
-
-    @property
-    def nbytes(self) -> int:
-        files = [self.path] if self.peft is None else [self.path / name for name in (CONFIG, WEIGHTS)]
-        return sum(file.stat().st_size for file in files)
-
-
-def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
-    """Check the adapter in `path`, a GGUF file or PEFT's folder, against its base model. Raises an EdgeDecodeError."""
-    size = len(base.vocabulary.tokens)
-    if path.is_dir():
-        found = read_peft_adapter(path / CONFIG, path / WEIGHTS)
-        check_fits(found, gguf_projections(base.header, name=base.name), vocabulary_size=size)
-        return ImportedAdapter(path, None, found)
-    contents = open_contents(path)
-    with refused():
-        entry = read_gguf_adapter(contents, path, base.header, name=base.name, role=role, vocabulary_size=size)
-    return ImportedAdapter(path.resolve(), entry)

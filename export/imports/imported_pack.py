@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.engines.kernel_noise import POSITIONS
@@ -20,8 +20,6 @@ class ImportRequest:
     target: Path
     draft: Path | None
     out: Path
-    adapters: Mapping[str, Path] = field(default_factory=dict)
-    """GGUF adapters for GGUF models, by name."""
     copy: bool = False
     """Copy the weights into the pack instead of referencing them."""
     name: str | None = None

@@ -67,7 +67,7 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
         with stages.stage("digests"):
             texts = PackTexts(request.name or request.out.absolute().name, target.tokenizer, template, generation)
             entries = {role: model.entry for role, model in models.items()}
-            return write_manifest(folder, texts, entries, adapters={}, outside=outside_weights(models), verb=", import")
+            return write_manifest(folder, texts, entries, outside=outside_weights(models), verb=", import")
 
 
 def _job(

@@ -126,7 +126,7 @@ class Adapters:
             rank=card.lora_rank,
             modules=card.lora_modules,
             kv_width=entry.kv_heads * entry.head_size,
-            hint="export the pack again with --lora-modules",
+            hint="the adapter is for another model",
         )
         self._held: dict[str, _Adapter] = {}
         self._zeros = budget.reserve(f"adapter inputs:{card.name}", self.fixed_nbytes) if self.fixed_nbytes else None

@@ -1,8 +1,9 @@
-"""Adapters exported into a pack: both engines match transformers with the delta merged into the weights."""
+"""Adapters of exported packs: both engines match transformers with the delta merged into the weights."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,14 +14,17 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.adapters.adapter_change import add_adapter
 from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse
-from edgedecode.export.pair_export import PairRequest, check_pair, export_pair
+from edgedecode.errors import EdgeDecodeError
+from edgedecode.export.graph.graph_request import GraphRequest
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import recipe
+from tests.export.conftest import export, recipe
 from tests.export.gguf.test_stock import EXACT
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model
@@ -73,7 +77,7 @@ def adapted_logits(model: Path, adapter: Path, tokens: list[int], *, scale_of: M
 
 
 def export_floats(model: Path, pack: Path, adapter: Path) -> Manifest:
-    """Export a model in float32 for both engines, with one adapter."""
+    """Export a model in float32 for both engines, and add an adapter `a`."""
     request = PairRequest(
         target=str(model),
         draft=None,
@@ -82,9 +86,11 @@ def export_floats(model: Path, pack: Path, adapter: Path) -> Manifest:
         noise_positions=0,
         activations="8",
         gguf=True,
-        adapters={"a": adapter},
+        graphs=GraphRequest(("base", "lora")),
     )
-    return export_pair(request, Stages())
+    export_pair(request, Stages())
+    add_adapter(pack, "a", adapter)
+    return Manifest.load(pack)
 
 
 def logits_of(pack: Path, runtime: str, tokens: list[int], *, scale: float | None) -> FloatArray:
@@ -156,22 +162,14 @@ def test_exported_demo_adapters_match_transformers(name: str, tmp_path: Path) ->
         assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
 
 
-def exported(model: Path, pack: Path, *more: str) -> int:
-    words = ["export", "--target", str(model), "--out", str(pack), "--noise-positions", "0", "--no-cache"]
-    return main([*words, "--bits", "8", *more])
-
-
-def test_exported_adapter_changes_the_answer(tmp_path: Path) -> None:
+def test_an_adapter_changes_the_answer(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", model, rank=24)
-    assert exported(model, tmp_path / "pack", "--adapter", f"formal={folder}") == 0
-    manifest = Manifest.load(tmp_path / "pack")
-    entry = manifest.adapters["formal"]
-    assert (entry.file, entry.role) == ("adapters/formal/adapter_model.safetensors", "target")
+    words = ["--bits", "8", "--graphs", "lora", "--lora-rank", "24"]
+    assert main(["export", "--target", str(model), "--out", str(tmp_path / "pack"), *words]) == 0
+    entry = add_adapter(tmp_path / "pack", "formal", folder)
     assert (entry.rank, entry.alpha) == (24, 6.0)
     assert set(entry.modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "down_proj"}
-    assert {entry.file, entry.config} <= set(manifest.files)
-    assert manifest.models["target"].graphs["lora"].lora_rank == 24  # above the default rank
     for runtime in runtimes_here():
         answers = []
         with edgedecode.load(tmp_path / "pack", runtime=runtime, adapters=True) as pair:
@@ -193,8 +191,9 @@ def test_an_exported_draft_model_drafts_with_its_own(tmp_path: Path) -> None:
     """It is the target again: with the adapter that the target has, every draft is right."""
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", model)
-    words = ["--draft", str(model), "--adapter", f"formal={folder}", "--adapter", f"draft:formal={folder}"]
-    assert exported(model, tmp_path / "pack", *words, "--adapter", f"alone={folder}") == 0
+    export(model, tmp_path / "pack", draft=model, graphs=GraphRequest(("base", "lora")))
+    for name in ("formal", "draft:formal", "alone"):
+        add_adapter(tmp_path / "pack", name, folder)
     manifest = Manifest.load(tmp_path / "pack")
     assert manifest.adapters["draft:formal"].role == "draft"
     assert all("lora" in manifest.models[role].graphs for role in ("target", "draft"))
@@ -209,73 +208,16 @@ def test_an_exported_draft_model_drafts_with_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "more", "message"),
+    ("other", "message"),
     [
-        (None, [], "the adapter 'draft:formal' is for a draft model, which the pack does not have"),
-        (TinyModel(layers=3), ["--draft"], "takes no adapter for layer 2"),
+        (TinyModel(layers=3), "takes no adapter for layer 2"),
+        (TinyModel(mlp=128), "layer 0 down_proj: matrices (4, 128) and (64, 4) do not fit a projection of 96"),
     ],
-    ids=["no draft model", "layers"],
+    ids=["layers", "sizes"],
 )
-def test_an_adapter_that_does_not_fit_the_draft_model_leaves_nothing(
-    other: TinyModel | None, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    folder = random_adapter(tmp_path / "peft", model if other is None else write_model(tmp_path / "other", other))
-    words = [*more, str(model)] if more else []
-    assert exported(model, tmp_path / "pack", *words, "--adapter", f"draft:formal={folder}") == 1
-    assert message in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "pack").exists()
-
-
-@pytest.mark.parametrize(
-    ("other", "more", "message"),
-    [
-        (TinyModel(layers=3), [], "takes no adapter for layer 2"),
-        (TinyModel(mlp=128), [], "layer 0 down_proj: matrices (4, 128) and (64, 4) do not fit a projection of 96"),
-        (TinyModel(), ["--graphs", "base,lora", "--lora-modules", "q_proj"], "it takes: q_proj"),
-    ],
-    ids=["layers", "sizes", "modules"],
-)
-def test_export_with_an_adapter_that_does_not_fit_leaves_no_files(
-    other: TinyModel, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
+def test_an_adapter_of_another_model_is_refused(other: TinyModel, message: str, tmp_path: Path) -> None:
+    export(write_model(tmp_path / "model", TinyModel()), tmp_path / "pack", graphs=GraphRequest(("base", "lora")))
     folder = random_adapter(tmp_path / "peft", write_model(tmp_path / "other", other))
-    assert exported(model, tmp_path / "pack", *more, "--adapter", f"formal={folder}") == 1
-    assert message in capsys.readouterr().err.splitlines()[-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "peft"]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
-        (["--adapter", "b"], "is not NAME=PATH"),
-    ],
-)
-def test_export_refuses_conflicting_adapter_options(
-    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["export", "--target", "x", "--out", "pack", *more])
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["a", "off"])
-def test_dry_run_checks_the_adapter(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    folder = model if name == "a" else random_adapter(tmp_path / "peft", model)
-    words = ["export", "--target", str(model), "--dry-run", "--adapter", f"{name}={folder}"]
-    assert main(words) == 1
-    wanted = "give the folder that PEFT saved" if name == "a" else "'off' is not a valid adapter name"
-    assert wanted in capsys.readouterr().err
-
-
-def test_dry_run_counts_the_graph_and_files_of_an_adapter(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    folder = random_adapter(tmp_path / "peft", model)
-    pair = PairRequest(str(model), str(model), tmp_path / "pack", recipe(8), noise_positions=0)
-    plain, more = (check_pair(replace(pair, adapters=each), out=None) for each in ({}, {"draft:a": folder}))
-    assert [job.graphs.names for job in more.jobs] == [("base",), ("base", "lora")]
-    assert more.nbytes - plain.nbytes >= sum(path.stat().st_size for path in folder.iterdir())
+    with pytest.raises(EdgeDecodeError, match=re.escape(message)):
+        add_adapter(tmp_path / "pack", "formal", folder)
+    assert not Manifest.load(tmp_path / "pack").adapters

@@ -73,7 +73,7 @@ _SESSION = (
 OPTIONS = {
     "generate": ("-p", "--file", "--stop", *_SESSION),
     "chat": _SESSION,
-    "import": ("--target", "--onnx", "--draft", "--draft-onnx", "--adapter", "--name", "--license"),
+    "import": ("--target", "--onnx", "--draft", "--draft-onnx", "--name", "--license"),
     "export": ("--target", "--draft", "--bits", "--name", "--license", "--noise-positions"),
 }
 NEEDED = {

@@ -51,7 +51,7 @@ def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
             served |= asked
             _add_delta(model, node, f"lora.{match.group(1)}.{product}")
     if missing := [module for module in modules if module not in served]:
-        raise ExportError(f"the graph has no product for {', '.join(missing)}: leave it out of --lora-modules")
+        raise ExportError(f"the graph has no product for {', '.join(missing)}: leave lora out of --graphs")
 
 
 def _names(product: str) -> set[str]:
