@@ -35,7 +35,7 @@ from .pack_texts import (
     write_manifest,
 )
 from .recipes.calibration import Tokens
-from .recipes.scored_texts import read_texts
+from .recipes.calibration_texts import read_texts
 from .stages import Stages
 
 _log = logging.getLogger(__name__)
@@ -189,8 +189,7 @@ def _gguf(
 def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
     if path is None:
         return ()
-    texts = read_texts(path, tokenizer=source.tokenizer, template=template, context=context)
-    return tuple(text.tokens for text in texts)
+    return read_texts(path, tokenizer=source.tokenizer, template=template, context=context)
 
 
 @contextmanager

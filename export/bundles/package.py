@@ -9,6 +9,7 @@ from pathlib import Path
 
 import edgedecode
 from edgedecode.engines.kernel_choice import engine_kernels
+from edgedecode.engines.kernel_noise import measure_noise
 from edgedecode.errors import InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import FileEntry
@@ -22,7 +23,7 @@ from edgedecode.pack.static_graphs import HEAD_ROWS
 from edgedecode.text.prompts import Prompt, interleaved, parse_prompts, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
-from ..checks.model_checks import CheckTexts, noise_of
+from ..checks.model_checks import CheckTexts
 from ..stages import Stages
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
@@ -107,15 +108,15 @@ def _noise(pack: Path, manifest: Manifest, tokenizer: Tokenizer, stages: Stages)
     if entry.kernel_noise:
         return entry.kernel_noise
     ends, context = manifest.generation.end_token_ids, entry.context
-    texts = CheckTexts.of(tokenizer, template=tokenizer.chat_template, ends=ends, context=context)
-    texts = replace(texts, noise_positions=_NOISE_POSITIONS)
+    prompts = CheckTexts.of(tokenizer, template=tokenizer.chat_template, ends=ends, context=context).prompts
     runtime = "onnx" if entry.graphs else "llama"
     with (
         stages.stage("rounding", _NOISE_POSITIONS) as advance,
         engine_kernels(),
         edgedecode.load(pack, runtime=runtime) as pair,
     ):
-        return max(noise_of(pair.target, texts, progress=advance).percentile, _LEAST_NOISE)
+        noise = measure_noise(pair.target, prompts, ends=ends, positions=_NOISE_POSITIONS, progress=advance)
+        return max(noise.percentile, _LEAST_NOISE)
 
 
 def _lengths(bundle: Bundle) -> tuple[int, ...]:

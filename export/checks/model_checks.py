@@ -119,20 +119,13 @@ def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the engine's kernels on generated text: ours have none, and may not be available."""
     with engine_kernels(), opened(entry, pack, texts) as model:
-        return noise_of(model, texts, progress=progress)
-
-
-def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int], None]) -> KernelNoise:
-    """Measure the noise of an open model, which must support cropping its KV cache."""
-    return measure_noise(model, texts.prompts, ends=texts.ends, positions=texts.noise_positions, progress=progress)
+        return measure_noise(model, texts.prompts, ends=texts.ends, positions=texts.noise_positions, progress=progress)
 
 
 @contextmanager
-def opened(
-    entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = (), runtime: str = "onnx"
-) -> Iterator[LanguageModel]:
+def opened(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = ()) -> Iterator[LanguageModel]:
     """Open a model that is being exported or imported, on a graph with the capabilities `needs`."""
-    model = find_runtime(runtime).open(ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs))
+    model = find_runtime("onnx").open(ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs))
     try:
         yield model
     finally:

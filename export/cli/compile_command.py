@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, add_json, positive_count, print_json
 from edgedecode.errors import InputError
 from edgedecode.library.find import find_pack
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.chips import CHIPS
 
 from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest
@@ -109,17 +110,36 @@ def _read(arguments: Namespace) -> CompileRequest:
 def _compile(pack: Path, request: CompileRequest) -> Report:
     from ..npu.compile_pack import compile_pack
     from ..stages import Stages
-    from .compile_tables import compile_report, show_compiled
     from .display import LiveDisplay
 
     with notices_shown(), LiveDisplay() as display:
         results: Sequence[CompiledGraph] = compile_pack(pack, request, Stages(display))
-    if not request.socs:
-        widths = ", ".join(map(str, request.widths))
-        print(f"{pack}: graphs of {widths} rows; run them with --provider {request.device}")
-    else:
-        show_compiled(pack, results)
-    return compile_report(pack, request, results)
+    for each in results:
+        same = f"same token as on the processor {each.agreed} of {each.positions} times, error {each.error:.1%}"
+        checked = same if each.positions else f"not run on the emulator: {each.reason}"
+        print(f"{each.role} {each.graph} for {each.group.folder}: {format_nbytes(each.nbytes)}, {checked}")
+    widths = ", ".join(map(str, request.widths))
+    print(f"{pack}: graphs of {widths} rows; run them with --provider {request.device}")
+    return {
+        "pack": str(pack),
+        "compiled": [_values(each) for each in results],
+        "device": request.device,
+        "widths": [*request.widths],
+    }
+
+
+def _values(graph: CompiledGraph) -> Report:
+    """Return a compiled graph as JSON values; its size in bytes, its error relative to the logits' deviation."""
+    return {
+        "role": graph.role,
+        "graph": graph.graph,
+        "chip": graph.group.folder,
+        "nbytes": graph.nbytes,
+        "positions": graph.positions,
+        "agreed": graph.agreed,
+        "error": graph.error,
+        "not_run": graph.reason,
+    }
 
 
 compile_verb: Command = CompileCommand()

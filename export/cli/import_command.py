@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command, add_json, count, print_json
+from edgedecode.commands import Command, add_json, print_json
 
 from .common import quiet
 
@@ -38,14 +38,6 @@ class ImportCommand:
         )
         parser.add_argument("--name", help="the pack's name (default: the folder's name)")
         parser.add_argument("--license", help="licence of the models, overriding the one that they name")
-        parser.add_argument(
-            "--noise-positions",
-            type=count,
-            default=0,
-            metavar="N",
-            help="measure how far the engine's own kernels round apart, on N positions (default 0: edgedecode's, which "
-            "run where they can, round alike)",
-        )
         add_json(parser)
         parser.set_defaults(usage_error=parser.error)
 
@@ -84,7 +76,6 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
         copy=arguments.copy,
         name=arguments.name,
         license=arguments.license,
-        noise_positions=arguments.noise_positions,
     )
     if arguments.target is not None:
         from ..imports.gguf_import import import_gguf_pair

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError, cause
-from edgedecode.typed_json import JsonValue, typed
+from edgedecode.typed_json import typed
 
 if TYPE_CHECKING:
     import torch
@@ -106,21 +106,24 @@ class Checkpoint:
         self._maps.append(mapped)
         for name, entry in header.items():
             # Skips integer buffers of old checkpoints. A weight of an unsupported type is reported as missing later.
-            if entry.kind not in kinds:
+            if entry.dtype not in kinds:
                 continue
-            count = entry.nbytes // kinds[entry.kind].itemsize
+            count = entry.nbytes // kinds[entry.dtype].itemsize
             if count == 0:
                 raise ExportError(f"the tensor {name} in {path.name} is empty: the checkpoint is damaged")
-            flat = torch.frombuffer(mapped, dtype=kinds[entry.kind], count=count, offset=start + entry.begin)
+            flat = torch.frombuffer(mapped, dtype=kinds[entry.dtype], count=count, offset=start + entry.data_offsets[0])
             yield name, flat.reshape(entry.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    kind: str
+    dtype: str
     shape: tuple[int, ...]
-    begin: int
-    nbytes: int
+    data_offsets: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data_offsets[1] - self.data_offsets[0]
 
 
 def _header(path: Path) -> dict[str, _Entry]:
@@ -131,17 +134,8 @@ def _header(path: Path) -> dict[str, _Entry]:
         with safe_open(path, framework="numpy"):
             pass
         with path.open("rb") as file:
-            entries: JsonValue = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        entries.pop("__metadata__", None)
+        return typed(entries, dict[str, _Entry], "its header")
     except (OSError, ValueError, SafetensorError) as error:
         raise ExportError(f"{path} is not a valid safetensors file ({error}): download it again") from None
-    assert isinstance(entries, dict)
-    return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
-
-
-def _entry(entry: JsonValue) -> _Entry:
-    assert isinstance(entry, dict)
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
-    begin, end = (int(str(offset)) for offset in offsets)
-    return _Entry(str(entry["dtype"]), tuple(int(str(size)) for size in shape), begin, end - begin)

@@ -16,7 +16,7 @@ from .imported_pack import ImportRequest
 
 def pack_of_gguf(target: Path, draft: Path | None, out: Path, name: str) -> None:
     """Make the pack `out` of a target's file, and of a draft's. Raises ManifestError, after removing what it wrote."""
-    request = ImportRequest(target=target, draft=draft, out=out, name=name, noise_positions=0, checked=False)
+    request = ImportRequest(target=target, draft=draft, out=out, name=name, checked=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(out.parent, os.W_OK):

@@ -1,12 +1,12 @@
 """Imports GGUF files as a pack: checks first, then each model, then the manifest.
 
-If llama.cpp is installed, each file is opened with it, its tokenization is compared, and kernel noise is measured.
+If llama.cpp is installed, each file is opened with it, and its tokenization is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.engines.registry import find_runtime
@@ -16,10 +16,8 @@ from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
-from ..checks.model_checks import CheckTexts, noise_of, opened, with_noise
 from ..gguf.pretokenizers import splits_of
-from ..gguf.tokenizer_check import compare_reading
-from ..graph.graph_request import LEAST_CONTEXT
+from ..gguf.tokenizer_check import Reading, compare_reading
 from ..pack_texts import TEMPLATE, TOKENIZER, PackTexts, write_manifest
 from ..stages import Stages
 from .gguf_source import (
@@ -101,24 +99,12 @@ def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: 
     if not request.checked:
         return Imported(entry, outside)
     if (fault := engine_fault()) is not None:
-        note = f"the file was not checked with llama.cpp, and kernel noise was not measured: {fault}"
+        note = f"the file was not checked with llama.cpp: {fault}"
         return Imported(replace(entry, notes=(*entry.notes, note)), outside)
     with stages.stage(f"{role}: check with llama.cpp"):
-        opening = try_file(source, checked.tokenizer)
-        entry = replace(entry, notes=(*entry.notes, *opening.notes), parity=opening.measured)
-    if not request.noise_positions:
-        return Imported(entry, outside)
-    with stages.stage(f"{role}: kernel noise", request.noise_positions) as advance:
-        measured = measured_noise(
-            Imported(entry, outside).located,
-            folder,
-            tokenizer=checked.opened,
-            template=checked.template,
-            generation=checked.generation,
-            positions=request.noise_positions,
-            progress=advance,
-        )
-    return Imported(replace(measured, weights=entry.weights, gguf=entry.gguf), outside)
+        reading = try_file(source, checked.tokenizer)
+        entry = replace(entry, notes=(*entry.notes, *reading.notes), parity=reading.measured)
+    return Imported(entry, outside)
 
 
 def _entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
@@ -148,14 +134,6 @@ def _entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
 _RUNTIME = "llama"
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Notes for the user, and measured values."""
-
-    notes: tuple[str, ...] = ()
-    measured: Mapping[str, float] = field(default_factory=dict)
-
-
 def engine_fault() -> str | None:
     """Return why llama.cpp cannot be used, or None if it can. A child process tries it."""
     try:
@@ -165,43 +143,11 @@ def engine_fault() -> str | None:
     return None if device.available else device.reason
 
 
-def try_file(source: GgufSource, tokenizer: ImportedTokenizer) -> Opening:
+def try_file(source: GgufSource, tokenizer: ImportedTokenizer) -> Reading:
     """Open the file in a child process and compare tokenizations. Raises ExportError if it cannot be opened."""
     splits = splits_of(source.vocabulary.pre)
     try:
-        reading = compare_reading(
-            source.path, tokenizer.inner(), normal_form=splits.normal_form if splits is not None else ""
-        )
+        form = splits.normal_form if splits is not None else ""
+        return compare_reading(source.path, tokenizer.inner(), normal_form=form)
     except ExportError as error:
         raise ExportError(f"{source.name} cannot be used: {error}") from None
-    return Opening(reading.notes, reading.measured)
-
-
-def measured_noise(
-    entry: ModelEntry,
-    pack: Path,
-    *,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    generation: Generation,
-    positions: int,
-    progress: Callable[[int], None],
-) -> ModelEntry:
-    """Return the entry with its kernel noise, or with a note on why it cannot be measured."""
-    if entry.context < LEAST_CONTEXT:
-        return _unmeasured(entry, f"its context of {entry.context} is too short")
-    ends = generation.end_token_ids
-    texts = replace(
-        CheckTexts.of(tokenizer, template=template, ends=ends, context=entry.context), noise_positions=positions
-    )
-    try:
-        with opened(entry, pack, texts, runtime=_RUNTIME) as model:
-            if not model.card.rollback:
-                return _unmeasured(entry, "its recurrent layers process one row at a time")
-            return with_noise(entry, noise_of(model, texts, progress=progress))
-    except RuntimeUnavailable as error:
-        return _unmeasured(entry, str(error))
-
-
-def _unmeasured(entry: ModelEntry, reason: str) -> ModelEntry:
-    return replace(entry, notes=(*entry.notes, f"kernel noise was not measured: {reason}"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import ModelEntry
@@ -26,8 +25,6 @@ class ImportRequest:
     """The pack's name; None: the folder's name."""
     license: str | None = None
     """Overrides the licence that the models declare."""
-    noise_positions: int = POSITIONS
-    """Positions that kernel noise is measured on; 0: not measured."""
     checked: bool = True
     """Open GGUF files with llama.cpp, if it is installed."""
 

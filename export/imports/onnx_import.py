@@ -14,7 +14,7 @@ from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
-from ..checks.model_checks import CheckTexts, check_noise, with_noise
+from ..checks.model_checks import CheckTexts
 from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from ..graph.graph_request import LEAST_CONTEXT
 from ..graph.passes.stored_weights import exact_products
@@ -81,7 +81,6 @@ def _job(
         )
     ends = generation.end_token_ids
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
-    texts = replace(texts, noise_positions=request.noise_positions)
     return ImportJob(role, source, request.license or source.license, texts, limit, request.copy)
 
 
@@ -125,8 +124,7 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
         exact = f"{job.role}/{EXACT_FILE}"
         parity = check_import(imported.located, pack, exact=exact, original=original, texts=job.texts)
         (folder / EXACT_FILE).unlink()
-    imported = replace(imported, entry=replace(imported.entry, parity=parity))
-    return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
+    return replace(imported, entry=replace(imported.entry, parity=parity))
 
 
 def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
@@ -163,12 +161,6 @@ def _write_exact(folder: Path) -> None:
     exact = ir.load(folder / GRAPH_FILE)
     exact_products(exact)
     ir.save(exact, folder / EXACT_FILE)
-
-
-def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
-    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
-        noise = check_noise(imported.located, pack, texts=job.texts, progress=advance)
-    return replace(imported, entry=with_noise(imported.entry, noise))
 
 
 def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:

@@ -46,8 +46,8 @@ def copied(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "folder"))
 
 
-def imported(folder: Path, out: Path, *, draft: Path | None = None, copy: bool = False, noise: int = 0) -> Manifest:
-    return import_pair(ImportRequest(folder, draft, out, copy=copy, noise_positions=noise), Stages())
+def imported(folder: Path, out: Path, *, draft: Path | None = None, copy: bool = False) -> Manifest:
+    return import_pair(ImportRequest(folder, draft, out, copy=copy), Stages())
 
 
 def change(folder: Path, edit: Callable[[ir.Model], None]) -> Path:
@@ -63,7 +63,7 @@ def attention(model: ir.Model) -> list[ir.Node]:
 
 
 def test_import_leaves_the_weights_in_place(built: Path, tmp_path: Path) -> None:
-    manifest = imported(built, tmp_path / "pack", noise=40)
+    manifest = imported(built, tmp_path / "pack")
     entry = manifest.models["target"]
     files = {path.relative_to(tmp_path / "pack").as_posix() for path in (tmp_path / "pack").rglob("*.*")}
     assert files == {"edgedecode.json", "tokenizer.json", "chat_template.jinja", "target/base.onnx"}
@@ -73,7 +73,6 @@ def test_import_leaves_the_weights_in_place(built: Path, tmp_path: Path) -> None
     assert (entry.bits, entry.block_size, entry.head_bits, entry.hidden_size) == (4, 32, 4, 64)
     assert entry.graphs["base"].capabilities == ("tree", "rows")
     assert set(manifest.generation.end_token_ids) >= {3, 5}
-    assert (entry.kernel_noise or 0) > 0
     for way in ("max", "crop", "pieces", "tree", "source"):
         assert entry.parity[f"{way}_error"] < 1e-3, way
 
@@ -295,7 +294,7 @@ def run(*words: str | Path) -> int:
 
 def test_import_prints_a_json_report(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pack"
-    assert run("import", "--onnx", built, "--out", out, "--noise-positions", "0", "--license", "MIT", "--json") == 0
+    assert run("import", "--onnx", built, "--out", out, "--license", "MIT", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["models"]["target"]["weights_nbytes"] == (built / WEIGHTS).stat().st_size
     assert report["models"]["target"]["license"] == "MIT"
@@ -311,7 +310,7 @@ import sys
 for name in ("torch", "transformers", "safetensors", "onnxruntime_genai"):
     sys.modules[name] = None
 from edgedecode.cli import main
-sys.exit(main(["import", "--onnx", {str(built)!r}, "--out", {str(tmp_path / "pack")!r}, "--noise-positions", "0"]))
+sys.exit(main(["import", "--onnx", {str(built)!r}, "--out", {str(tmp_path / "pack")!r}]))
 """
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, child.stderr

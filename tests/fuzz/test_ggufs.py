@@ -108,7 +108,7 @@ def test_import_of_the_valid_gguf_file_succeeds(fuzz: Fuzz) -> None:
         assert fuzz.check(*ANSWER, limit=BUDGET_NBYTES).code == 0
 
 
-IMPORT = ("import", "--target", "model.gguf", "--out", "pack", "--copy", "--noise-positions", "0")
+IMPORT = ("import", "--target", "model.gguf", "--out", "pack", "--copy")
 ANSWER = ("generate", "-m", "pack", "--runtime", "llama", "-p", "hello", "-n", "2", "-t", "1", "--memory", "160MB")
 
 

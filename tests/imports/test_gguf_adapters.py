@@ -46,7 +46,7 @@ def delta() -> Floats:
 
 
 def imported(out: Path, target: Path, *more: str, adapters: Mapping[str, Path] | None = None) -> Path:
-    assert main(["import", "--target", str(target), "--noise-positions", "40", *more, "--out", str(out)]) == 0
+    assert main(["import", "--target", str(target), *more, "--out", str(out)]) == 0
     for name, source in (adapters or {}).items():
         add_adapter(out, name, source)
     return out

@@ -157,7 +157,7 @@ def test_import_and_export_know_the_names_of_list(
     stores: Stores, made: Made, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stores.lm_studio("them/tiny-GGUF", "tiny-Q8_0.gguf", made())
-    assert main(["import", "--target", "tiny-GG", "--out", str(home / "out"), "--noise-positions", "0"]) == 0
+    assert main(["import", "--target", "tiny-GG", "--out", str(home / "out")]) == 0
     assert Manifest.load(home / "out").models["target"].gguf.endswith("tiny-Q8_0.gguf")
     capsys.readouterr()
     assert main(["import", "--target", "tyny-GGUF", "--out", str(home / "other")]) == 1

@@ -25,7 +25,7 @@ SIZES = ("rows", "hidden_size", "layers", "kv_heads", "head_size")
 
 
 def imported(target: Path, out: Path) -> Manifest:
-    return import_gguf_pair(ImportRequest(target=target, draft=None, out=out, noise_positions=0), Stages())
+    return import_gguf_pair(ImportRequest(target=target, draft=None, out=out), Stages())
 
 
 def generate(pack: Path, runtime: str) -> str:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
-from edgedecode.export.recipes.scored_texts import read_texts
+from edgedecode.export.recipes.calibration_texts import read_texts
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -39,30 +38,28 @@ def test_export_refuses_a_missing_text(llama: Path, tmp_path: Path, capsys: pyte
     assert "nowhere.txt cannot be read" in capsys.readouterr().err
 
 
-def read(path: Path, folder: Path, *, template: bool = True) -> tuple[ScoredText, ...]:
+def read(path: Path, folder: Path, *, template: bool = True) -> tuple[tuple[int, ...], ...]:
     found = ChatTemplate((folder / "chat_template.jinja").read_text()) if template else None
     return read_texts(path, tokenizer=Tokenizer.from_file(folder / "tokenizer.json"), template=found, context=256)
 
 
-def test_read_texts_scores_the_answer_of_a_conversation(llama: Path, calibration: Path) -> None:
+def test_a_conversation_is_its_prompt_and_its_answer(llama: Path, calibration: Path) -> None:
     tokenizer = Tokenizer.from_file(llama / "tokenizer.json")
     texts = read(calibration, llama)
     assert len(texts) == 4
-    assert tokenizer.decode(texts[0].tokens[texts[0].start :]) == ROW["answer"]
-    assert tokenizer.decode(texts[0].tokens[: texts[0].start]) == "user: What is it?\n"
+    assert tokenizer.decode(texts[0]) == f"user: What is it?\n{ROW['answer']}"
 
 
-def test_read_texts_scores_plain_text_after_the_first_token(llama: Path, text: Path) -> None:
+def test_plain_text_is_cut_to_the_context(llama: Path, text: Path) -> None:
     texts = read(text, llama)
-    assert {found.start for found in texts} == {1}
-    assert all(len(found.tokens) <= 256 for found in texts)
+    assert all(1 < len(found) <= 256 for found in texts)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "", "contains no text to score"),
-        ("a.jsonl", "\n", "contains no text to score"),
+        ("a.txt", "", "contains no text"),
+        ("a.jsonl", "\n", "contains no text"),
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 is not a JSON object"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
