@@ -76,7 +76,7 @@ class DevicePlan:
     """
 
     device: str
-    """The phone or chip that it was made for; empty: for the class of devices with this memory."""
+    """The chip that it was made for; empty: for the class of devices with this memory."""
     memory_nbytes: Positive
     """The device's memory."""
     budget_nbytes: Positive

@@ -133,8 +133,8 @@ def fit_llama(
 
 
 def _too_large(name: str, device: Device, needed: int) -> ExportError:
-    what = device.name or f"a device of {format_nbytes(device.memory_nbytes)}"
+    memory, budget = format_nbytes(device.memory_nbytes), format_nbytes(device.budget_nbytes)
     return ExportError(
-        f"{name} does not fit {what}: it needs {format_nbytes(needed)}, an app may hold "
-        f"{format_nbytes(device.budget_nbytes)} there: give a larger --device-memory, or export a smaller model"
+        f"{name} does not fit a device of {memory}: it needs {format_nbytes(needed)}, an app may hold {budget} there: "
+        f"give a larger --device-memory, or export a smaller model"
     )

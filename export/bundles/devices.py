@@ -1,4 +1,4 @@
-"""Phones and chips that bundles are planned for: memory, what an app may hold of it, and how fast memory is.
+"""Devices that bundles are planned for: memory, what an app may hold of it, and how fast memory is.
 
 Shares and bandwidths are assumptions for planning, from the makers' published figures; a profile that was measured on
 the device (`edgedecode bench --json`, `package --profile`) replaces the speeds.
@@ -19,7 +19,6 @@ GB = 10**9
 class Device:
     """A device. soc: its chip as `Build.SOC_MODEL` names it; empty: any."""
 
-    name: str
     memory_nbytes: int
     soc: str = ""
     threads: int = 4
@@ -51,35 +50,10 @@ _BANDWIDTHS: Mapping[str, float] = {
 }
 """About half of what the memory could deliver, by chip."""
 
-PHONES: Mapping[str, Device] = {
-    device.name: device
-    for device in (
-        Device("Galaxy A15", 4 * GB, threads=2, bandwidth=8e9),
-        Device("Galaxy A54", 6 * GB, bandwidth=12e9),
-        Device("Pixel 7a", 8 * GB, bandwidth=20e9),
-        Device("Pixel 8", 8 * GB, bandwidth=25e9),
-        Device("Galaxy S21 Ultra", 12 * GB, "SM8350", bandwidth=25e9),
-        Device("Galaxy S23", 8 * GB, "SM8550", bandwidth=33e9),
-        Device("Galaxy S24", 8 * GB, "SM8650", bandwidth=38e9),
-        Device("OnePlus 12", 12 * GB, "SM8650", bandwidth=38e9),
-        Device("Galaxy S25", 12 * GB, "SM8750", bandwidth=42e9),
-        Device("Surface Laptop 7", 16 * GB, "X1E80100", threads=8, bandwidth=65e9),
-    )
-}
 
-
-def find_device(name: str | None, *, memory_nbytes: int | None, soc: str | None) -> Device:
-    """Return a phone of the table, or a device of this memory and chip; without any, one of 8 GB.
-
-    soc: as `Build.SOC_MODEL` names it. Raises InputError.
-    """
-    if name is not None:
-        found = next((device for device in PHONES.values() if device.name.casefold() == name.casefold()), None)
-        if found is None:
-            known = "; ".join(f"{device.name} ({format_nbytes(device.memory_nbytes)})" for device in PHONES.values())
-            raise InputError(f"--device {name}: give one of these, or --device-memory: {known}")
-        return found
-    memory_nbytes = memory_nbytes or 8 * GB
-    if not GB <= memory_nbytes <= 1024 * GB:
-        raise InputError(f"--device-memory: {format_nbytes(memory_nbytes)} is out of range: 1GB to 1024GB")
-    return Device("", memory_nbytes, soc or "", bandwidth=_BANDWIDTHS.get(soc or "", 12e9))
+def device_of(memory_nbytes: int | None, soc: str) -> Device:
+    """Return a device of this memory (None: 8 GB) and chip, as `Build.SOC_MODEL` names it. Raises InputError."""
+    nbytes = memory_nbytes or 8 * GB
+    if not GB <= nbytes <= 1024 * GB:
+        raise InputError(f"--device-memory: {format_nbytes(nbytes)} is out of range: 1GB to 1024GB")
+    return Device(nbytes, soc, bandwidth=_BANDWIDTHS.get(soc, 12e9))

@@ -16,7 +16,6 @@ from edgedecode.typed_json import JsonValue
 
 from ..gguf.maker import GgufMaker
 from .bundle import BundleAdapter, BundleGraph, BundleModel
-from .devices import Device
 from .request import PackageRequest
 
 MODELS = "models"
@@ -51,25 +50,12 @@ def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
             continue
         found = {soc for graph in entry.graphs.values() for each in graph.compiled for soc in each.socs}
         wanted = {chip.number for chip in request.socs}
-        if request.device.name:
-            wanted.add(_chip_of(request.device, target.name))
         if not found or wanted - found:
             have = f"is compiled for {', '.join(map(str, sorted(found)))}" if found else "is not compiled"
             numbers = ",".join(map(str, sorted(wanted or {57, 69, 87})))
             raise ExportError(
                 f"the {role} of {pack} {have}: run `edgedecode compile {pack} --device qnn --soc {numbers}` first"
             )
-
-
-def _chip_of(device: Device, target: str) -> int:
-    """Return the number of a phone's chip. Raises ExportError if no graphs can be compiled for it."""
-    for number, chip in CHIPS.items():
-        if device.soc in chip.models:
-            return number
-    raise ExportError(
-        f"{device.name} has no NPU that graphs are compiled for: plan {target} for another --device, or for a memory "
-        f"with --device-memory"
-    )
 
 
 def chosen_manifest(request: PackageRequest, manifest: Manifest) -> Manifest:

@@ -142,7 +142,7 @@ def _copied(
         text = json.dumps(soc_map_of(parts.models), indent=1) + "\n"
         (root / SOC_MAP).write_bytes(text.encode())
     plan = DevicePlan(
-        device=device.name or device.soc,
+        device=device.soc,
         memory_nbytes=device.memory_nbytes,
         budget_nbytes=device.budget_nbytes,
         nbytes=fit.nbytes,

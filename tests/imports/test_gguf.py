@@ -208,7 +208,6 @@ def norm_weight(path: Path) -> Path:
         (half_product, "half of a product for blk.1.attn_q.weight"),
         (norm_weight, "holds blk.1.attn_norm.weight, which is not a LoRA matrix"),
         (lambda path: path.write_bytes(b"GGUF"), "truncated"),
-        (lambda path: None, "there is no file"),
         (lambda path: write_file(path, byte_level()), "is not a LoRA adapter"),
     ],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
-from edgedecode.errors import InputError
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 from ...cli.common import notices_shown, quiet
@@ -30,7 +29,6 @@ class PackageCommand:
         parser.add_argument("--target", required=True, choices=TARGETS, help="what the bundle is for")
         parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make")
         device = parser.add_argument_group("device", "the plan of memory, context and drafts is made for it")
-        device.add_argument("--device", metavar="NAME", help="a phone, such as 'Galaxy S24' (`list` names them)")
         device.add_argument("--device-memory", metavar="SIZE", help="the device's memory (default: 8GB)")
         device.add_argument(
             "--soc",
@@ -68,26 +66,16 @@ class PackageCommand:
 def _read(arguments: Namespace) -> PackageRequest:
     from edgedecode.library.find import find_pack
 
-    from ..devices import PHONES, find_device
+    from ..devices import device_of
     from ..request import PackageRequest, check_package_name, read_chip
 
-    if arguments.device == "list":
-        names = "; ".join(f"{each.name} ({format_nbytes(each.memory_nbytes)})" for each in PHONES.values())
-        raise InputError(f"--device: give one of {names}")
-    if arguments.device is not None and arguments.device_memory is not None:
-        raise InputError("--device and --device-memory both set the memory: leave one of the two out")
     chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
     memory = None if arguments.device_memory is None else parse_nbytes(arguments.device_memory)
-    soc = chips[0].models[0] if chips else None
-    device = find_device(arguments.device, memory_nbytes=memory, soc=soc)
-    if device.name and chips and not any(device.soc in chip.models for chip in chips):
-        what = f"has the chip {device.soc}" if device.soc else "has none of these chips"
-        raise InputError(f"--soc {arguments.soc}: {device.name} {what}: leave --soc or --device out")
     return PackageRequest(
         pack=find_pack(arguments.pack),
         target=TARGETS[arguments.target],
         out=arguments.out,
-        device=device,
+        device=device_of(memory, chips[0].models[0] if chips else ""),
         package=check_package_name(arguments.app_id),
         socs=chips,
         context=arguments.ctx_size,
