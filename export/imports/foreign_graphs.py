@@ -12,7 +12,6 @@ from ..graph.passes.graph_inputs import declared_shapes, direct_lengths, explici
 from ..graph.passes.picked_rows import picked_rows
 from ..graph.passes.stored_weights import viewed_tables
 from ..graph.passes.surgery import attention_nodes
-from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
 
 _ATTENTION = "GroupQueryAttention"
@@ -35,16 +34,6 @@ def check_operators(source: OnnxSource) -> None:
         f"{source.graph} {found}: give the base model's folder to `edgedecode export`, a GGUF file to `import`, or "
         f"build the graph with {_ATTENTION} for the CPU (in onnxruntime-genai's builder: -e cpu)"
     )
-
-
-def read_builder_sizes(source: OnnxSource) -> GraphSizes:
-    """Read the sizes of a graph. Raises ExportError for other types, or an unexpected structure."""
-    _check_builder_graph(source)
-    sizes = read_sizes(source.model, name=source.name, head_size=_head_size(source.model, source.name))
-    nodes = len(attention_nodes(source.model))
-    if sizes.layers != nodes:
-        raise ExportError(f"{source.graph} has {sizes.layers} caches for {nodes} {_ATTENTION} nodes: unsupported")
-    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +87,11 @@ def _drop_other_outputs(model: ir.Model) -> None:
             model.graph.outputs.remove(value)
 
 
-def _check_builder_graph(source: OnnxSource) -> None:
+def check_builder_graph(source: OnnxSource) -> None:
+    """Raise ExportError for graphs of another type or an unexpected structure."""
+    layers, nodes = source.config.decoder.num_hidden_layers, len(attention_nodes(source.model))
+    if layers != nodes:
+        raise ExportError(f"{source.graph} has {nodes} {_ATTENTION} nodes for {layers} layers: unsupported")
     for value in (*source.model.graph.inputs, *source.model.graph.outputs):
         cached = str(value.name).startswith(("past_key_values.", "present."))
         if (cached or value.name == "logits") and value.dtype != ir.DataType.FLOAT:
@@ -112,12 +105,3 @@ def _check_builder_graph(source: OnnxSource) -> None:
     quantized = ("DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
     if found := next((node.op_type for node in source.model.graph if node.op_type in quantized), None):
         raise ExportError(f"{source.graph} stores weights for {found}, not MatMulNBits: build it without use_qdq")
-
-
-def _head_size(model: ir.Model, name: str) -> int:
-    """Return the size of an attention head: the attention's width divided by its heads."""
-    node = attention_nodes(model)[0]
-    shape, heads = node.outputs[0].shape, node.attributes.get_int("num_heads", 0)
-    if shape is None or not isinstance(shape[-1], int) or not heads:
-        raise ExportError(f"{name}: its graph does not define the size of its attention heads: unsupported")
-    return shape[-1] // heads

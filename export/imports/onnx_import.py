@@ -15,9 +15,8 @@ from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..checks.model_checks import CheckTexts
-from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
+from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, write_exact
 from ..graph.graph_request import LEAST_CONTEXT
-from ..graph.passes.stored_weights import exact_products
 from ..pack_texts import (
     PackTexts,
     check_tokenizers,
@@ -30,15 +29,15 @@ from ..pack_texts import (
 from ..stages import Stages
 from .foreign_graphs import (
     ContextLimit,
+    check_builder_graph,
     check_operators,
     context_limit,
-    read_builder_sizes,
     rewrite_builder_graph,
 )
-from .graph_sizes import GraphSizes
 from .imported_pack import Imported, ImportRequest, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import OriginalGraph, check_import
+from .weight_widths import WeightWidths, read_widths
 
 _CAPABILITIES = ("tree", "rows")
 
@@ -112,15 +111,17 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     folder.mkdir()
     source = job.source
     with stages.stage(f"{job.role}: structure"):
-        sizes = read_builder_sizes(source)
-        original = OriginalGraph(source.model, source.weights, sizes)
-        early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"  # at the same place as `export` does
-        rewrite_builder_graph(source.model, head_size=sizes.head_size, early_rows=early, name=source.name)
-        entry = _entry(job, sizes)
+        check_builder_graph(source)
+        widths = read_widths(source.model, name=source.name)
+        original = OriginalGraph(source)
+        early = widths.bits == widths.head_bits == 8 or job.role == "draft"  # at the same place as `export` does
+        head_size = source.config.decoder.head_size
+        rewrite_builder_graph(source.model, head_size=head_size, early_rows=early, name=source.name)
+        entry = _entry(job, widths)
     with stages.stage(f"{job.role}: weights", source.weights.stat().st_size) as advance:
         imported = _placed(job, entry, folder=folder, progress=advance)
     with stages.stage(f"{job.role}: parity"):
-        _write_exact(folder)
+        write_exact(source.model, folder / EXACT_FILE)
         exact = f"{job.role}/{EXACT_FILE}"
         parity = check_import(imported.located, pack, exact=exact, original=original, texts=job.texts)
         (folder / EXACT_FILE).unlink()
@@ -156,16 +157,9 @@ def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
             )
 
 
-def _write_exact(folder: Path) -> None:
-    """Write a second graph for the checks, whose products do not round activations."""
-    exact = ir.load(folder / GRAPH_FILE)
-    exact_products(exact)
-    ir.save(exact, folder / EXACT_FILE)
-
-
-def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
+def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:
     """Return the model's manifest entry; its weights file is set later."""
-    graph = job.source.model.graph
+    graph, decoder = job.source.model.graph, job.source.config.decoder
     base = Graph(
         file=f"{job.role}/{GRAPH_FILE}",
         inputs=tuple(str(value.name) for value in graph.inputs),
@@ -174,20 +168,20 @@ def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
     )
     return ModelEntry(
         architecture=job.source.config.type,
-        rows=sizes.rows,
+        rows=job.source.rows,
         context=job.limit.context,
-        hidden_size=sizes.hidden,
-        layers=sizes.layers,
-        kv_heads=sizes.kv_heads,
-        head_size=sizes.head_size,
-        parameters=sizes.parameters,
+        hidden_size=decoder.hidden_size,
+        layers=decoder.num_hidden_layers,
+        kv_heads=decoder.num_key_value_heads,
+        head_size=decoder.head_size,
+        parameters=widths.parameters,
         weights="",
         graphs={"base": base},
-        bits=sizes.bits,
-        block_size=sizes.block_size,
-        head_bits=sizes.head_bits,
+        bits=widths.bits,
+        block_size=widths.block_size,
+        head_bits=widths.head_bits,
         license=job.license,
         source=job.source.name,
-        quantization=sizes.quantization,
+        quantization=widths.quantization,
         notes=job.limit.notes,
     )

@@ -30,6 +30,10 @@ class _Window:
 @dataclass(frozen=True, slots=True)
 class _Decoder:
     filename: str
+    head_size: Positive
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    num_key_value_heads: Positive
     sliding_window: _Window | Count | None = None
     pipeline: Any = None
 

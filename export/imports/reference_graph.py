@@ -19,23 +19,23 @@ from ..checks.model_checks import CheckTexts, opened
 from ..checks.parity import TOLERANCE, check_exact, check_kernels, own_rows
 from ..frameworks import reason_of
 from ..graph.passes.stored_weights import exact_products
-from .graph_sizes import GraphSizes
+from .onnx_source import OnnxSource
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
+    pass
 
 _FATAL_ONLY = 4
 """ONNX Runtime's log severity."""
 
 
 class OriginalGraph:
-    """A copy of a graph before it is rewritten. weights: its weights file."""
+    """A copy of a source's graph before it is rewritten."""
 
-    def __init__(self, model: ir.Model, weights: Path, sizes: GraphSizes) -> None:
-        self._model = model.clone()
+    def __init__(self, source: OnnxSource) -> None:
+        self._model = source.model.clone()
         for node in self._model.graph:  # a ring buffer needs a cache of the window's size; here the cache is empty
             node.attributes.pop("sliding_window_cache", None)
-        self._weights, self._sizes = weights, sizes
+        self._weights, self._rows, self._decoder = source.weights, source.rows, source.config.decoder
 
     def logits(self, tokens: Sequence[int], *, exact: bool) -> FloatArray:
         """Return the logits of one pass over a text, [tokens, rows]; `exact`: products do not round activations.
@@ -48,7 +48,7 @@ class OriginalGraph:
             found: FloatArray = session.run(["logits"], feeds)[0]
         except Exception as error:  # the engine's exceptions share no base class
             raise ExportError(f"ONNX Runtime cannot run the original graph: {reason_of(error)}") from None
-        return found.reshape(-1, self._sizes.rows)
+        return found.reshape(-1, self._rows)
 
     def _session(self, *, exact: bool) -> Any:  # noqa: ANN401  (the engine ships no types)
         import onnx_ir as ir
@@ -70,7 +70,7 @@ class OriginalGraph:
         """Return one input of a pass with an empty KV cache."""
         count = len(tokens)
         if value.name.startswith("past_key_values."):
-            return np.zeros((1, self._sizes.kv_heads, 0, self._sizes.head_size), np.float32)
+            return np.zeros((1, self._decoder.num_key_value_heads, 0, self._decoder.head_size), np.float32)
         known = {"input_ids": list(tokens), "attention_mask": [1] * count, "position_ids": list(range(count))}
         if value.name not in known:
             raise ExportError(f"the input {value.name} is unknown")

@@ -161,6 +161,9 @@ def edited(edit: Callable[[ir.Model], None]) -> Callable[[Path], None]:
     return apply
 
 
+DECODER = {"head_size": 16, "hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 2}
+
+
 def configured(**changes: object) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         path = folder / "genai_config.json"
@@ -257,7 +260,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "several parts": (configured(vision={}), "a model of several graphs"),
     "damaged configuration": (lambda folder: (folder / "genai_config.json").write_text("{"), "cannot be read"),
     "no context": (configured(context_length=None), "genai_config.json.model.context_length is .None.: expected int"),
-    "graph outside": (configured(decoder={"filename": "../model.onnx"}), "has no ../model.onnx"),
+    "graph outside": (configured(decoder={**DECODER, "filename": "../model.onnx"}), "has no ../model.onnx"),
+    "no sizes": (configured(decoder={"filename": GRAPH}), "decoder: .*missing required field head_size"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Derives a model's sizes and quantization from an imported graph's shapes, without reading its weights."""
+"""Derives how an imported graph's weights are stored from its shapes, without reading them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ _MATRIX_AXES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSizes:
-    """Sizes of a model; `bits` and `block_size` are those of most weights outside the head."""
+class WeightWidths:
+    """How a graph's weights are stored; `bits` and `block_size` are those of most weights outside the head."""
 
-    rows: int
-    hidden: int
-    layers: int
-    kv_heads: int
-    head_size: int
     parameters: int
     bits: int
     block_size: int
@@ -44,17 +39,9 @@ class _Table:
     block_size: int = 0
 
 
-def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
-    """Read the sizes of a graph with `past_key_values.N.key` inputs. Raises ExportErrors that begin with `name`.
-
-    head_size: used if the graph does not define it.
-    """
-    keys = [value for value in model.graph.inputs if str(value.name).endswith(".key")]
-    shape = keys[0].shape if keys else None
-    if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
-        raise ExportError(f"{name}: its graph lacks inputs past_key_values.N.key [batch, heads, past, size]")
-    head = head_of(model)
-    head_table = next(_tables_of(head), None)
+def read_widths(model: ir.Model, *, name: str) -> WeightWidths:
+    """Read how a graph's weights are stored. Raises an ExportError that begins with `name`."""
+    head_table = next(_tables_of(head_of(model)), None)
     tables = {table.name: table for node in model.graph for table in _tables_of(node)}
     if head_table is None:
         raise ExportError(f"{name}: its head's weights are computed by other nodes (QDQ?): build it without use_qdq")
@@ -63,13 +50,7 @@ def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
     for table in body:
         widths[table.bits, table.block_size] += table.weights
     bits, block_size = widths.most_common(1)[0][0] if widths else (head_table.bits, head_table.block_size)
-    rows = _rows(model)
-    return GraphSizes(
-        rows=rows,
-        hidden=head_table.weights // rows,
-        layers=len(keys),
-        kv_heads=shape[1],
-        head_size=shape[3] if isinstance(shape[3], int) else head_size,
+    return WeightWidths(
         parameters=sum(table.weights for table in tables.values()),
         bits=bits,
         block_size=block_size,
@@ -106,15 +87,6 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
             return None
         value = producer.inputs[0]
     return value
-
-
-def _rows(model: ir.Model) -> int:
-    """Return the width of the logits, which was checked when the source was opened."""
-    logits = next(value for value in model.graph.outputs if value.name == "logits")
-    assert logits.shape is not None
-    width = logits.shape[-1]
-    assert isinstance(width, int)
-    return width
 
 
 def _mixed_widths(body: list[_Table]) -> str:
