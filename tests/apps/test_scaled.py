@@ -24,7 +24,6 @@ from edgedecode.cli import main
 from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
-from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
@@ -114,17 +113,6 @@ def test_scaled_pack_has_the_requested_size(wide: Path) -> None:
         assert "lora" not in entry.graphs
         assert (entry.gguf_plan, entry.equality) == ("", None)
         assert entry.kernel_noise == original.models[role].kernel_noise
-
-
-def test_scaled_pack_drops_the_measured_times_of_activations(cache: Path, tmp_path: Path) -> None:
-    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
-    manifest = Manifest.load(pack)
-    ways = {"8": ActivationsWay(0.9, 1.0, 1.1, 1.2)}
-    activations = ActivationsEntry("auto", ("head",), {"head": ProductError(0.3, 0.001)}, ways)
-    models = {**manifest.models, "target": replace(manifest.models["target"], activations=activations)}
-    (pack / MANIFEST_NAME).write_text(replace(manifest, models=models).to_json(), encoding="utf-8")
-    found = Manifest.load(widen("20MB", model=pack)).models["target"].activations
-    assert found == replace(activations, ways={"8": ActivationsWay(0.9)})
 
 
 def test_scaled_pack_keeps_a_draft_that_is_large_enough(cache: Path) -> None:

@@ -71,7 +71,6 @@ def test_show_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verified" not in value
 
 
-<<<<<<< HEAD
 def test_facts_name_nested_values_by_their_paths_and_leave_out_empty_ones() -> None:
     value = {
         "name": "demo",
@@ -93,56 +92,6 @@ def test_facts_name_nested_values_by_their_paths_and_leave_out_empty_ones() -> N
         "notes.2": "[b]not markup[/b]",
         "models_digest": "b" * 12,
     }
-=======
-def test_show_prints_optional_fields(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = Manifest.load(copy)
-    entry = manifest.models["target"]
-    base = entry.graphs["base"]
-    lora = Graph(base.file, base.inputs, base.outputs, ("tree", "lora"), "int8", 16, ("q_proj", "v_proj"))
-    changed = replace(
-        entry,
-        graphs={"base": base, "lora": lora},
-        parity={
-            **{name: value for name, value in entry.parity.items() if not name.startswith("loss")},
-            "loss_kl": 0.0312,
-            "loss_top1": 0.931,
-            "loss_positions": 1024.0,
-            "kv8_rms": 0.0123,
-        },
-        kernel_noise=None,
-        window=512,
-        quantization="mixed-4",
-        activations=ActivationsEntry(
-            asked="auto",
-            wide=("b",),
-            products={"a": ProductError(0.01, 0.00004), "b": ProductError(0.3, 0.001)},
-            ways={
-                "8": ActivationsWay(0.9),
-                "16": ActivationsWay(0.999),
-                "chosen": ActivationsWay(0.99),
-            },
-            text="1024 tokens",
-            kernels="avx2",
-        ),
-        notes=("the source has no chat template", "[b]not markup[/b]"),
-    )
-    changed_manifest = replace(manifest, chat_template=None, models={"target": changed})
-    (copy / MANIFEST_NAME).write_text(changed_manifest.to_json())
-    assert main(["show", "--full", str(copy)]) == 0
-    found = rows(capsys.readouterr().out)
-    assert found["context"] == "2048 positions, window of 512"
-    assert found["weights"].endswith("recipe mixed-4")
-    assert found["loss"] == "KL 0.031 from the original weights, same top token 93.1%, over 1024 positions"
-    assert found["parity"] == "kv8_rms 0.0123"
-    assert found["kernel noise"] == "not measured"
-    assert found["activations"] == "16 bits in 1 of 2 matmul inputs (chosen by error; avx2 kernels, 1024 tokens)"
-    assert found["matmul error"] == "largest at 8 bits 30.0%, same matmul at 16 bits 0.10% (b)"
-    assert found["same top token"] == ("as with float activations: at 8 bits 90.0%, at 16 bits 99.9%, as chosen 99.0%")
-    assert found["note 2"] == "[b]not markup[/b]"
-    assert found["chat template"] == "none, a generic one is used"
-    assert found["lora"].split("  ")[-1].strip() == "up to rank 16: q_proj, v_proj"
-    assert "int8" in found["lora"]
->>>>>>> 78a6d69c (export: one way to store weights and one command for each step; recipes are not compared, passes not timed, llama.cpp quantizes nothing)
 
 
 def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,13 +93,7 @@ def test_activations_choice_is_recorded_in_the_manifest(
     assert Manifest.load(tmp_path / "pack").models["target"] == entry
     assert main(["show", "--full", str(tmp_path / "pack")]) == 0
     shown = capsys.readouterr().out
-<<<<<<< HEAD
     assert "models.target.activations.wide" in shown
-    assert shown.count("c8 ") == 3
-=======
-    assert "16 bits in 9 of 9 matmul inputs (chosen by error" in shown
-    assert "largest at 8 bits" in shown
->>>>>>> 78a6d69c (export: one way to store weights and one command for each step; recipes are not compared, passes not timed, llama.cpp quantizes nothing)
 
 
 def test_activations_auto_keeps_8_bits_without_massive_inputs(massive: Path, tmp_path: Path) -> None:
