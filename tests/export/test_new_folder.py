@@ -154,7 +154,7 @@ def test_check_place_refuses_a_read_only_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "the disk became full .* only finished steps were kept"), (errno.EIO, "could not be written")],
+    [(errno.ENOSPC, "the disk became full .* nothing was left behind"), (errno.EIO, "could not be written")],
 )
 def test_export_on_a_failing_disk_leaves_no_files(
     number: int, message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
