@@ -3,8 +3,6 @@
 For a hub id the text files are downloaded first, and the weights only after every check that does not need them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

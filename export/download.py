@@ -1,7 +1,5 @@
 """Downloads models from the Hugging Face hub, and falls back to the hub's local cache when offline."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

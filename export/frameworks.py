@@ -1,7 +1,5 @@
 """Checks for the packages that export needs beyond the core, without importing them, and converts errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The description of one model's export: its source, role, recipe, context and graphs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .base_model import Source

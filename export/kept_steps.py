@@ -5,8 +5,6 @@ cannot be kept is made again. Its key is a digest of everything that determines 
 are hashed in full; weights, which may be many gigabytes, by headers, sizes, times and inodes, or by the hub's commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """A pack's parts besides the models: tokenizer, chat template, licences, decoding defaults and the manifest."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

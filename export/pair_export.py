@@ -1,7 +1,5 @@
 """Exports a pair as a pack: checks first, then each model, then the manifest. The folder appears atomically."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The stages of a long job: records each one's duration and peak memory, and drives a progress display."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Plans a bundle's memory on a device: the context, and whether the draft model fits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

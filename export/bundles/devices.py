@@ -4,8 +4,6 @@ Shares and bandwidths are assumptions for planning, from the makers' published f
 the device (`edgedecode bench --json`, `package --profile`) replaces the speeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ That a bundle is complete and agrees with itself is tested on the code that writ
 or the app's developer bring: damaged copies, an edited project, native libraries, sizes, licences.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

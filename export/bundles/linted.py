@@ -1,7 +1,5 @@
 """A bundle as lint's rules look at it: its description, its texts, its native libraries."""
 
-from __future__ import annotations
-
 import os
 from functools import cached_property
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """The arguments of stock llama.cpp programs that follow from a bundle's plan, as of llama.cpp 0c1e57098."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .bundle import Bundle

@@ -1,7 +1,5 @@
 """Chooses what a bundle takes of a pack, and copies it: graphs, weights, tokenizer, adapters, GGUF files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

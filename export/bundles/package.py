@@ -1,7 +1,5 @@
 """Makes a bundle of a pack for one target: copies, plans for the device, records the self-test, writes the listing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records a bundle's expected answers in a child process, with the code that the device runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

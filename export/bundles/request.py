@@ -1,7 +1,5 @@
 """What `edgedecode package` was asked for, checked before anything is written."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Both run the program that goes into bundles, in a process of its own: the instal
 elsewhere runs no code here. On a device, an NPU or its emulator it is run from the bundle: `python -m selftest.run`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

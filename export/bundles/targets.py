@@ -1,7 +1,5 @@
 """What bundles can be made for. A new target is one entry of `TARGETS`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Copies the files of `templates/` and of `device/` into a bundle, and fills in their few names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

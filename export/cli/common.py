@@ -1,7 +1,5 @@
 """Shared by the verbs `export`, `import` and `trim`: refused options, and log and signal setup."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """llama.cpp's tokens of texts. A child process asks it, which alone ends if native code crashes."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

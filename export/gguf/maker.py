@@ -4,8 +4,6 @@ Needs neither a training framework nor ONNX. The llama.cpp runtime loads it thro
 `edgedecode.makers`, so that runtimes do not depend on the export.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

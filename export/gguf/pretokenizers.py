@@ -4,8 +4,6 @@ llama.cpp has a fixed set of pre-tokenizers, so a tokenizer.json must match one 
 splitting are compared. Source: src/llama-vocab.cpp and conversion/base.py of llama.cpp.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

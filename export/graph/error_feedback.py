@@ -4,8 +4,6 @@ GPTQ (Frantar et al., 2210.17323): the squared error of a product is (w - q) E[x
 inputs on the text. Rows are independent of each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A model's sizes, read from config.json, and checks for what the engine cannot run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -3,8 +3,6 @@
 4 bits follow Q4_0's convention and 8 bits Q8_0's, so a GGUF file can hold the same blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -4,8 +4,6 @@ The search follows `make_qx_quants` (ggml-quants.c), which llama.cpp uses with a
 for the largest value, fit the scale to the resulting integers, keep the best.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgedecode.arrays import FloatArray

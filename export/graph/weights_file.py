@@ -3,8 +3,6 @@
 Graphs refer to its tensors by name; several names may refer to the same bytes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Rewrites graphs of onnxruntime-genai's model builder as base graphs of a pack; keeps their weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Makes the pack of GGUF files that are used without an import: the files themselves stay where they are."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 If llama.cpp is installed, each file is opened with it, and its tokenization is compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

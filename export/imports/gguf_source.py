@@ -1,7 +1,5 @@
 """Reads and checks a user's GGUF file: the model, its generation defaults and weight widths."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

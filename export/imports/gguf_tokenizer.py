@@ -4,8 +4,6 @@ A rebuilt tokenizer gives the same ids as llama.cpp. Two kinds are supported: by
 with byte fallback as in SentencePiece (`llama`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Shared by all imports: the request, and files that are copied into the pack or referenced where they are."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

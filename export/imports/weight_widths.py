@@ -1,7 +1,5 @@
 """Derives how an imported graph's weights are stored from its shapes, without reading them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The vendor's library may crash or hang, and holds its memory until the process ends.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes a pack's static graphs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

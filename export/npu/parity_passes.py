@@ -1,7 +1,5 @@
 """Passes over a text with a static graph, chains and trees in turn, and the same passes with the base graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

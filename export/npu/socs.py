@@ -1,7 +1,5 @@
 """The chips that a pack is compiled for: reads `--soc`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.errors import InputError

@@ -1,7 +1,5 @@
 """Reads texts for calibration from a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgedecode.errors import ExportError

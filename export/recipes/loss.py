@@ -1,7 +1,5 @@
 """Measures what a pack loses: how far its distributions are from those of the original weights, on one text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The verb `lint`."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sets up a base graph's inputs: lengths, rotary positions and attention biases, and their shapes and order."""
 
-from __future__ import annotations
-
 from collections.abc import MutableSequence, Sequence
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ All operations after the last attention are row-wise, so rows can be selected th
 selected rows, which saves much of a two-layer draft's prefill.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError

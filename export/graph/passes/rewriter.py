@@ -1,7 +1,5 @@
 """Builds the nodes that replace one node of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A static graph gets all visibility from one mask, so it serves chains and trees.
 cache: which of them are kept, and where, is the runtime's business.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Replaces a graph's weights with references to the weights file: embedding, projections and constants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 

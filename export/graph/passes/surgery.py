@@ -1,7 +1,5 @@
 """Small operations on onnx_ir graphs, shared by the passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

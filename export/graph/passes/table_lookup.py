@@ -1,7 +1,5 @@
 """Replaces the lookup in a quantized embedding, which NPUs lack, by lookups of packed bytes and of scales."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError

@@ -1,7 +1,5 @@
 """Passes that turn a base graph into a variant: hidden-state output, low-rank deltas, 8-bit KV cache."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
