@@ -32,7 +32,7 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.errors import cause
 from edgedecode.library.find import find_pack
-from edgedecode.open_pack import KV_TYPES
+from edgedecode.open_pack import KV_TYPES, LoadOptions
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
@@ -251,17 +251,21 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             arguments.model,
             memory=arguments.memory,
             runtime=arguments.runtime,
-            wrap=wrap,
-            provider=arguments.provider,
             threads=arguments.threads,
-            verify=arguments.verify,
             kv_type=arguments.kv_type,
-            context=arguments.ctx_size,
-            mmap=not arguments.no_mmap,
-            repack=not arguments.no_repack,
             adapters=adapters,
-            draft_on=arguments.draft_on,
+            options=replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify, wrap=wrap),
         )
+
+
+def load_options(arguments: Namespace) -> LoadOptions:
+    """Return where and how the models that the arguments name are opened."""
+    return LoadOptions(
+        provider=arguments.provider,
+        draft_on=arguments.draft_on,
+        mmap=not arguments.no_mmap,
+        repack=not arguments.no_repack,
+    )
 
 
 def locate_pack(arguments: Namespace) -> None:

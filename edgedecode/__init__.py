@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         ManifestError,
         RuntimeUnavailable,
     )
-    from edgedecode.open_pack import load, plan
+    from edgedecode.open_pack import LoadOptions, load, plan
     from edgedecode.options import SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
     from edgedecode.sampling.log_probabilities import TokenLogprob
@@ -46,6 +46,7 @@ __all__ = [
     "FinishReason",
     "IncompatiblePair",
     "InputError",
+    "LoadOptions",
     "ManifestError",
     "Message",
     "Pair",
@@ -79,7 +80,7 @@ _MODULES = {
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
     "options": ("SessionOptions", "SwitchOptions", "WhenFull"),
-    "open_pack": ("load", "plan"),
+    "open_pack": ("LoadOptions", "load", "plan"),
     "pair": ("Pair",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
     "sampling.log_probabilities": ("TokenLogprob",),

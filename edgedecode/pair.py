@@ -12,6 +12,7 @@ from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.locks import Lock
@@ -48,7 +49,7 @@ class Pair:
     Direct calls of a model's `forward` are not locked: wrap them in `pair.turn.run(...)`.
     """
 
-    def __init__(  # noqa: PLR0913  (the options of a pack)
+    def __init__(
         self,
         manifest: Manifest,
         root: Path,
@@ -56,16 +57,14 @@ class Pair:
         tokenizer: Tokenizer,
         runtime: Runtime,
         budget: Budget,
-        provider: str = "cpu",
-        threads: int | None = None,
-        kv_type: str | None = None,
-        loading: Sequence[str] = (),
+        request: EngineRequest = EngineRequest(),  # noqa: B008  (immutable)
     ) -> None:
         self.root = root
         self.runtime = runtime.name
         self._engine = runtime
-        self.manifest, self.tokenizer, self.budget, self.provider = manifest, tokenizer, budget, provider
-        self._threads, self._kv_type, self._loading = threads, kv_type, loading
+        self.manifest, self.tokenizer, self.budget, self.provider = manifest, tokenizer, budget, request.provider
+        self._request = request
+        self._threads, self._kv_type, self._loading = request.threads, request.kv_type, request.loading
         self._experience_path: Path | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
@@ -88,7 +87,7 @@ class Pair:
             tokenizer=tokenizer,
             budget=budget,
             engine=runtime,
-            provider=provider,
+            provider=request.provider,
             target=target,
             drafts=DraftModels(
                 self._load_draft if "draft" in manifest.models else None,
@@ -259,10 +258,7 @@ class Pair:
             engine=self._engine,
             process=[process],
             budget=self.budget,
-            provider=self.provider,
-            threads=self._threads,
-            kv_type=self._kv_type,
-            loading=self._loading,
+            request=self._request,
         )
 
     def _check_placed(self, place: str, footprint: PackFootprint | None) -> None:

@@ -26,6 +26,7 @@ PUBLIC_API = [
     "FinishReason",
     "IncompatiblePair",
     "InputError",
+    "LoadOptions",
     "ManifestError",
     "Message",
     "Pair",

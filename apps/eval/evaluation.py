@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgedecode import InputError, Message, Pair, load
+from edgedecode import InputError, LoadOptions, Message, Pair, load
 from edgedecode.commands import print_json
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError
@@ -166,9 +166,10 @@ def _opened(role: str, runtime: str, *, kv_type: str | None, arguments: Namespac
 
 @contextmanager
 def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[Pair]:
-    options = {name: getattr(arguments, name) for name in ("memory", "threads", "verify")}
+    given = {name: getattr(arguments, name) for name in ("memory", "threads")}
+    options = LoadOptions(verify=arguments.verify)
     with leaving_at_once():
-        pair = load(arguments.model, runtime=runtime, kv_type=kv_type, **options)
+        pair = load(arguments.model, runtime=runtime, kv_type=kv_type, options=options, **given)
     with pair:
         yield pair
 

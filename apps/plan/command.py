@@ -13,7 +13,7 @@ from edgedecode.open_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console
-from ..verb_options import add_pack_options, locate_pack
+from ..verb_options import add_pack_options, load_options, locate_pack
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,12 +54,9 @@ class PlanCommand:
             _options(arguments),
             memory=arguments.memory,
             runtime=arguments.runtime,
-            provider=arguments.provider,
             threads=arguments.threads,
             kv_type=arguments.kv_type,
-            mmap=not arguments.no_mmap,
-            repack=not arguments.no_repack,
-            draft_on=arguments.draft_on,
+            options=load_options(arguments),
         )
         _show(made)
         if arguments.json:

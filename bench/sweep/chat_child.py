@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from edgedecode.engines.child import tell_parent
 from edgedecode.errors import ContextExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.open_pack import load, plan
+from edgedecode.open_pack import LoadOptions, load, plan
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
@@ -41,12 +41,12 @@ def main() -> None:
 
 
 def _planned(order: dict[str, Any], options: SessionOptions) -> dict[str, int]:
-    memory = plan(order["pack"], options, **order["opening"]).memory
+    memory = plan(order["pack"], options, options=LoadOptions(**order["options"]), **order["opening"]).memory
     return {"least": memory.least_running, "whole": memory.nbytes}
 
 
 def _chatted(order: dict[str, Any], options: SessionOptions) -> Figures:
-    opening = {"memory": order["memory"], "context": order["context"], "verify": order["verify"], **order["opening"]}
+    opening = {"memory": order["memory"], "options": LoadOptions(**order["options"]), **order["opening"]}
     with load(order["pack"], **opening) as pair:
         with pair.session(options) as session:
             texts, encode = cycle(order["texts"]), pair.tokenizer.encode

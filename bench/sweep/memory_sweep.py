@@ -63,16 +63,16 @@ def _engines(name: str | None) -> list[str]:
 
 def _order(arguments: Namespace) -> dict[str, Any]:
     """Return the order for every child process."""
-    names = ("provider", "threads", "kv_type", "draft_on")
+    names = ("provider", "draft_on", "verify")
     return {
         "pack": str(find_pack(arguments.model, arguments.draft)),
         "turns": arguments.turns or TURNS,
         "max_tokens": arguments.max_tokens,
         "context": arguments.ctx_size,
-        "verify": arguments.verify,
         "texts": [prompt.turns[0] for prompt in bundled_prompts()],
-        "opening": {name: getattr(arguments, name) for name in names}
-        | {"mmap": not arguments.no_mmap, "repack": not arguments.no_repack},
+        "opening": {"threads": arguments.threads, "kv_type": arguments.kv_type},
+        "options": {name: getattr(arguments, name) for name in names}
+        | {"mmap": not arguments.no_mmap, "repack": not arguments.no_repack, "context": arguments.ctx_size},
     }
 
 

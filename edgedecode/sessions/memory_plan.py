@@ -24,6 +24,7 @@ from edgedecode.engines.interface import (
     role_needs,
 )
 from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
@@ -50,12 +51,11 @@ def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
 class PackFootprint:
     """The memory that sessions of one pack need on one engine.
 
-    process: holders that exist before a model is open. budget: memory for reading graphs is leased from it. kv_type:
-    as in `load`. loading: needs of `ModelRequest` that concern how weights are loaded. Models are planned as `Pair`
-    opens them. Nothing is loaded, but a converted file that an engine needs is built.
+    process: holders that exist before a model is open. budget: memory for reading graphs is leased from it. Models are
+    planned as `Pair` opens them. Nothing is loaded, but a converted file that an engine needs is built.
     """
 
-    def __init__(  # noqa: PLR0913  (each names a different fact)
+    def __init__(
         self,
         manifest: Manifest,
         root: Path,
@@ -64,14 +64,12 @@ class PackFootprint:
         engine: PlanningRuntime,
         process: Sequence[Holder],
         budget: Budget,
-        provider: str = "cpu",
-        threads: int | None = None,
-        kv_type: str | None = None,
-        loading: Sequence[str] = (),
+        request: EngineRequest,
     ) -> None:
         self._manifest, self._root, self._tokenizer, self._engine = manifest, root, tokenizer, engine
-        self._process, self._budget, self._provider, self._threads = tuple(process), budget, provider, threads
-        self._kv_type, self._loading = kv_type or "", tuple(loading)
+        self._process, self._budget = tuple(process), budget
+        self._provider, self._threads = request.provider, request.threads
+        self._kv_type, self._loading = request.kv_type or "", request.loading
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
         self._adapters: dict[str, tuple[int, int]] = {}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from edgedecode.engines.interface import PlanningRuntime
 from edgedecode.engines.kernel_choice import engine_kernels
 from edgedecode.engines.registry import find_runtime
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import ExportError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -60,7 +61,7 @@ def fit_onnx(manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: De
             engine=engine,
             process=[Holder("app", _APP_NBYTES)],
             budget=Budget(),
-            threads=device.threads,
+            request=EngineRequest(threads=device.threads),
         )
         plan = footprint.fit(SessionOptions(context=context), device.budget_nbytes)
     if not plan.fits:

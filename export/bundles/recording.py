@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgedecode import load
+from edgedecode import LoadOptions, load
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.child import ask_child, child_command, tell_parent
@@ -101,7 +101,7 @@ def _opened(root: Path, pack: Path) -> Iterator[Selftest]:
         yield Selftest(root, bundle, target, opener.open("draft"), provider="cpu")
         return
     context = test_context(read_prompts(root, bundle), bundle)
-    with load(pack, runtime="llama", context=context) as pair:
+    with load(pack, runtime="llama", options=LoadOptions(context=context)) as pair:
         drafts = pair.draft if "draft" in bundle["models"] else None
         draft = None if drafts is None else EngineModel(drafts, context=context)
         yield Selftest(root, bundle, EngineModel(pair.target, context=context), draft, provider="llama")

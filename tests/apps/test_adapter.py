@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
+from edgedecode import LoadOptions
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
@@ -36,7 +37,7 @@ def test_adapter_add_list_remove(pack: Path, tmp_path: Path, capsys: pytest.Capt
     assert "onnx, llama" in capsys.readouterr().out
     assert main(["adapter", "list", str(pack), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["odd"]["rank"] == 4
-    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+    with edgedecode.load(pack, runtime="onnx", adapters=True, options=LoadOptions(verify=True)) as pair:
         assert pair.adapter("odd").name == "odd"
     assert main(["adapter", "remove", str(pack), "odd"]) == 0
     assert main(["adapter", "list", str(pack)]) == 0
@@ -156,7 +157,7 @@ def test_adapter_of_the_draft_model_is_added_listed_and_removed(
     }
     assert len({entry["file"] for entry in listed.values()}) == 4
     assert not any(":" in entry["file"] for entry in listed.values())
-    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+    with edgedecode.load(pack, runtime="onnx", adapters=True, options=LoadOptions(verify=True)) as pair:
         with pytest.raises(edgedecode.CapabilityError, match="is for the draft"):
             pair.adapter("draft:odd")
         assert pair.adapter("odd").name == "odd"
@@ -231,7 +232,7 @@ def test_adapter_remove_keeps_files_that_another_adapter_uses(pack: Path, tmp_pa
     value["adapters"]["twin"] = value["adapters"]["odd"]
     (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
     assert main(["adapter", "remove", str(pack), "odd"]) == 0
-    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+    with edgedecode.load(pack, runtime="onnx", adapters=True, options=LoadOptions(verify=True)) as pair:
         assert pair.adapter("twin").name == "twin"
     assert main(["adapter", "remove", str(pack), "twin"]) == 0
     assert not (pack / "adapters" / "odd" / WEIGHTS).exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import SessionOptions, SwitchOptions
+from edgedecode import LoadOptions, SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
 from edgedecode.apps.calibrate.arms import ArmResult, point_of, quality_low
 from edgedecode.apps.calibrate.calibrate_run import PLAIN, halves
@@ -98,7 +98,10 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.Ca
     assert found.prompts == 22
     assert found.target_accuracy == 1, "questions without a reference are compared with the target's answers"
     options = SessionOptions(switch=SwitchOptions(quality=0.01))
-    with edgedecode.load(pack, runtime="onnx", verify=True) as pair, pair.session(options) as session:
+    with (
+        edgedecode.load(pack, runtime="onnx", options=LoadOptions(verify=True)) as pair,
+        pair.session(options) as session,
+    ):
         session.generate("Tell me a story.", max_tokens=24)
         assert session.stats.unverified_tokens > 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import edgedecode
+from edgedecode import LoadOptions
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.runtimes.llama.llama_devices import (
     ALL_LAYERS,
@@ -98,5 +99,5 @@ def test_load_gives_layers_to_the_device(
 
 def test_provider_of_another_device_is_refused_with_the_remedy() -> None:
     with pytest.raises(CapabilityError, match="no device 'vulkan7' here; it has: cpu") as caught:
-        edgedecode.load(runtime="llama", provider="vulkan7")
+        edgedecode.load(runtime="llama", options=LoadOptions(provider="vulkan7"))
     assert "-DGGML_VULKAN=ON" in str(caught.value)

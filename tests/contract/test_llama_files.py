@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
+from edgedecode import LoadOptions
 from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
@@ -104,8 +105,8 @@ def test_load_of_a_pack_without_a_gguf_file_on_llama_is_refused(tmp_path: Path, 
             texts.append(session.generate("hello", max_tokens=20).tokens)
     assert texts[0] == texts[1]
     with pytest.raises(CapabilityError, match="loads weights in one way only: leave out --no-mmap, or use"):
-        edgedecode.load(onnx, runtime="onnx", mmap=False)
-    with edgedecode.load(gguf, runtime="auto", mmap=False) as pair:
+        edgedecode.load(onnx, runtime="onnx", options=LoadOptions(mmap=False))
+    with edgedecode.load(gguf, runtime="auto", options=LoadOptions(mmap=False)) as pair:
         assert pair.runtime == "llama"
 
 

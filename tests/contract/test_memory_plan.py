@@ -19,6 +19,7 @@ from edgedecode import (
     CapabilityError,
     EdgeDecodeError,
     InputError,
+    LoadOptions,
     Pair,
     Rule,
     SamplingOptions,
@@ -400,8 +401,10 @@ def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, 
     assert held.keys() == dict(planned.holders).keys() >= {"adapter:odd", "adapter:draft:odd"}
     assert held <= Counter(dict(planned.holders))
     mmap = engine != "llama"  # llama.cpp's mapped weights would be given up before the adapter
-    whole = edgedecode.plan(pack, options, runtime=engine, mmap=mmap).memory
-    less = edgedecode.plan(pack, options, runtime=engine, mmap=mmap, memory=whole.nbytes - 1).memory
+    whole = edgedecode.plan(pack, options, runtime=engine, options=LoadOptions(mmap=mmap)).memory
+    less = edgedecode.plan(
+        pack, options, runtime=engine, memory=whole.nbytes - 1, options=LoadOptions(mmap=mmap)
+    ).memory
     assert "adapter:draft:odd" not in dict(less.holders)
     assert "the draft model's adapter" in [cut.what for cut in less.cuts]
     alone = edgedecode.plan(pack, replace(options, drafter="none"), runtime=engine).memory
@@ -449,8 +452,8 @@ def test_plan_of_the_ratio_rule_counts_the_distributions_of_a_draft(engine: str)
 def test_plan_of_weights_that_are_read_counts_the_read_buffer_only_while_they_load() -> None:
     pytest.importorskip("llama_cpp")
     options = SessionOptions(context=512, drafter="none")
-    plan = edgedecode.plan(None, options, runtime="llama", mmap=False).memory
-    with edgedecode.load(runtime="llama", mmap=False) as pair, pair.session(options):
+    plan = edgedecode.plan(None, options, runtime="llama", options=LoadOptions(mmap=False)).memory
+    with edgedecode.load(runtime="llama", options=LoadOptions(mmap=False)) as pair, pair.session(options):
         held = leased(pair)["weights:target"]
     buffer_nbytes = 8192 * 256  # the largest matrix: the embedding
     assert held <= dict(plan.holders)["weights:target"] < held + buffer_nbytes // 2

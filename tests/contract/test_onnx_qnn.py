@@ -209,11 +209,14 @@ def test_a_damaged_binary_is_refused_in_one_line(pack: Path, tmp_path: Path) -> 
 def generate(root: str, provider: str, draft_max: str) -> None:
     """Answer a prompt greedily; in a child process."""
     import edgedecode
-    from edgedecode import SamplingOptions, SessionOptions
+    from edgedecode import LoadOptions, SamplingOptions, SessionOptions
 
     greedy = SamplingOptions(temperature=0.0)
     options = SessionOptions(sampling=greedy, draft_max=int(draft_max), drafter="suffix")
-    with edgedecode.load(root, runtime="onnx", provider=provider) as pair, pair.session(options) as session:
+    with (
+        edgedecode.load(root, runtime="onnx", options=LoadOptions(provider=provider)) as pair,
+        pair.session(options) as session,
+    ):
         answer = session.generate("Tell me a story about a duck named Maya.", max_tokens=16)
         told = {"tokens": list(answer.tokens), "widths": pair.target.card.widths, "context": pair.target.card.context}
         tell_parent(told | {"proposed": answer.stats.proposed})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import CapabilityError, Pair, SamplingOptions, SessionOptions
+from edgedecode import CapabilityError, LoadOptions, Pair, SamplingOptions, SessionOptions
 from edgedecode.engines import registry
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import rescore
@@ -157,7 +157,7 @@ def static_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     found = [*registry.every_entry_point(), row]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "every_entry_point", lambda: found)
-        with edgedecode.load(pack, runtime="onnx", provider="static") as pair:
+        with edgedecode.load(pack, runtime="onnx", options=LoadOptions(provider="static")) as pair:
             pair.keep_experience(None)
             yield pair
 
@@ -184,7 +184,7 @@ def test_static_pair_with_drafts_emits_the_targets_tokens(static_pair: Pair, dra
 
 def test_static_pair_is_planned_with_the_drafts_full_head(static_pair: Pair) -> None:
     """The pack recommends a trimmed head, which static graphs do not have."""
-    made = edgedecode.plan(static_pair.root, runtime="onnx", provider="static").memory
+    made = edgedecode.plan(static_pair.root, runtime="onnx", options=LoadOptions(provider="static")).memory
     assert "trim" not in made.choice.drafters
     assert "weights:draft" in dict(made.holders)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import BudgetExceeded, CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode import BudgetExceeded, CapabilityError, InputError, LoadOptions, SamplingOptions, SessionOptions
 from edgedecode.apps.devices.pack_engines import explain
 from edgedecode.engines.interface import draft_engine
 from edgedecode.engines.kernel_noise import rescore
@@ -34,7 +34,7 @@ PROMPTS = ("Tell me a story about a boat.", "Who is its captain?", "Write a list
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     for engine in ("onnxruntime", "llama_cpp"):
         pytest.importorskip(engine)
-    with edgedecode.load(runtime=request.param, draft_on=PLACES[request.param]) as made:
+    with edgedecode.load(runtime=request.param, options=LoadOptions(draft_on=PLACES[request.param])) as made:
         yield made
 
 
@@ -77,27 +77,30 @@ def test_draft_on_another_engine_runs_in_the_budget_of_its_plan(target: str) -> 
     for engine in ("onnxruntime", "llama_cpp"):
         pytest.importorskip(engine)
     options = SessionOptions(context=256, drafter="model", draft_max=4)
-    planned = edgedecode.plan(None, options, runtime=target, draft_on=PLACES[target]).memory
+    planned = edgedecode.plan(None, options, runtime=target, options=LoadOptions(draft_on=PLACES[target])).memory
     assert {"engine code", "llama.cpp code", "weights:target", "weights:draft"} <= {name for name, _ in planned.holders}
     with (
-        edgedecode.load(runtime=target, draft_on=PLACES[target], memory=planned.nbytes) as pair,
+        edgedecode.load(runtime=target, memory=planned.nbytes, options=LoadOptions(draft_on=PLACES[target])) as pair,
         pair.session(options) as session,
     ):
         assert session.generate(PROMPTS[0], max_tokens=16).stats.proposed > 0
         assert session.context == 256
-    with pytest.raises(BudgetExceeded), edgedecode.load(runtime=target, draft_on=PLACES[target], memory="40MB") as pair:
+    with (
+        pytest.raises(BudgetExceeded),
+        edgedecode.load(runtime=target, memory="40MB", options=LoadOptions(draft_on=PLACES[target])) as pair,
+    ):
         pair.session(options)
 
 
 def test_draft_on_an_unknown_engine_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"there is no engine 'gpu'; write ENGINE or ENGINE:PROVIDER, with one of: "):
-        edgedecode.load(runtime="onnx", draft_on="gpu")
+        edgedecode.load(runtime="onnx", options=LoadOptions(draft_on="gpu"))
 
 
 def test_draft_on_a_provider_that_cannot_run_is_an_error_before_anything_is_loaded() -> None:
     pytest.importorskip("onnxruntime")
     with pytest.raises(CapabilityError, match="no provider 'gpu' here; it has: cpu"):
-        edgedecode.load(runtime="onnx", draft_on="onnx:gpu")
+        edgedecode.load(runtime="onnx", options=LoadOptions(draft_on="onnx:gpu"))
 
 
 def test_draft_on_needs_a_draft(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_draft_on_needs_a_draft(tmp_path: Path) -> None:
     (tmp_path / "pack" / MANIFEST_NAME).write_text(alone.to_json(), encoding="utf-8")
     shutil.rmtree(tmp_path / "pack" / "draft")
     with pytest.raises(InputError, match="has no draft model to run on onnx: leave out --draft-on"):
-        edgedecode.load(tmp_path / "pack", runtime="onnx", draft_on="onnx")
+        edgedecode.load(tmp_path / "pack", runtime="onnx", options=LoadOptions(draft_on="onnx"))
 
 
 def test_place_is_an_engine_and_a_provider() -> None:
@@ -135,7 +138,7 @@ def test_auto_opens_the_kept_placement(tmp_path: Path, monkeypatch: pytest.Monke
         choice = explain(None)
         assert choice is not None
         assert (choice.engine, f"target on {target}, draft on {draft}" in choice.reason) == (target, True)
-        with edgedecode.load(runtime="auto", draft_on=target) as pair:
+        with edgedecode.load(runtime="auto", options=LoadOptions(draft_on=target)) as pair:
             assert draft_engine(pair.shared.engine) == target, "an explicit place comes first"
 
 

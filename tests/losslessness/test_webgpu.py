@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SamplingOptions, SessionOptions
+from edgedecode import LoadOptions, Pair, SamplingOptions, SessionOptions
 from edgedecode.engines.kernel_noise import measure_noise, rescore
 from edgedecode.pack.hub import BUNDLED_PACK
 from tests.contract.conftest import skip_without
@@ -26,7 +26,7 @@ OPTIONS = (
 @pytest.fixture(scope="module")
 def webgpu() -> Iterator[Pair]:
     skip_without("webgpu")
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx", provider="webgpu") as pair:
+    with edgedecode.load(BUNDLED_PACK, runtime="onnx", options=LoadOptions(provider="webgpu")) as pair:
         yield pair
 
 

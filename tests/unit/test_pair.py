@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
@@ -126,7 +127,14 @@ def test_pair_refuses_an_unknown_provider_by_name() -> None:
     base = toy_pair()
     runtime = TableRuntime({"target": toy_tables(259, seed=0)})
     with pytest.raises(CapabilityError, match="'table' has no provider 'gpu'; it has: cpu"):
-        Pair(base.manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget(), provider="gpu")
+        Pair(
+            base.manifest,
+            Path(),
+            tokenizer=base.tokenizer,
+            runtime=runtime,
+            budget=Budget(),
+            request=EngineRequest("gpu"),
+        )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode import load
+from edgedecode import LoadOptions, load
 from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
@@ -47,7 +47,7 @@ def test_trim_head_has_the_logits_of_the_full_head(copy: Path, capsys: pytest.Ca
     entry = manifest.located("draft")
     assert entry.trim is not None
     ids = read_token_ids(copy / entry.trim.token_ids, rows=1024, vocabulary_size=manifest.vocabulary_size).ids
-    with load(copy, runtime="onnx", verify=True) as pair:
+    with load(copy, runtime="onnx", options=LoadOptions(verify=True)) as pair:
         runtime = find_runtime("onnx")
         trimmed = runtime.open(
             ModelRequest(
