@@ -121,11 +121,11 @@ def test_sources_have_different_colours() -> None:
 def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
     talk(chat, "hello", "/memory")
     err = capsys.readouterr().err
-    assert chat.session.budget.table() in err
+    assert chat.pair.budget.table() in err
     title, now, peak = (line.split() for line in err.splitlines()[-3:])
     assert title == ["planned", "resident", "anonymous", "proportional"]
     assert (now[0], peak[0]) == ("now", "peak")
-    assert now[1:3] == peak[1:3] == format_nbytes(chat.session.budget.used_nbytes).split()
+    assert now[1:3] == peak[1:3] == format_nbytes(chat.pair.budget.used_nbytes).split()
     assert peak[-2:] == ["-", "-"]  # no sampler runs
     if (process := memory_now()) is not None:
         assert "-" not in now
