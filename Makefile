@@ -95,7 +95,7 @@ pack: $(TEST_STAMP)
 	rm -rf build/demo
 	mkdir -p build
 	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --graphs base,hidden,lora,kv8 --license Apache-2.0 --out build/demo
-	$(BIN)/edgedecode trim build/demo --runtime onnx
+	$(BIN)/edgedecode trim build/demo
 	@size=$$(du -sk build/demo | cut -f1); test $$size -le $(PACK_LIMIT_KIB) || \
 		{ echo "build/demo is $$size KiB, the package carries at most $(PACK_LIMIT_KIB)" >&2; exit 1; }
 	rm -rf build/demo-old

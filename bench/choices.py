@@ -8,6 +8,7 @@ from pathlib import Path
 from edgedecode import CapabilityError, InputError, Pair, SamplingOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.engines.registry import drafter_names, find_drafter
+from edgedecode.sessions.draft_models import role_of
 from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 
 from .settings import Settings
@@ -84,14 +85,12 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
     names = drafter_names()
-    demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # so that one model may serve all
-    usable = {name for name in demanding if _serves(pair, name)}
-    return tuple(name for name in names if name in usable)
+    return tuple(name for name in names if _serves(pair, name))
 
 
 def _serves(pair: Pair, name: str) -> bool:
     source = pair.drafter_source(name)
-    return not source.needs_model or pair.drafts.can_offer(source.needs)
+    return not source.needs_model or pair.drafts.can_load(role_of(name))
 
 
 def _sampling(arguments: Namespace) -> SamplingOptions:

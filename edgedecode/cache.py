@@ -29,7 +29,7 @@ _Kind = TypeVar("_Kind")
 
 AREAS: Mapping[str, str] = {
     "costs": "costs of forward passes on this device",
-    "trim": "answers that vocabularies were trimmed on",
+    "trim": "answers that earlier versions trimmed vocabularies on",
     "history": "messages typed in chats, to recall them",
     "engines": "engines that run on this machine, and where a pack's models run fastest",
     "verified": "packs whose files were checked",

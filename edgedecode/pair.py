@@ -21,12 +21,13 @@ from edgedecode.memory.footprint import PROCESS, Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
+from edgedecode.pack.entries import DRAFT
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import process_holder, target_nbytes
 from edgedecode.schedule.experience import Experience
-from edgedecode.sessions.draft_models import DraftModels, default_heads
+from edgedecode.sessions.draft_models import DraftModels, preferred_drafters
 from edgedecode.sessions.experience_file import load_experience, store_experience
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.sessions.resources import Resources
@@ -79,8 +80,7 @@ class Pair:
         except BaseException:
             self._process.release()
             raise
-        heads = default_heads(manifest.models.get("draft"), runtime=draft_engine(runtime))
-        heads = heads if footprint is None else footprint.heads
+        _notice_old_trim(manifest, draft_engine(runtime))
         adapters = PackAdapters(manifest, root, model=target, runtime=runtime.name, budget=budget, turn=turn)
         self.shared = Resources(
             manifest=manifest,
@@ -90,12 +90,11 @@ class Pair:
             provider=request.provider,
             target=target,
             drafts=DraftModels(
-                self._load_draft if "draft" in manifest.models else None,
-                likely=heads,
+                self._load_draft if DRAFT in manifest.models else None,
                 adapters=partial(adapters.of_draft, runtime=draft_engine(runtime)),
             ),
             footprint=footprint,
-            heads=heads,
+            preferred=footprint.preferred if footprint is not None else self._preferred(),
             adapters=adapters,
             turn=turn,
         )
@@ -129,7 +128,7 @@ class Pair:
     @property
     def draft(self) -> LanguageModel | None:
         """The draft model, loaded at its first use; None when the pack has none. Raises InputError once closed."""
-        return self.turn.run(lambda: self._still_open().drafts.offering())  # noqa: PLW0108 (checked under the lock)
+        return self.turn.run(lambda: self._still_open().drafts.hold())  # noqa: PLW0108 (checked under the lock)
 
     def adapter(self, name: str) -> AdapterUse:
         """Return the pack's adapter of this name, loaded at its first use; it stays loaded until the pair is closed.
@@ -263,21 +262,27 @@ class Pair:
 
     def _check_placed(self, place: str, footprint: PackFootprint | None) -> None:
         """Raise if the draft cannot run where it was explicitly placed: else sessions would silently do without it."""
-        if "draft" not in self.manifest.models:
+        if DRAFT not in self.manifest.models:
             raise InputError(f"{self.manifest.name} has no draft model to run on {place}: leave out --draft-on")
         if footprint is not None:
             footprint.check_draft()
 
-    def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
-        entry = self.manifest.models["draft"]
-        graphs = (graph for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities)
-        names = {entry.weights, entry.gguf, *(name for graph in graphs for name in graph.files)}
+    def _preferred(self) -> tuple[str, ...]:
+        """Return the drafters with a draft model on an engine that cannot plan."""
+        return preferred_drafters(
+            self.manifest, runtime=draft_engine(self._engine), kv_type=self._kv_type or "", loading=self._loading
+        )
+
+    def _load_draft(self, role: str, needs: Sequence[str]) -> LanguageModel:
+        entry = self.manifest.located(role)
+        names = {self.manifest.models[DRAFT].weights, self.manifest.models[DRAFT].gguf}
+        names |= {name for graph in entry.graphs.values() for name in graph.files}
         with opening(self.root, missing_seconds=0):  # answers wait meanwhile
             check_unchanged(self.manifest, self.root, names)
-            if ADAPTERS in self._loading and self.manifest.has_draft_adapters:
+            if role == DRAFT and ADAPTERS in self._loading and self.manifest.has_draft_adapters:
                 with suppress(BudgetExceeded, CapabilityError):  # then drafts without adapters
-                    return self._open("draft", needs=(*needs, ADAPTERS))
-            return self._open("draft", needs=needs)
+                    return self._open(role, needs=(*needs, ADAPTERS))
+            return self._open(role, needs=needs)
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; a draft that lacks it opens with its default."""
@@ -303,3 +308,12 @@ class Pair:
                 needs=(*needs, *role_needs(role, self._loading)),
             )
         )
+
+
+def _notice_old_trim(manifest: Manifest, runtime: str) -> None:
+    """Tell the user if the draft's trim is of an earlier version, and was measured on this engine."""
+    draft = manifest.models.get(DRAFT)
+    if draft is None or draft.trim is None or draft.trim.gguf or draft.trim.runtime != runtime:
+        return
+    if draft.trimmed is None:
+        notice("the draft's trim is of an earlier version and not used: trim this pack again (`edgedecode trim PACK`)")

@@ -59,7 +59,7 @@ def check_tokens(tokens: Sequence[int], card: ModelCard) -> None:
         raise InputError("a forward pass needs at least one token")
     count = (
         card.rows if card.token_ids is None else card.vocabulary_size
-    )  # a trimmed head has fewer rows than input ids
+    )  # a trimmed draft has fewer rows than input ids
     if min(tokens) < 0 or max(tokens) >= count:
         raise InputError(f"token ids {min(tokens)} to {max(tokens)} are out of range: 0 to {count - 1}")
 

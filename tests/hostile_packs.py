@@ -51,7 +51,7 @@ def base_pack(root: Path) -> Path:
     value = json.loads((BUNDLED_PACK / MANIFEST_NAME).read_text(encoding="utf-8"))
     entry = value["models"]["draft"]
     entry["graphs"] = {name: entry["graphs"][name] for name in ("base", "hidden", "lora")}
-    entry |= {"trim": None, "gguf_plan": ""}
+    entry |= {"trim": None, "trimmed": None, "gguf_plan": ""}
     value |= {"models": {"target": entry}, "files": {}}
     (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
     list_files(root)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
+from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule, Verdict
@@ -57,12 +57,15 @@ def near_model(vocabulary: int, *, seed: int, noise: float, scale: float = 2.0) 
     return TableModel(toy_tables(vocabulary, seed=seed + 1000, scale=noise, near=base))
 
 
-class TableHead:
-    """A trimmed head: some columns of a table model's logits."""
+class TrimmedTable:
+    """A table model with the logits of these ids only, like a trimmed draft."""
 
-    def __init__(self, model: TableModel, ids: Sequence[int]) -> None:
-        self._model = model
-        self.token_ids: IntArray = np.array(ids, np.int64)
+    def __init__(self, full: TableModel, ids: Sequence[int]) -> None:
+        self.full, self.ids = full, np.array(ids, np.int64)
+        self.card: ModelCard = replace(full.card, rows=len(ids), token_ids=self.ids)
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        return self.full.new_state(capacity, rows=rows, tree=tree)
 
     def forward(
         self,
@@ -73,22 +76,16 @@ class TableHead:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        output = self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
-        return Output(output.logits[:, self.token_ids])
+        output = self.full.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+        return Output(output.logits[:, self.ids])
+
+    def close(self) -> None:
+        self.full.close()
 
 
-class HeadedTable(TableModel):
-    """A table model with a trimmed head of these ids."""
-
-    def __init__(self, tables: tuple[FloatArray, ...], ids: Sequence[int], *, budget: Budget | None = None) -> None:
-        super().__init__(tables, budget=budget)
-        self.trimmed: TableHead | None = TableHead(self, ids)
-
-
-def headed_model(vocabulary: int, ids: Sequence[int], *, seed: int, noise: float, scale: float = 2.0) -> HeadedTable:
-    """Return `near_model` with a trimmed head of these ids."""
-    base = toy_tables(vocabulary, seed=seed, scale=scale)
-    return HeadedTable(toy_tables(vocabulary, seed=seed + 1000, scale=noise, near=base), ids)
+def trimmed_model(vocabulary: int, ids: Sequence[int], *, seed: int, noise: float, scale: float = 2.0) -> TrimmedTable:
+    """Return `near_model` with the logits of these ids only."""
+    return TrimmedTable(near_model(vocabulary, seed=seed, noise=noise, scale=scale), ids)
 
 
 class ToyRuntime(TableRuntime):

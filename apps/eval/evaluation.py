@@ -148,8 +148,7 @@ def _opened_for_scores(
 ) -> Iterator[LanguageModel]:
     """Open a model with a KV type and reserve memory for the scores."""
     with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
-        # The graph with a draft's smaller heads may have float keys only, so choose the graph by KV type.
-        model = pair.target if role == "target" else pair.drafts.offering((f"kv:{kv_type}",))
+        model = pair.target if role == "target" else pair.drafts.hold(needs=(f"kv:{kv_type}",))
         assert model is not None
         nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
         with pair.budget.reserve("scores", nbytes):

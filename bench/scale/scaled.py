@@ -131,8 +131,9 @@ def _role(root: Path, manifest: Manifest, name: str, *, nbytes: int) -> _Role:
 
 
 def _graphs(entry: ModelEntry) -> dict[str, Graph]:
-    """Return the graphs to widen. The lora graph is left out, since adapters' matrices would have to grow with it."""
-    return {name: graph for name, graph in entry.graphs.items() if "lora" not in graph.capabilities}
+    """Return the graphs to widen. The lora graph is left out, since adapters' matrices would have to grow with it, and
+    graphs of earlier versions with a trimmed head, which are not used."""
+    return {name: graph for name, graph in entry.graphs.items() if not {"lora", "trim"} & set(graph.capabilities)}
 
 
 def _write_role(folder: Path, role: _Role, *, advance: Callable[[int], None]) -> dict[str, FileEntry]:
@@ -153,8 +154,8 @@ def _write_role(folder: Path, role: _Role, *, advance: Callable[[int], None]) ->
 def _manifest(manifest: Manifest, roles: Sequence[_Role], files: Mapping[str, FileEntry], *, nbytes: int) -> Manifest:
     """Return the widened pack's manifest.
 
-    Kernel noise and parity stay valid, since the new units contribute exactly zero. Measurements of speed, of a trim
-    and of engine equality are removed.
+    Kernel noise and parity stay valid, since the new units contribute exactly zero. Measurements of speed and of engine
+    equality, and the trimmed draft, are left out.
     """
     name = f"{manifest.name}, widened to {nbytes / 1e6:g} MB"
     models = {role.name: _entry(role) for role in roles}
@@ -162,9 +163,7 @@ def _manifest(manifest: Manifest, roles: Sequence[_Role], files: Mapping[str, Fi
 
 
 def _entry(role: _Role) -> ModelEntry:
-    entry, trim = role.entry, role.entry.trim
-    if trim is not None:
-        trim = replace(trim, gguf="", recommended=False, runtime="", step_share=None, categories=None, warnings=())
+    entry = role.entry
     return replace(
         entry,
         parameters=entry.parameters + role.units * role.widening.parameters_of_unit,
@@ -173,14 +172,16 @@ def _entry(role: _Role) -> ModelEntry:
         gguf="",
         gguf_plan="",
         equality=None,
-        trim=trim,
+        trimmed=None,
+        trim=None,
     )
 
 
 def _copied(manifest: Manifest) -> list[str]:
-    """Return the files to copy unchanged: tokenizer, templates, licences, a trim's ids."""
+    """Return the files to copy unchanged: tokenizer, templates, licences."""
     changed = {adapter.file for adapter in manifest.adapters.values()}
     for entry in manifest.models.values():
         changed |= {entry.weights, entry.gguf, entry.gguf_plan, *(graph.file for graph in entry.graphs.values())}
-        changed |= {entry.trim.gguf} if entry.trim is not None else set()
+        changed |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
+        changed |= set(entry.trim.files) if entry.trim is not None else set()
     return [name for name in manifest.files if name not in changed]

@@ -72,7 +72,7 @@ EMPTY_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrimmedVocabulary:
-    """Ids in ascending order; row i of a trimmed head is the id `ids[i]`. Raises InputError for anything else."""
+    """Ids in ascending order: row i of a trimmed draft is the id `ids[i]`. Raises InputError for anything else."""
 
     ids: IntArray
     size: int

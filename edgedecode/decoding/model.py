@@ -1,4 +1,4 @@
-"""The interface of a language model: states, forward passes, adapters, smaller heads, and the model's card."""
+"""The interface of a language model: states, forward passes, adapters, and the model's card."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ __all__ = [
     "AdapterModel",
     "AdapterSpan",
     "AdapterUse",
-    "Head",
-    "HeadedModel",
     "LanguageModel",
     "LowRank",
     "ModelCard",
@@ -255,35 +253,4 @@ class AdapterFileModel(Protocol):
         Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for features that
         the engine does not support, BudgetExceeded before it is loaded.
         """
-        ...
-
-
-class Head(Protocol):
-    """A smaller head of a model: the same passes over the same states, but logits of a subset of the ids."""
-
-    @property
-    def token_ids(self) -> IntArray:
-        """Row → id, ascending. The array must not be modified while the head exists."""
-        ...
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        """Run the model's `forward`, with logits [rows asked for, len(token_ids)]."""
-        ...
-
-
-@runtime_checkable
-class HeadedModel(Protocol):
-    """A model with a smaller head in addition to its own, over the same weights and states."""
-
-    @property
-    def trimmed(self) -> Head | None:
-        """The head of the pack's trimmed vocabulary; None: the graph has none."""
         ...

@@ -29,7 +29,6 @@ class LookupSource:
     """Opens drafters that call one lookup function."""
 
     needs_model = False
-    needs: Sequence[str] = ()
 
     def __init__(self, name: str, lookup: Lookup) -> None:
         self.name = name

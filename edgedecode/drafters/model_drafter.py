@@ -10,7 +10,7 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
-from edgedecode.decoding.model import Head, LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
@@ -32,7 +32,6 @@ class ModelSource:
 
     name = "model"
     needs_model = True
-    needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
         return ModelDrafter(usable_model(setting), setting)
@@ -62,7 +61,7 @@ def join_state(setting: DraftSetting, model: LanguageModel, user: str) -> ModelS
 
 
 class FullRows:
-    """Expands the rows of a trimmed head to the full vocabulary; returns those of a full head as they are."""
+    """Expands the rows of a trimmed draft to the full vocabulary; returns those of the full one as they are."""
 
     def __init__(self, vocabulary: TrimmedVocabulary | None) -> None:
         self._vocabulary = vocabulary
@@ -81,21 +80,12 @@ class FullRows:
 class ModelDrafter:
     """Proposes the draft model's arg-max chain, or the tokens that the target's noise samples from its rows.
 
-    For the ratio rule it samples from its own processed rows. head: the head to draft with; None: the model's own.
-    vocabulary: the ids of the head's rows; None: those of the model's card.
+    For the ratio rule it samples from its own processed rows.
     """
 
     free = False
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        setting: DraftSetting,
-        *,
-        name: str = "model",
-        head: Head | None = None,
-        vocabulary: TrimmedVocabulary | None = None,
-    ) -> None:
+    def __init__(self, model: LanguageModel, setting: DraftSetting, *, name: str = "model") -> None:
         self.name = name
         kept = distributions_nbytes(setting.vocabulary_size, setting.draft_max) if setting.sampled else 0
         self._distributions = setting.budget.reserve(f"distributions:{name}", kept)
@@ -104,10 +94,9 @@ class ModelDrafter:
         except BaseException:
             self._distributions.release()
             raise
-        self._head: Head | LanguageModel = head or model
         self._setting = setting
-        self.vocabulary = vocabulary or vocabulary_of(model, setting.vocabulary_size)
-        self._full_rows = FullRows(self.vocabulary)
+        self._vocabulary = vocabulary_of(model, setting.vocabulary_size)
+        self._full_rows = FullRows(self._vocabulary)
         draws = setting.sampled or setting.noise is not None
         options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
@@ -134,7 +123,7 @@ class ModelDrafter:
             return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
-        row: FloatArray | None = self.state.catch_up(context, self._head)
+        row: FloatArray | None = self.state.catch_up(context)
         chain = Chain(len(context), Guess.under(plan, len(context)))
         self._guess = chain.guess
         self._extend(chain, limit, rng, floor=plan.floor, row=row)
@@ -165,7 +154,7 @@ class ModelDrafter:
             if row is None:
                 if self.state.room < 2:  # as in `reach`, the next token has a position too
                     break
-                row = self.state.follow(tokens[-1:], self._head)
+                row = self.state.follow(tokens[-1:])
             if self._setting.sampled:
                 chain.probs.append(self._sampler.probs(self._full_rows(row), tokens))
                 tokens.append(chain.probs[-1].draw(rng.random()))
@@ -175,7 +164,7 @@ class ModelDrafter:
 
     def _add(self, chain: Chain, row: FloatArray, *, floor: float) -> None:
         """Append the token drawn from the row after the chain, unless that lowers its chance below `floor`."""
-        known = self._setting.vocabulary_size if self.vocabulary is None else len(self.vocabulary)
+        known = self._setting.vocabulary_size if self._vocabulary is None else len(self._vocabulary)
         leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
         token = self._drawn(row, chain, leading)
         if leading is not None:
@@ -187,8 +176,8 @@ class ModelDrafter:
             chain.tokens.append(token)
 
     def _drawn(self, row: FloatArray, chain: Chain, leading: Leading | None) -> int:
-        """Sample from the head's row after the chain; reuse `leading` if that is the row's arg-max."""
-        ids = None if self.vocabulary is None else self.vocabulary.ids
+        """Sample from the model's row after the chain; reuse `leading` if that is the row's arg-max."""
+        ids = None if self._vocabulary is None else self._vocabulary.ids
         if leading is not None and self._sampler.takes_largest:
             return leading.index if ids is None else int(ids[leading.index])
         noise = self._setting.noise
@@ -198,7 +187,7 @@ class ModelDrafter:
     def _draft(self, chain: Chain) -> Draft:
         if not chain.tokens:
             return EMPTY_DRAFT
-        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self.vocabulary)
+        draft = Draft(tuple(chain.tokens), source=self.name, vocabulary=self._vocabulary)
         return replace(draft, probs=tuple(chain.probs), mode=DraftMode.SAMPLED) if self._setting.sampled else draft
 
 
@@ -208,6 +197,6 @@ def distributions_nbytes(vocabulary_size: int, draft_max: int) -> int:
 
 
 def vocabulary_of(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:
-    """Return the ids of the rows of the model's own head; None: all ids."""
+    """Return the ids of the rows of the model's logits; None: all ids."""
     token_ids = model.card.token_ids
     return None if token_ids is None else TrimmedVocabulary(token_ids, vocabulary_size)

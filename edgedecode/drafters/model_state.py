@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.decoding.model import AdapterSpan, Head, LanguageModel, State
+from edgedecode.decoding.model import AdapterSpan, LanguageModel, State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan
 from edgedecode.errors import BudgetExceeded
 
@@ -131,40 +131,40 @@ class ModelState:
             self._restart(len(context) - self._window // 2)
         return min(limit, self._state.capacity - (len(context) - self._start))
 
-    def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Prefill the rest of a context passed to `agree`; return the head's logits after its last token, a view."""
+    def catch_up(self, context: Sequence[int]) -> FloatArray:
+        """Prefill the rest of a context passed to `agree`; return the logits after its last token, a view."""
         try:
-            return self._caught_up(context, head)
+            return self._caught_up(context)
         except BudgetExceeded as error:  # from the adapter, since the state's own memory is leased
             if self._refused is None:
                 raise
             self._refused(error)
             self.read_with(AdapterSpan())
-            return self._caught_up(context, head)
+            return self._caught_up(context)
 
-    def _caught_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
+    def _caught_up(self, context: Sequence[int]) -> FloatArray:
         if self._start + len(self._read) == len(context):
             self._crop(len(self._read) - 1)
         while True:
             read = self._start + len(self._read)
             plain = self._span.start - read if self._span.use is not None else 0
             if plain <= 0 and len(context) - read <= PREFILL_CHUNK:
-                return self.follow(context[read:], head)
+                return self.follow(context[read:])
             count = min(PREFILL_CHUNK, plain) if plain > 0 else PREFILL_CHUNK
             chunk = context[read : read + count]
             self.model.forward(chunk, self._state, rows="none", adapter=self._span.at(read))
             self._settle(chunk)
 
-    def follow(self, tokens: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Read these tokens, all with one adapter; return the head's logits after the last one, a view."""
+    def follow(self, tokens: Sequence[int]) -> FloatArray:
+        """Read these tokens, all with one adapter; return the logits after the last one, a view."""
         adapter = self._span.at(self._start + len(self._read))
-        row: FloatArray = head.forward(tokens, self._state, rows="last", adapter=adapter).logits[0]
+        row: FloatArray = self.model.forward(tokens, self._state, rows="last", adapter=adapter).logits[0]
         self._settle(tokens)
         return row
 
-    def grow(self, tokens: Sequence[int], *, parents: Sequence[int], head: Head | LanguageModel) -> FloatArray:
-        """Append rows of a tree, pending until `keep`, and return their logits [tokens, rows of the head], a view."""
-        return head.forward(tokens, self._state, parents=parents, rows="all", adapter=self._span.use).logits
+    def grow(self, tokens: Sequence[int], *, parents: Sequence[int]) -> FloatArray:
+        """Append rows of a tree, pending until `keep`, and return their logits [tokens, rows], a view."""
+        return self.model.forward(tokens, self._state, parents=parents, rows="all", adapter=self._span.use).logits
 
     def keep(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep these pending rows, root first, which hold these tokens; drop the others."""

@@ -48,7 +48,6 @@ class RecycleSource:
 
     name = "recycle"
     needs_model = False
-    needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
         lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -57,11 +56,6 @@ class DrafterSource(Protocol):
     @property
     def needs_model(self) -> bool:
         """Whether its drafters run the pack's draft model."""
-        ...
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """Parts that the draft model must have besides its own head, as for `Runtime.open`: "trim"."""
         ...
 
     def open(self, setting: DraftSetting) -> Drafter:

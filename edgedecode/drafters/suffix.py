@@ -49,7 +49,6 @@ class SuffixSource:
 
     name = "suffix"
     needs_model = False
-    needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
         return SuffixDrafter(setting.budget.reserve(*_index(setting.capacity)), ends=setting.ends)

@@ -78,7 +78,6 @@ class TreeSource:
 
     name = "tree"
     needs_model = True
-    needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
         if not setting.tree:
@@ -135,7 +134,7 @@ class TreeDrafter:
             return EMPTY_DRAFT
         self._sampler.extend(context[self._length :])
         self._length = len(context)
-        self._draft = self._grown(self._state.catch_up(context, self._state.model), tree_shape(limit))
+        self._draft = self._grown(self._state.catch_up(context), tree_shape(limit))
         return self._draft
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
@@ -163,7 +162,7 @@ class TreeDrafter:
             if not read:
                 break
             parents = [rows[shape.parents[node]] for node in read]
-            logits = self._state.grow([tokens[node] for node in read], parents=parents, head=self._state.model)
+            logits = self._state.grow([tokens[node] for node in read], parents=parents)
             for node, after in zip(read, logits, strict=True):
                 rows[node] = len(rows) - 1
                 guesses[node] = self._ranked(after, _path(node, shape, tokens))

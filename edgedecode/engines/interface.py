@@ -64,7 +64,7 @@ class ModelRequest:
     """None: the runtime's choice."""
     provider: str = "cpu"
     needs: Collection[str] = ()
-    """Requirements in addition to chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8", `NO_MMAP` or
+    """Requirements in addition to chains: "tree", "hidden", "lora", a KV type such as "kv:int8", `NO_MMAP` or
     `NO_REPACK`."""
 
 
@@ -79,7 +79,6 @@ class Runtime(Protocol):
     def open(self, request: ModelRequest) -> LanguageModel:
         """Load a model on the smallest of its graphs that meets `request.needs`.
 
-        With "trim", returns a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
         Raises RuntimeUnavailable, CapabilityError (no graph meets the needs) or BudgetExceeded.
         """
         ...

@@ -11,7 +11,7 @@ from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
 
 
 class Forward(Protocol):
-    """The forward pass that a model and its trimmed head share."""
+    """A forward pass."""
 
     def forward(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> Output: ...
 

@@ -12,6 +12,11 @@ from .footprint import Holder, in_parts
 from .limit import ASKED, Limit
 from .sizes import decimals, format_nbytes
 
+_DRAFTS = (":draft", ":trim")
+"""Ends of the names of draft models' leases."""
+_OWNERS = {"trim": "trimmed draft"}
+"""Models whose names in leases are no words for users."""
+
 
 class Lease:
     """A named share of a budget. As a context manager it releases itself; `release` is idempotent.
@@ -150,7 +155,7 @@ class Budget:
         least = fixed + sum(lease.nbytes for lease in self.leases if lease.fixed)
         if least > limit.nbytes:
             return f"no shorter context makes it fit, {limit.raised(least)}"
-        drafts = any(each.endswith(":draft") for each in (name, *(lease.name for lease in self.leases)))
+        drafts = any(each.endswith(_DRAFTS) for each in (name, *(lease.name for lease in self.leases)))
         word = "" if drafts else "or "
         choices = f"{limit.raised(wanted)}, {word}shorten the context (--ctx-size)"
         return choices + (", or drop the draft model (--drafter suffix)" if drafts else "")
@@ -174,4 +179,4 @@ def _purpose(name: str) -> str:
     if kind == "adapter":
         return f"the adapter {' '.join(owner)}"
     kind = {"kv": "keys and values", "work": "workspace"}.get(kind, kind)
-    return f"the {owner[0]}'s {kind}" if owner else kind
+    return f"the {_OWNERS.get(owner[0], owner[0])}'s {kind}" if owner else kind

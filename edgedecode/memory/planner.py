@@ -61,6 +61,8 @@ class Bounds:
     """Shorter contexts that the draft model may have, longest first."""
     keeps_drafters: bool = False
     """The user requested a drafter or a draft length."""
+    instead: str = ""
+    """The drafter in place of the first one where that does not fit; empty: none."""
     may_skip_mmap: bool = False
     """Reading the weights instead of mapping them is allowed, and takes less memory."""
 
@@ -151,9 +153,15 @@ def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         choice = replace(choice, draft_adapter="")
         yield choice
     may_drop = bool(choice.drafters) and not bounds.keeps_drafters
+    whole = choice
     for positions in bounds.draft_contexts:
         choice = replace(choice, draft_context=positions)
         yield choice
+    if may_drop and bounds.instead:
+        drafters = (bounds.instead, *choice.drafters[1:])
+        for positions in (whole.draft_context, *bounds.draft_contexts):
+            choice = replace(choice, drafters=drafters, draft_context=positions)
+            yield choice
     if may_drop:
         drafters = tuple(name for name in choice.drafters if name not in bounds.models)
         choice = replace(choice, drafters=drafters, draft_context=0 if choice.stretch is None else choice.draft_context)
@@ -182,6 +190,8 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
     """Yield the differences of the chosen from the wanted choice, in the order of cutting."""
     drafters = ", ".join(name for name in wanted.drafters if name not in chosen.drafters)
     without = "baseline speed" if not chosen.drafters else "less speed on new text"
+    if more := [name for name in chosen.drafters if name not in wanted.drafters]:
+        without = f"{more[0]} drafts instead"
     texts = {
         "no_mmap": ("memory-mapped weights in addition to their copy", "they are read, which is as fast"),
         "draft_adapter": ("the draft model's adapter", "drafts are accepted less often"),

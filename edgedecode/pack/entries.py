@@ -1,4 +1,4 @@
-"""Manifest entries other than models: files, adapters, activation widths, compiled graphs and a draft's trim."""
+"""Manifest entries other than models: files, adapters, activation widths, compiled graphs and old trims."""
 
 from __future__ import annotations
 
@@ -140,59 +140,23 @@ class CompiledEntry:
     """Share of positions where the emulator chose the processor's token; None: not run on the emulator."""
 
 
-TRIM_NAMES = {
-    "heads": ("heads.onnx", "heads-2.onnx"),
-    "trim": ("trim.ids", "trim-2.ids"),
-    "gguf": ("trim.gguf", "trim-2.gguf"),
-}
-"""Each trim file alternates between two names, so that the old and the new file can exist at the same time."""
+DRAFT, TRIM = "draft", "trim"
+"""The names of a pack's draft models: the full one, and the one with a smaller vocabulary."""
+TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
+"""Each file of a trimmed draft has two names, so that the old and the new file can exist at the same time."""
+HEADS_NAMES = ("heads.onnx", "heads-2.onnx", "trim.gguf", "trim-2.gguf")
+"""Files of trims by earlier versions, which are not used any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrimCategory:
-    """Results for one kind of text: coverage by the trimmed vocabulary, and drafting with the trimmed and full head."""
+class OldTrim:
+    """A trim by an earlier version, which is ignored: a second head in a graph of the draft model."""
 
-    tokens: Count
-    """Length of the text."""
-    coverage: Share
-    """Share of its tokens that the trimmed vocabulary keeps."""
-    acceptance: Finite
-    """Tokens per round with the trimmed draft, including the target's own, at the draft length `TrimEntry.length`."""
-    acceptance_full: Finite
-    """The same with the full head."""
-    speed_up: Finite | None = None
-    """Predicted from measured costs, over baseline decoding, each head at its best length; None: not measured."""
-    speed_up_full: Finite | None = None
-    mbsu: Finite | None = None
-    """Memory-bound speed-up: the prediction if only memory traffic counted."""
-    mbsu_full: Finite | None = None
-    measured: Finite | None = None
-    """Speed-up over baseline decoding measured on full answers; None: not timed."""
-    measured_full: Finite | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrimEntry:
-    """A draft's trimmed head. Sizes and digests of its files are in `Manifest.files`."""
-
-    size: Positive
     token_ids: str
-    """The map from its rows to token ids: int32, little-endian, ascending."""
     gguf: str = ""
-    """The trimmed draft as a separate GGUF file; empty: none was written."""
-    recommended: bool = False
-    """Whether the report recommends it: then it drafts by default."""
     runtime: str = ""
-    """The engine it was measured on; it is the default on that engine only."""
-    bound: Finite | None = None
-    """The minimum coverage of held-out text that a recommended size has."""
-    step_share: Finite | None = None
-    """Time per drafted token with the trimmed head, as a share of that with the full head."""
-    length: Positive = 4
-    """The draft length of `TrimCategory.acceptance`."""
-    calibration: str = ""
-    """One-line description of the text whose tokens were counted."""
-    categories: Mapping[str, TrimCategory] | None = None
-    """None: no report was made."""
-    warnings: tuple[str, ...] = ()
-    """Cases where the trimmed head loses, a sentence each."""
+    """The engine it was measured on."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.token_ids, *([self.gguf] if self.gguf else []))

@@ -21,12 +21,12 @@ from edgedecode.onnx_format.graph_memory import UnknownOperator
 from edgedecode.text.chat_template import MOST_CHARACTERS
 
 from .context_check import check_context
-from .entries import ADAPTERS, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
+from .entries import ADAPTERS, DRAFT, HEADS_NAMES, NPU_FOLDER, STATIC_PREFIX, TRIM, TRIM_NAMES
 from .gguf_check import check_header
 from .integrity import check_files
-from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
+from .manifest import ID_NBYTES, MANIFEST_NAME, Graph, Manifest, ModelEntry
 
-_GATE = 3
+_GATE = 4
 """Version of the checks; increase it when they change, so that cached results no longer count."""
 _IGNORED = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
 """Files of repositories and downloads next to the manifest. No pack entry can refer to them."""
@@ -40,7 +40,7 @@ _WORK = (".trim-", f"{MANIFEST_NAME}.", STATIC_PREFIX)
 _MADE_LATER = (ADAPTERS, NPU_FOLDER)
 """Folders that are added to finished packs."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
-"""Largest graph without its trimmed head: a constant plus a share per layer; 10 kB per layer are typical."""
+"""Largest graph without the rows of a trim: a constant plus a share per layer; 10 kB per layer are typical."""
 _TEMPLATE_NBYTES, _TOKENIZER_NBYTES, _PLAN_NBYTES = 4 * MOST_CHARACTERS, 64 << 20, 4 << 20
 """Limits for files that are read completely: a tokenizer of 262,000 tokens has 34 MB, a plan 100 bytes per tensor."""
 
@@ -80,7 +80,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
     """
     listed = {*manifest.files, MANIFEST_NAME}
     folders = {parent.as_posix() for name in listed for parent in PurePosixPath(name).parents}
-    trim_files = {name for names in TRIM_NAMES.values() for name in names}
+    trim_files = {name for names in (*TRIM_NAMES.values(), HEADS_NAMES) for name in names}
     unused = _unused(manifest)
     for name, entry in _entries(root, folders):
         path = root / name
@@ -132,12 +132,13 @@ def _check_models(manifest: Manifest, root: Path) -> None:
     _check_small(manifest, root, manifest.tokenizer, _TOKENIZER_NBYTES)
     if manifest.chat_template is not None:
         _check_small(manifest, root, manifest.chat_template, _TEMPLATE_NBYTES)
-    for role in manifest.models:
+    for role in (*manifest.models, *_trimmed(manifest)):
         entry = manifest.located(role)
-        _check_sizes(manifest, role, entry)
+        _check_sizes(manifest, DRAFT if role == TRIM else role, entry)
         if entry.gguf_plan:
             _check_small(manifest, root, entry.gguf_plan, _PLAN_NBYTES)
-        weights = Weights(PurePath(entry.weights).name, nbytes := manifest.weights_nbytes(role))
+        nbytes = manifest.weights_nbytes(DRAFT if role == TRIM else role)
+        weights = Weights(PurePath(entry.weights).name, nbytes)
         for graph in entry.graphs.values():
             path = root / graph.file
             try:
@@ -184,19 +185,27 @@ def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:
             f"{where} declares {entry.rows} rows of {entry.hidden_size} weights, its file has {held} bytes: "
             f"export the pack again"
         )
-    trim = entry.trim
-    if trim is not None and (trim.size > entry.rows or manifest.files[trim.token_ids].nbytes != 4 * trim.size):
-        raise ManifestError(
-            f"{where}.trim has {trim.size} ids of {entry.rows}, its map {manifest.files[trim.token_ids].nbytes} bytes: "
-            f"run `edgedecode trim` again"
-        )
+    if entry.trimmed is not None:
+        nbytes = manifest.files[entry.trimmed.graph.token_ids].nbytes
+        if nbytes % ID_NBYTES or not 0 < nbytes <= ID_NBYTES * manifest.models[role].rows:
+            raise ManifestError(
+                f"{where}.trimmed has a map of {nbytes} bytes for at most {manifest.models[role].rows} rows: run "
+                f"`edgedecode trim` again"
+            )
+
+
+def _trimmed(manifest: Manifest) -> tuple[str, ...]:
+    """Return the trimmed draft's name if there is one."""
+    draft = manifest.models.get(DRAFT)
+    return () if draft is None or draft.trimmed is None else (TRIM,)
 
 
 def _check_graph(path: Path, graph: Graph, entry: ModelEntry, weights: Weights) -> None:
     """Raise ValueError unless the graph matches the manifest."""
     if path.suffix != ".onnx":
         raise ValueError("its name does not end in .onnx")
-    trimmed = 0 if entry.trim is None else 4 * entry.trim.size * (entry.hidden_size + 64)
+    kept = entry.rows if graph.token_ids or entry.trim is not None else 0
+    trimmed = 4 * kept * (entry.hidden_size + 64)
     most = _GRAPH_NBYTES + _LAYER_NBYTES * entry.layers + trimmed
     if (nbytes := path.stat().st_size) > most:
         raise ValueError(f"it has {nbytes} bytes, a graph of {entry.layers} layers needs less than {most}")

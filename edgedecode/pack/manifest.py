@@ -16,19 +16,21 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgedecode.duplicate_names import unique_keys
-from edgedecode.errors import ManifestError, cause
+from edgedecode.errors import CapabilityError, ManifestError, cause
 from edgedecode.sampling.weights import sampling_table
-from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
+from edgedecode.typed_json import Count, Finite, JsonValue, Positive, Share, typed
 
 from .engine_equality import Equality
 from .entries import (
+    DRAFT,
     DRAFT_ADAPTER,
+    TRIM,
     ActivationsEntry,
     AdapterEntry,
     CompiledEntry,
     FileEntry,
+    OldTrim,
     OutsideFile,
-    TrimEntry,
     plain_path,
 )
 from .switch_curve import SwitchCurve
@@ -49,6 +51,8 @@ _Heads = Annotated[int, Meta(ge=1, le=1 << 12)]
 _Bits = Annotated[int, Meta(ge=1, le=32)]
 _Block = Annotated[int, Meta(ge=0, le=1 << 16)]
 """Limits that no language model exceeds; they keep arithmetic on manifest values small."""
+ID_NBYTES = 4
+"""Bytes of a token id in `Graph.token_ids`."""
 _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
@@ -56,9 +60,9 @@ _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 class Graph:
     """One graph over a model's weights, with its declared inputs and outputs.
 
-    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), trim (has the
-    smaller head of `HeadedModel`), static (fixed shapes, see `width` and `slots`; returns only the new rows of the
-    cache). Older packs may also list local, a head that is no longer used.
+    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), static (fixed
+    shapes, see `width` and `slots`; returns only the new rows of the cache). Graphs of older packs with trim or local,
+    heads that are no longer used, are not opened.
     """
 
     file: str
@@ -77,11 +81,34 @@ class Graph:
     """Past positions that a static graph attends to; 0: any number."""
     compiled: tuple[CompiledEntry, ...] = ()
     """The same graph compiled for NPUs."""
+    token_ids: str = ""
+    """The file with the token id of each row of logits, int32, little-endian, ascending; empty: a row is its id."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The graph's own files: its ONNX file and what was compiled from it."""
-        return (self.file, *(name for each in self.compiled for name in (each.file, each.binary)))
+        """The graph's own files: its ONNX file, the ids of its rows and what was compiled from it."""
+        ids = (self.token_ids,) if self.token_ids else ()
+        return (self.file, *ids, *(name for each in self.compiled for name in (each.file, each.binary)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedDraft:
+    """The draft model with a smaller vocabulary: a graph over the same weights file, which holds the rows it keeps."""
+
+    graph: Graph
+    runtime: str
+    """The engine it was measured on; it drafts by default on that engine only."""
+    coverage: Share | None = None
+    """Share of held-out tokens that its vocabulary has; None: not measured (so too for the speed-ups)."""
+    speed_up: Finite | None = None
+    """Over plain decoding, from measured passes and acceptance."""
+    speed_up_full: Finite | None = None
+    """The same of the full draft model."""
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it drafts faster than the full draft model, or neither was measured."""
+        return self.speed_up is None or self.speed_up_full is None or self.speed_up > self.speed_up_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +145,9 @@ class ModelEntry:
     """The latest result of `eval --equality`; None: never run."""
     gguf_plan: str = ""
     """The plan for building a GGUF file at first use, where the pack has none; empty: it cannot be built."""
-    trim: TrimEntry | None = None
-    """The trimmed head for drafting; None: never trimmed."""
+    trimmed: TrimmedDraft | None = None
+    """The same draft model with a smaller vocabulary; None: never trimmed."""
+    trim: OldTrim | None = None
     activations: ActivationsEntry | None = None
     """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
 
@@ -220,8 +248,11 @@ class Manifest:
         return sum(entry.nbytes for entry in self.files.values())
 
     def located(self, role: str) -> ModelEntry:
-        """Return a role's entry as engines open it: files outside the pack are given by absolute path."""
-        entry = self.models[role]
+        """Return a role's entry as engines open it: files outside the pack are given by absolute path.
+
+        TRIM is the draft model's entry with the trimmed graph. Raises CapabilityError if there is none.
+        """
+        entry = self._trimmed() if role == TRIM else self.models[role]
         return replace(entry, weights=self._place(entry.weights), gguf=self._place(entry.gguf))
 
     def located_adapter(self, name: str) -> AdapterEntry:
@@ -249,10 +280,21 @@ class Manifest:
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
             named |= {name for graph in entry.graphs.values() for name in graph.files} | ({entry.gguf_plan} - {""})
-            if entry.trim is not None:
-                named |= {entry.trim.token_ids, *([entry.trim.gguf] if entry.trim.gguf else [])}
+            named |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
+            named |= set(entry.trim.files) if entry.trim is not None else set()
         adapters = {name for adapter in self.adapters.values() for name in (adapter.file, adapter.config) if name}
         return named | (adapters - set(self.outside))
+
+    def _trimmed(self) -> ModelEntry:
+        entry = self.models.get(DRAFT)
+        if entry is None or entry.trimmed is None:
+            raise CapabilityError("this pack has no trimmed draft: `edgedecode trim PACK` adds one")
+        graph = entry.trimmed.graph
+        rows = self.files[graph.token_ids].nbytes // ID_NBYTES
+        less = (entry.rows - rows) * entry.hidden_size
+        return replace(
+            entry, rows=rows, parameters=entry.parameters - less, graphs={"base": graph}, gguf="", gguf_plan=""
+        )
 
     def _place(self, name: str) -> str:
         outside = self.outside.get(name)
@@ -270,6 +312,8 @@ class Manifest:
             raise ManifestError(f"the manifest names the end token {beyond[0]}, the target has {rows} rows")
         if unknown := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
             raise ManifestError(f"an adapter is for the model {unknown[0]!r}, which the pack lacks: import it again")
+        if any(entry.trimmed is not None and not entry.trimmed.graph.token_ids for entry in self.models.values()):
+            raise ManifestError("manifest.models.draft.trimmed.graph has no token_ids: run `edgedecode trim` again")
         if missing := sorted(self.named() - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"

@@ -1,4 +1,4 @@
-"""Reads and writes the map of a trimmed head: the token id of each row."""
+"""Reads and writes the map of a trimmed draft: the token id of each row of its logits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STORED = np.dtype("<i4")
 
 
 def write_token_ids(path: Path, ids: IntArray) -> None:
-    """Write the map of a trimmed head: one little-endian int32 per row."""
+    """Write the map: one little-endian int32 per row."""
     path.write_bytes(ids.astype(_STORED).tobytes())
 
 
 def read_token_ids(path: Path, *, rows: int, vocabulary_size: int) -> TrimmedVocabulary:
-    """Read the map of a head of `rows` rows. Raises ManifestError if it does not fit."""
+    """Read the map of `rows` rows. Raises ManifestError if it does not fit."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,112 +1,125 @@
-"""A pair's loaded draft models: several where sessions need heads that one copy lacks."""
+"""A pair's draft models, the full one and the trimmed one: which is preferred, and which are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from edgedecode.adapters.pack_adapters import PackAdapters
-from edgedecode.decoding.model import HeadedModel, LanguageModel
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.interface import ADAPTERS
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.pack.manifest import ModelEntry
+from edgedecode.pack.entries import DRAFT, TRIM
+from edgedecode.pack.manifest import Manifest
+
+DRAFT_ROLES = (DRAFT, TRIM)
+FULL = "model"
+"""The drafter that runs the full draft model."""
 
 
 class DraftModels:
-    """Loads draft models on demand through `load`, which takes the needs of `Runtime.open`.
+    """Loads draft models on demand through `load`, which takes a role (DRAFT, TRIM) and needs of `Runtime.open`.
 
-    load: None if the pack has no draft model. likely: the heads that sessions will probably ask for. If the engine can
-    offer them next to the full head, the first model is loaded with both, so that no second copy is needed. adapters:
-    returns the pack's adapters for a loaded model.
+    load: None if the pack has no draft model. adapters: returns the pack's adapters for a loaded model.
     """
 
     def __init__(
         self,
-        load: Callable[[Sequence[str]], LanguageModel] | None,
+        load: Callable[[str, Sequence[str]], LanguageModel] | None,
         *,
-        likely: Sequence[str] = (),
         adapters: Callable[[LanguageModel], PackAdapters] | None = None,
     ) -> None:
         self._load = load
-        self._likely = tuple(likely)
         self._make_adapters = adapters
-        self._loaded: list[LanguageModel] = []
+        self._loaded: dict[tuple[str, tuple[str, ...]], LanguageModel] = {}
+        self._held: list[LanguageModel] = []
+        """Models that are used without a session."""
         self._adapters: dict[int, PackAdapters] = {}
         """By id of the loaded model."""
 
     @property
     def loaded(self) -> tuple[LanguageModel, ...]:
-        """The copies in memory, in the order they were loaded."""
-        return tuple(self._loaded)
+        """The models in memory, in the order they were loaded."""
+        return tuple(self._loaded.values())
 
-    def offering(self, needs: Sequence[str] = ()) -> LanguageModel | None:
-        """Return a draft model with these heads or more, loaded at its first use; None if the pack has no draft model.
+    def hold(self, role: str = DRAFT, *, needs: Sequence[str] = ()) -> LanguageModel | None:
+        """Return a draft model for use without a session, loaded at its first use; None if the pack has none.
 
-        Raises CapabilityError if the pack has no such heads, or BudgetExceeded.
+        Raises CapabilityError if there is no such model, or BudgetExceeded.
         """
-        if self._load is None:
-            return None
-        if (known := self._known(needs)) is not None:
-            return known
-        self._loaded.append((None if needs else self._load_likely()) or self._load(needs))
-        return self._loaded[-1]
+        model = self._model(role, needs)
+        if model is not None and not any(model is held for held in self._held):
+            self._held.append(model)
+        return model
+
+    def for_session(self, role: str, *, used: Collection[LanguageModel]) -> LanguageModel | None:
+        """Return a draft model like `hold`; before it is loaded, those that are neither held nor `used` are closed."""
+        if (role, ()) not in self._loaded:
+            self.keep(self._kept(used))
+        return self._model(role, ())
+
+    def unused(self, used: Collection[LanguageModel]) -> tuple[str, ...]:
+        """Return the roles of loaded models that `for_session` would close for another."""
+        kept = self._kept(used)
+        return tuple(role for (role, _), model in self._loaded.items() if not any(model is each for each in kept))
+
+    def _kept(self, used: Collection[LanguageModel]) -> list[LanguageModel]:
+        return [model for model in self.loaded if any(model is other for other in (*used, *self._held))]
+
+    def can_load(self, role: str) -> bool:
+        """Return whether there is such a draft model, and load it for use without a session."""
+        try:
+            return self.hold(role) is not None
+        except (BudgetExceeded, CapabilityError):
+            return False
 
     def adapters(self, model: LanguageModel) -> PackAdapters:
         """Return the pack's adapters for one of the loaded models."""
         if id(model) not in self._adapters:
             assert self._make_adapters is not None
-            assert any(model is loaded for loaded in self._loaded)
+            assert any(model is loaded for loaded in self.loaded)
             self._adapters[id(model)] = self._make_adapters(model)
         return self._adapters[id(model)]
 
-    def needs_another(self, needs: Sequence[str]) -> bool:
-        """Return whether `offering` would load a second copy."""
-        return bool(self._loaded) and self._known(needs) is None
-
-    def can_offer(self, needs: Sequence[str]) -> bool:
-        """Return whether there is a draft model with these heads, and load it."""
-        try:
-            return self.offering(needs) is not None
-        except (BudgetExceeded, CapabilityError):
-            return False
-
-    def keep(self, count: int) -> None:
-        """Close all but the first `count` models."""
-        while len(self._loaded) > count:
-            model = self._loaded.pop()
-            self._adapters.pop(id(model), None)
-            model.close()
+    def keep(self, models: Collection[LanguageModel]) -> None:
+        """Close all other models."""
+        for key, model in list(self._loaded.items()):
+            if not any(model is kept for kept in models):
+                del self._loaded[key]
+                self._adapters.pop(id(model), None)
+                self._held = [held for held in self._held if held is not model]
+                model.close()
 
     def close(self) -> None:
-        for model in self._loaded:
-            model.close()
+        self.keep(())
 
-    def _load_likely(self) -> LanguageModel | None:
-        """Load the first model with the likely heads; None if it then lacks the full head, or cannot be loaded."""
-        if self._loaded or not self._likely or self._load is None:
+    def _model(self, role: str, needs: Sequence[str]) -> LanguageModel | None:
+        if self._load is None:
             return None
-        try:
-            model = self._load(self._likely)
-        except (BudgetExceeded, CapabilityError):
-            return None
-        if _offers(model, ()):
-            return model
-        model.close()
-        return None
-
-    def _known(self, needs: Sequence[str]) -> LanguageModel | None:
-        return next((model for model in self._loaded if _offers(model, needs)), None)
+        key = role, tuple(needs)
+        if key not in self._loaded:
+            self._loaded[key] = self._load(role, needs)
+        return self._loaded[key]
 
 
-def default_heads(entry: ModelEntry | None, *, runtime: str) -> tuple[str, ...]:
-    """Return the smaller heads that sessions draft with by default: a trimmed head recommended on this engine.
+def role_of(drafter: str) -> str:
+    """Return the role of the draft model that a drafter with a model runs."""
+    return TRIM if drafter == TRIM else DRAFT
 
-    The names are those of the drafters, and of the needs in `Runtime.open`.
+
+def preferred_drafters(
+    manifest: Manifest, *, runtime: str, kv_type: str = "", loading: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the drafters with a draft model that sessions may choose by default, the preferred one first.
+
+    runtime: the draft's engine. The trimmed draft comes first where it is faster, and has the KV type asked for if the
+    full one has it; it takes no adapters.
     """
-    trim = None if entry is None else entry.trim
-    return ("trim",) if trim is not None and trim.recommended and trim.runtime in ("", runtime) else ()
-
-
-def _offers(model: LanguageModel, needs: Sequence[str]) -> bool:
-    """Return whether a model has these heads; without needs, whether its head covers the full vocabulary."""
-    full = model.card.token_ids is None
-    trimmed = not full or (isinstance(model, HeadedModel) and model.trimmed is not None)
-    return trimmed and set(needs) == {"trim"} if needs else full
+    draft = manifest.models.get(DRAFT)
+    if draft is None:
+        return ()
+    trimmed = draft.trimmed
+    if trimmed is None or trimmed.runtime != runtime or not trimmed.is_faster:
+        return (FULL,)
+    offered = {graph.kv_type for graph in draft.graphs.values()}
+    coarser = kv_type in offered and kv_type != trimmed.graph.kv_type
+    return (FULL,) if coarser or (ADAPTERS in loading and manifest.has_draft_adapters) else (TRIM, FULL)

@@ -40,6 +40,11 @@ class DraftingFacts:
     lookups: tuple[str, ...] = ()
 
 
+def instead(names: Sequence[str], preferred: Sequence[str]) -> str:
+    """Return the drafter to use where the first of `names` cannot be opened; empty: none."""
+    return preferred[1] if names[:1] == preferred[:1] and len(preferred) > 1 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
     """The names of a session's drafters (none: decoding without drafts), and their longest draft in tokens.

@@ -30,17 +30,17 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
 from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
 from edgedecode.options import SessionOptions, planned_context
-from edgedecode.pack.entries import DRAFT_ADAPTER
+from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, TRIM
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
-from edgedecode.sessions.draft_models import default_heads
-from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, stretch
+from edgedecode.sessions.draft_models import FULL, preferred_drafters
+from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead, stretch
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
 
 SCRATCH_NBYTES = 3 * 8 + 4
 """Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
-with a smaller head one float32 row scattered to the full vocabulary."""
+with a trimmed draft one float32 row scattered to the full vocabulary."""
 
 
 def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
@@ -80,7 +80,7 @@ class PackFootprint:
 
     def check_draft(self) -> None:
         """Raise what planning the draft model raises: its engine or its graph is missing."""
-        self._model("draft", self._kv_type)
+        self._model(DRAFT, self._kv_type)
 
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
         """Return the plan of a session under a limit. Raises as opening a session with these options does."""
@@ -98,22 +98,22 @@ class PackFootprint:
         except CapabilityError:
             return None
 
-    def fit_session(self, options: SessionOptions, budget: Budget, *, drafts_given_back: bool = False) -> MemoryPlan:
+    def fit_session(self, options: SessionOptions, budget: Budget, *, given_back: Sequence[str] = ()) -> MemoryPlan:
         """Return the plan of a session in the rest of a budget, next to the models that are open.
 
-        Memory that other holders can release counts as free, but not the session's adapter if it is loaded; the draft
-        model and its states only if drafts_given_back.
+        Memory that other holders can release counts as free, but not the session's adapter if it is loaded; also the
+        draft models of the roles `given_back`, unless the session drafts with them, and their states.
         """
         wanted, bounds = self._wanted(options)
         adapter = f"adapter:{wanted.adapter}"
         kept = [lease for lease in budget.leases if lease.reclaim is None or lease.name == adapter]
-        if drafts_given_back:
-            kept = [lease for lease in kept if not _is_drafts(lease.name)]
-        loaded = [*self._adapter(wanted.adapter, wanted.adapter_scale), *self._shared(wanted)]
-        shared = {holder.name for holder in loaded} & {lease.name for lease in kept}
+        kept = [lease for lease in kept if not _is_drafts(lease.name, given_back)]
+        names = {lease.name for lease in kept}
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 
         def holders(choice: Choice) -> list[Holder]:
+            loaded = [*self._adapter(choice.adapter, choice.adapter_scale), *self._shared(choice)]
+            shared = names & {holder.name for holder in loaded}
             return [holder for holder in self._of_session(choice) if holder.name not in shared]
 
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
@@ -129,8 +129,7 @@ class PackFootprint:
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        drafts = (*self.heads, "model") if "draft" in self._manifest.models else ()
-        facts = DraftingFacts(card, drafts, lookup_names())
+        facts = DraftingFacts(card, self.preferred, lookup_names())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(
@@ -144,7 +143,7 @@ class PackFootprint:
             sampled=options.rule is Rule.RATIO,
             stretch=stretch(options),
         )
-        models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
+        models = frozenset(name for name in (*wanted.drafters, FULL) if find_drafter(name).needs_model)
         own = f"{DRAFT_ADAPTER}{wanted.adapter}"
         if _uses_draft(wanted) and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
             wanted = replace(wanted, draft_adapter=own)
@@ -153,6 +152,7 @@ class PackFootprint:
             draft_contexts=self._draft_contexts(wanted) if _uses_draft(wanted) and not wanted.tree else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
+            instead=instead(wanted.drafters, self.preferred) if options.drafter is None else "",
         )
         return wanted, bounds
 
@@ -200,36 +200,34 @@ class PackFootprint:
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         draft = self._draft(choice)
         own = self._adapter(choice.draft_adapter, choice.adapter_scale)
-        loaded = (*draft.loaded, Holder("weights:draft", draft.loading_nbytes), *own)
+        loaded = (*draft.loaded, Holder(f"weights:{_role(choice)}", draft.loading_nbytes), *own)
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     @cached_property
     def _row_draw(self) -> RowDraw:
         return row_draw_of(self._engine)
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The draft model's smaller heads that sessions draft with by default."""
-        return tuple(need for need in self._draft_needs if need != ADAPTERS)
+    @cached_property
+    def preferred(self) -> tuple[str, ...]:
+        """The drafters with a draft model that sessions may choose by default, the preferred one first."""
+        names = preferred_drafters(
+            self._manifest, runtime=draft_engine(self._engine), kv_type=self._kv_type, loading=self._loading
+        )
+        if TRIM in names and (self._provider != "cpu" or getattr(self._engine, "draft_place", None) is not None):
+            try:
+                self._model(TRIM, self._kv_type)
+            except CapabilityError:  # the provider does not run its graph
+                return (FULL,)
+        return names
 
     @cached_property
     def _draft_needs(self) -> tuple[str, ...]:
-        """How the draft model is loaded: with its adapters if it can take them, and then with heads if it has both."""
-        draft = self._manifest.models.get("draft")
-        if draft is None:
-            return ()
-        heads = default_heads(draft, runtime=draft_engine(self._engine))
+        """How the full draft model is loaded: with its adapters if it can take them."""
         if ADAPTERS in self._loading and self._manifest.has_draft_adapters:
-            for needs in ((*heads, ADAPTERS), (ADAPTERS,)):
-                with suppress(EdgeDecodeError):
-                    self._model_with("draft", self._kv_type, needs)
-                    return needs
-        if self._provider != "cpu" or getattr(self._engine, "draft_place", None) is not None:
-            try:
-                self._model_with("draft", self._kv_type, heads)
-            except CapabilityError:  # the provider's graphs have no smaller head: then the full one drafts
-                return ()
-        return heads
+            with suppress(EdgeDecodeError):
+                self._model_with(DRAFT, self._kv_type, (ADAPTERS,))
+                return (ADAPTERS,)
+        return ()
 
     def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
         """Return the shorter contexts that the draft model may have: none if it writes tokens itself."""
@@ -247,14 +245,12 @@ class PackFootprint:
         return total_nbytes(unmapped.loaded) < total_nbytes(self._model("target", kv_type).loaded)
 
     def _draft(self, choice: Choice) -> ModelFootprint:
-        """Return the footprint of the draft model, with the head that a named drafter asks for."""
-        heads = tuple(need for name in choice.drafters for need in find_drafter(name).needs)
-        return self._model("draft", choice.kv_type, no_mmap=choice.no_mmap, heads=heads)
+        """Return the footprint of the draft model that the choice's drafters run."""
+        return self._model(_role(choice), choice.kv_type, no_mmap=choice.no_mmap)
 
-    def _model(self, role: str, kv_type: str, *, no_mmap: bool = False, heads: tuple[str, ...] = ()) -> ModelFootprint:
+    def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
         """Return a role's footprint with this KV type; a draft that does not support it uses its default."""
-        own = self._draft_needs if role == "draft" else ()
-        needs = (*(own if {*heads} <= {*own} else heads), *role_needs(role, self._loading))
+        needs = (*(self._draft_needs if role == DRAFT else ()), *role_needs(role, self._loading))
         needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
         return self._model_with(role, kv_type, needs)
 
@@ -284,10 +280,15 @@ class PackFootprint:
         )
 
 
-def _is_drafts(lease_name: str) -> bool:
-    """Return whether a lease is of the draft model, its states or its adapters."""
+def _is_drafts(lease_name: str, roles: Sequence[str]) -> bool:
+    """Return whether a lease is of a draft model of these roles, its states or its adapters."""
     kind, _, rest = lease_name.partition(":")
-    return rest.startswith(DRAFT_ADAPTER) if kind == "adapter" else rest == "draft"
+    return (DRAFT in roles and rest.startswith(DRAFT_ADAPTER)) if kind == "adapter" else rest in roles
+
+
+def _role(choice: Choice) -> str:
+    """Return the role of the draft model that the choice's drafters run."""
+    return TRIM if TRIM in choice.drafters else DRAFT
 
 
 def _uses_draft(choice: Choice) -> bool:

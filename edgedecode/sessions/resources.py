@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakSet, finalize
@@ -23,7 +24,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.schedule.experience import Experience
-from edgedecode.sessions.draft_models import DraftModels
+from edgedecode.sessions.draft_models import DRAFT_ROLES, DraftModels, role_of
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.structured.grammar import Grammar
@@ -38,6 +39,11 @@ class Returnable(Protocol):
     @property
     def switches(self) -> bool:
         """Whether the draft model writes tokens now (entropy switching)."""
+        ...
+
+    @property
+    def draft_models(self) -> Sequence[LanguageModel]:
+        """The draft models in use."""
         ...
 
     def give_back(self) -> bool:
@@ -59,8 +65,8 @@ class Resources:
     """The draft model, loaded by the first session that uses it."""
     footprint: PackFootprint | None
     """The memory plan of sessions; None: the engine cannot plan."""
-    heads: tuple[str, ...]
-    """Drafters with smaller heads of the draft model that the scheduler may choose."""
+    preferred: tuple[str, ...]
+    """The drafters with a draft model that sessions may choose by default, the preferred one first."""
     adapters: PackAdapters
     turn: FairLock
     """Held while the models, or anything else here, are used."""
@@ -81,8 +87,7 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
-        drafts = (*self.heads, "model") if "draft" in self.manifest.models else ()
-        facts = DraftingFacts(self.target.card, drafts, self.lookups)
+        facts = DraftingFacts(self.target.card, self.preferred, self.lookups)
         return choose_drafters(options, facts)
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:
@@ -139,7 +144,8 @@ class Resources:
         if self.footprint is None:
             return None
         try:
-            return self.footprint.fit_session(options, self.budget, drafts_given_back=drafts_given_back)
+            unused = DRAFT_ROLES if drafts_given_back else self.drafts.unused(self.used_drafts)
+            return self.footprint.fit_session(options, self.budget, given_back=unused)
         except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit the budget
             return None
 
@@ -186,8 +192,17 @@ class Resources:
         """Close the draft model and the sessions' drafters that use it; return whether any existed. Hold the turn."""
         released = [drafting for drafting in list(self.draftings) if drafting.give_back()]
         loaded = self.drafts.loaded
-        self.drafts.keep(0)
+        self.drafts.keep(())
         return bool(released or loaded)
+
+    @property
+    def used_drafts(self) -> list[LanguageModel]:
+        """The draft models that sessions use."""
+        return [model for drafting in list(self.draftings) for model in drafting.draft_models]
+
+    def draft_model(self, drafter: str) -> LanguageModel | None:
+        """Return the draft model that a drafter of a session runs. Raises as `DraftModels.for_session`."""
+        return self.drafts.for_session(role_of(drafter), used=self.used_drafts)
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the shared source of this name. Raises InputError for an unknown name."""

@@ -11,7 +11,7 @@ from functools import partial
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
-from edgedecode.decoding.model import AdapterSpan, AdapterUse
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
@@ -21,7 +21,8 @@ from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.sampling.sampler import Noise
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
-from edgedecode.sessions.drafter_choice import WITHOUT_MODEL
+from edgedecode.sessions.draft_models import FULL
+from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, instead
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import adapter_span
 from edgedecode.switching.draft_writer import DraftWriter
@@ -68,6 +69,10 @@ class SessionDrafting:
     def switches(self) -> bool:
         """Whether the draft model writes tokens now."""
         return self.switching is not None
+
+    @property
+    def draft_models(self) -> list[LanguageModel]:
+        return [state.model for state in self._setting.states.used]
 
     def give_back(self) -> bool:
         """Close all drafters if one of them holds a draft model; return whether that was so."""
@@ -134,8 +139,9 @@ class SessionDrafting:
         except (BudgetExceeded, CapabilityError) as error:  # of a drafter that the options name, or of switching
             notice(f"this answer is decoded without {'drafts' if self._rule is None else 'switching'}: {error.reason}")
             return self.drafting
-        wanted = self._shared.choice(self._options).names
-        self._released = not {*wanted} <= ({*self.drafting.drafters} if self.drafting is not None else set())
+        wanted, opened = self._shared.choice(self._options).names, {*(self.drafting.drafters if self.drafting else ())}
+        spare = instead(wanted, self._shared.preferred)
+        self._released = not {*(wanted[1:] if spare in opened else wanted)} <= opened
         return self.drafting
 
     def close(self) -> None:
@@ -172,7 +178,7 @@ class SessionDrafting:
         asked, noise = self._options.switch, self._setting.noise
         if asked is None or self._rule is None or noise is None:
             return None
-        setting = replace(self._setting, draft_model=self._shared.drafts.offering())
+        setting = replace(self._setting, draft_model=self._shared.draft_model(FULL))
         return DraftWriter(setting, self._rule, noise=noise, checks=asked.check)
 
     def _open(self, options: SessionOptions) -> Drafting | None:
@@ -209,6 +215,9 @@ def _open_all(shared: Resources, names: Sequence[str], setting: DraftSetting, *,
     with ExitStack() as undo:
         for name in names:
             drafter = _open_one(shared, name, setting, required=required)
+            spare = instead(names, shared.preferred) if name == names[0] and not required else ""
+            if isinstance(drafter, str) and spare:
+                drafter = _open_one(shared, spare, setting, required=False)
             if isinstance(drafter, str):
                 logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
                 continue
@@ -220,12 +229,10 @@ def _open_all(shared: Resources, names: Sequence[str], setting: DraftSetting, *,
 
 def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: bool) -> Drafter | str:
     """Open a drafter, or return why it is left out."""
-    loaded = len(shared.drafts.loaded)
+    loaded = shared.drafts.loaded
     try:
         source = shared.drafter_source(name)
-        if not required and source.needs_model and shared.drafts.needs_another(source.needs):
-            return "it needs a second copy of the draft model on this engine"
-        model = shared.drafts.offering(source.needs) if source.needs_model else None
+        model = shared.draft_model(name) if source.needs_model else None
         return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:
         shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter

@@ -33,7 +33,7 @@ class DraftWriter:
 
     def __init__(self, setting: DraftSetting, rule: SwitchRule, *, noise: SharedNoise, checks: bool = False) -> None:
         self.rule, self.checks = rule, checks
-        model = self._model = usable_model(setting)
+        model = usable_model(setting)
         self._vocabulary = vocabulary_of(model, setting.vocabulary_size)
         self._rows = setting.vocabulary_size if self._vocabulary is None else len(self._vocabulary)
         self._size = setting.vocabulary_size
@@ -72,12 +72,12 @@ class DraftWriter:
         self._sampler.extend(tokens[self._known :])
         self._known = len(tokens)
         written: list[int] = []
-        row = self.state.catch_up(tokens, self._model)
+        row = self.state.catch_up(tokens)
         while not self._is_unsure(row):
             written.append(self._drawn(row, written, position=len(tokens) + len(written)))
             if len(written) == limit or written[-1] in self._ends:
                 return written
-            row = self.state.follow(written[-1:], self._model)
+            row = self.state.follow(written[-1:])
         self._hand_over(draft=False)
         self._checked = self.checks and bool(written)
         return written

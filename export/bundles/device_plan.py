@@ -48,8 +48,9 @@ def fit_onnx(manifest: Manifest, root: Path, tokenizer: Tokenizer, *, device: De
     context: positions asked for, which are not cut. Raises ExportError if not even the target fits.
     """
     roles = manifest.models
-    # a bundle's loop drafts with the full head, and knows no other drafter than the model
-    models = {role: replace(entry, trim=None, graphs={"base": entry.graphs["base"]}) for role, entry in roles.items()}
+    # a bundle's loop drafts with the full draft model, and knows no other drafter than the model
+    bases = {role: {"base": entry.graphs["base"]} for role, entry in roles.items()}
+    models = {role: replace(entry, trimmed=None, graphs=bases[role]) for role, entry in roles.items()}
     manifest = replace(manifest, models=models)
     with engine_kernels():  # edgedecode's are not on the device
         engine = find_runtime("onnx")

@@ -29,7 +29,7 @@ from ..graph.drawing import EXACT_FILE, write_exact
 from ..graph.passes.static_shapes import StaticSize, static_shapes
 from ..graph.passes.table_lookup import plain_lookup
 from ..stages import Stages
-from ..trim.trim_texts import bundled_prompts
+from ..trim.texts import bundled_prompts
 from .compile_request import CompileRequest, require_compiler
 from .npu_files import check_changeable, check_room, replace_static, static_graphs
 from .socs import SocGroup

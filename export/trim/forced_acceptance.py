@@ -1,7 +1,8 @@
-"""Computes tokens per round for each draft length and head size, from one forward pass of the draft over a text.
+"""Computes tokens per round for each draft length and vocabulary size, from one forward pass of the draft over a text.
 
 As long as proposals are accepted, the draft's context is the target's text. So a greedy proposal is accepted exactly if
-the arg-max of the draft's logits, after the text so far, is the next token. A smaller head only has fewer candidates.
+the arg-max of the draft's logits, after the text so far, is the next token. A smaller vocabulary only has fewer
+candidates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 
 from .id_ranking import Ranking
-from .trim_texts import ScoredText
+from .texts import ScoredText
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -121,16 +122,12 @@ def measure_acceptance(
     *,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> tuple[Acceptance, ...]:
-    """Run the full draft over texts; return each size's acceptance on them, the full vocabulary last.
-
-    Coverage counts every text. Acceptance is that of a greedy draft, so it leaves out sampled texts.
-    """
+    """Run the full draft over texts; return each size's acceptance on them, the full vocabulary last."""
     scored = [text.scored for text in texts]
     coverage = nested.coverage(scored)
     hits = []
     for text in texts:
-        if text.greedy:
-            hits.append(forced_hits(model, text, nested))
+        hits.append(forced_hits(model, text, nested))
         advance(1)
     return tuple(
         Acceptance(

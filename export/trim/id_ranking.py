@@ -14,9 +14,13 @@ from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
 
+COVERAGE = 0.99
+"""The least share of held-out tokens that the vocabulary of a chosen size has."""
 _FRACTIONS = (2, 4, 8, 16)
 """Sizes to try, as fractions of the vocabulary."""
 _STEP = 64
+_RESERVE = 0.25
+"""Share of the allowed misses that is kept in reserve. Higher: larger vocabularies are tried."""
 _SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
 """Sizes to try, in ids."""
 
@@ -39,6 +43,15 @@ class Ranking:
         places = np.empty_like(self.order)
         places[self.order] = np.arange(len(self.order))
         return places
+
+    def with_covering(self, sizes: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return these sizes and the smallest ones that cover enough of the tokens, just and with a reserve.
+
+        A size that just covers enough of one text may cover too little of another.
+        """
+        shares = (COVERAGE, COVERAGE + _RESERVE * (1 - COVERAGE))
+        found = (self.size_covering(tokens, share) for share in shares)
+        return tuple(sorted({*sizes, *(size for size in found if size is not None)}))
 
     def size_covering(self, tokens: Sequence[int], share: float) -> int | None:
         """Return the smallest size, in steps of 64, that covers this share of the tokens; None: only the full one."""

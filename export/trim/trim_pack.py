@@ -1,178 +1,255 @@
-"""Trims a pack's draft: checks first, then measures, and changes the pack last."""
+"""Trims a pack's draft: checks first, then measures sizes, and changes the pack last."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from statistics import median
+from tempfile import TemporaryDirectory
 
-from edgedecode import load
-from edgedecode.engines.registry import find_drafter, find_runtime
-from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
+from edgedecode import Pair, load
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
+from edgedecode.errors import ExportError, InputError, ManifestError
 from edgedecode.library.find import find_pack
-from edgedecode.pack.entries import TrimEntry
-from edgedecode.pack.manifest import Manifest
-from edgedecode.text.printable import file_text
-from edgedecode.text.prompts import read_prompts
-from edgedecode.user_notices import notice
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.entries import DRAFT, HEADS_NAMES, TRIM, TRIM_NAMES
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimmedDraft
+from edgedecode.pack.pack_change import changed_pack, check_own
+from edgedecode.pack.token_map import write_token_ids
 
 from ..frameworks import require_frameworks
 from ..stages import Stages
-from .head_files import make_heads
-from .id_ranking import Ranking
-from .material import gather
-from .measuring import Bench
-from .pack_change import (
-    Workplace,
-    check_room,
-    check_writable,
-    remove_trim,
-    save_entry,
-    save_trim,
-    trim_files,
-    workplace,
-)
-from .sweep import Sweep, SweepRow, TrimRequest, TrimResult
-from .timing import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
-from .trim_texts import check_text_file, read_categories
+from .draft_sizes import SizeRow, Sizes, size_row
+from .forced_acceptance import Nested, measure_acceptance
+from .id_ranking import Ranking, always_kept, rank_ids, sweep_sizes
+from .texts import Texts, answer_prompts, chosen_prompts, split_texts
+from .timing import REPETITIONS, DraftTimes, time_drafts, time_target
+
+ENGINE = "onnx"
+"""The engine that runs graphs."""
+_GRAPH_NBYTES = 1 << 20
+"""Estimated size of a graph without the rows it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRequest:
+    """The pack, the size, and the prompts to measure on."""
+
+    pack: str | Path
+    size: int | None = None
+    """None: the best of several."""
+    calibrate: Path | None = None
+    """A file with prompts; None: the bundled ones."""
+    prompts: int | None = None
+    """The most prompts that are answered; None: all."""
+    max_tokens: int = 128
+    """Length of an answer."""
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimResult:
+    """The outcome. chosen: the size that the pack now has; None: the pack was not changed."""
+
+    root: Path
+    sizes: Sizes
+    chosen: SizeRow | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Added files: name → bytes."""
 
 
 def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
-    """Measure smaller heads of the pack's draft; add the requested one, or the best one if it beats the full head.
+    """Measure smaller vocabularies of the pack's draft; add the requested one, or the best one if it is faster.
 
     Raises ExportError, InputError or ManifestError. The pack is then unchanged, as after an interrupt.
     """
     root, manifest = _opened(request.pack)
-    _require_frameworks(manifest)
-    if request.report:
-        find_drafter(DRAFTER)
-    _check_files(request)
-    with workplace(root, manifest) as place:
-        with load(root, runtime=request.runtime, threads=request.threads) as pair:
-            bench = Bench(pair, find_runtime(pair.runtime), place, stages, request.threads)
-            sizes = bench.sizes(request.size)
-            check_room(root, manifest, size=max(sizes))
-            bench.check()
-            material = gather(pair, request, stages)
-            ranking = bench.ranking([text.scored for text in material.counted])
-            if request.size is None:
-                sizes = bench.with_covering(sizes, ranking, material, bound=request.coverage)
-            sweep = bench.sweep(ranking, sizes, material, bound=request.coverage)
-        chosen = sweep.best if request.size is None else sweep.row(request.size)
-        result = TrimResult(
-            root,
-            pair.runtime,
-            material.calibration,
-            sweep,
-            chosen,
-            None,
-            prompts=material.prompts,
-            former=manifest.models["draft"].trim,
+    entry = manifest.models[DRAFT]
+    if not entry.graphs:
+        raise ExportError("the pack's draft has no ONNX graph, and only graphs can be trimmed: export it again")
+    require_frameworks("trim", extra="import")
+    prompts = chosen_prompts(request.calibrate, most=request.prompts)
+    with load(root, runtime=ENGINE, threads=request.threads) as pair:
+        size, always = pair.tokenizer.size, always_kept(pair.tokenizer, manifest.generation)
+        sizes = sweep_sizes(vocabulary_size=size, always=len(always)) if request.size is None else (request.size,)
+        unranked = rank_ids([], always=always, vocabulary_size=size)
+        _check_room(root, entry, size=max(len(unranked.vocabulary(each)) for each in sizes))
+        measure = _Measure(pair, root, stages, request.threads)
+        measure.check(unranked)
+        with stages.stage("answers", len(prompts)) as advance:
+            answers = answer_prompts(pair, prompts, max_tokens=request.max_tokens, advance=advance)
+        texts = split_texts([[text.cut(measure.context) for text in each] for each in answers])
+        ranking = rank_ids([text.scored for text in texts.counted], always=always, vocabulary_size=size)
+        if request.size is None:
+            sizes = ranking.with_covering(sizes, [token for text in texts.choosing for token in text.scored])
+        found = measure.sizes(ranking, sizes, texts)
+    chosen = found.best if request.size is None else found.row(request.size)
+    if chosen is None:
+        return TrimResult(root, found)
+    with stages.stage("graph"):
+        speeds = (chosen.acceptance.coverage, chosen.speed_up, found.whole.speed_up)
+        return TrimResult(root, found, chosen, save_trimmed(root, ranking.vocabulary(chosen.size), speeds))
+
+
+def save_trimmed(
+    root: Path, vocabulary: TrimmedVocabulary, measured: tuple[float, float, float] | None = None
+) -> dict[str, int]:
+    """Replace the pack's trimmed draft by one with this vocabulary; return the sizes of its files.
+
+    measured: its coverage and speed-up, and the full draft's speed-up. Raises ExportError, ManifestError or OSError,
+    and leaves the pack as it was.
+    """
+    from .trimmed_graph import write_trimmed
+
+    with changed_pack(root) as change:
+        entry, base = change.manifest.located(DRAFT), _base(change.manifest.models[DRAFT])
+        folder = PurePosixPath(base.file).parent
+        file, ids = (
+            next(str(folder / name) for name in TRIM_NAMES[kind] if str(folder / name) not in change.manifest.files)
+            for kind in ("graph", "ids")
         )
-        if chosen is None:
-            return result
-        entry = _entry(sweep, chosen, calibration=material.calibration, runtime=pair.runtime)
-        with stages.stage("heads"):
-            saved = _saved(place, manifest, entry, ranking=ranking)
-    return replace(result, entry=saved.models["draft"].trim, files=_sizes(saved))
+        graph = write_trimmed(base, entry, root, out=change.place(file), ids=vocabulary.ids)
+        write_token_ids(change.place(ids), vocabulary.ids)
+        _take_out(change.value["models"][DRAFT])
+        trimmed = TrimmedDraft(replace(graph, file=file, token_ids=ids), ENGINE, *(measured or ()))
+        change.value["models"][DRAFT]["trimmed"] = asdict(trimmed)
+        change.remove(name for name in _files(change.manifest) if name not in (file, ids))
+    return {name: Manifest.load(root).files[name].nbytes for name in (file, ids)}
 
 
-def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) -> TrimResult:
-    """Time full answers with the trimmed pack. A failure is only a notice, because the pack is trimmed already."""
-    if result.chosen is None:
-        return result
-    prompts = {name: found for name, found in result.prompts.items() if found}
-    total = ANSWERS_PER_PROMPT * sum(map(len, prompts.values()))
-    try:
-        with (
-            load(result.root, runtime=request.runtime, threads=request.threads) as pair,
-            stages.stage("full answers", total) as advance,
-        ):
-            if pair.manifest.models["draft"].trim != result.entry:
-                raise ManifestError("its trim was replaced or removed in the meantime")
-            speeds = measure_speeds(
-                pair,
-                prompts,
-                whole_length=result.sweep.length(result.sweep.whole),
-                trimmed_length=result.sweep.length(result.chosen),
-                advance=advance,
-            )
-    except EdgeDecodeError as error:
-        notice(f"the pack {result.root} is trimmed, but full answers were not timed: {error.reason}")
-        return result
-    measured = entry = result.entry
-    if measured is not None and measured.categories is not None:
-        timed = {
-            name: replace(found, measured=speeds[name].trimmed, measured_full=speeds[name].whole)
-            for name, found in measured.categories.items()
-            if name in speeds
-        }
-        entry = replace(measured, categories={**measured.categories, **timed})
-        try:
-            save_entry(result.root, entry, measured=measured)
-        except (ManifestError, OSError) as error:
-            notice(f"the speeds of full answers could not be stored in the pack {result.root}: {error}")
-            entry = measured
-    return replace(result, entry=entry, speeds=speeds)
-
-
-def take_out(pack: str | Path) -> list[str]:
-    """Remove the pack's trim; return the names of the removed files. Raises InputError if the pack has no trim."""
+def remove_trimmed(pack: str | Path) -> list[str]:
+    """Remove the pack's trimmed draft; return the names of its files. Raises InputError if it has none."""
     root, manifest = _opened(pack)
-    files = trim_files(manifest.models["draft"])
-    if not files:
-        raise InputError(f"the pack {root} has no trim to remove")
-    with workplace(root, manifest):
-        return remove_trim(root)
+    gone = [name for name in _files(manifest) if name in manifest.files]
+    if not gone:
+        raise InputError(f"the pack {root} has no trimmed draft to remove")
+    with changed_pack(root) as change:
+        _take_out(change.value["models"][DRAFT])
+        change.remove(_files(manifest))
+    return gone
 
 
 def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     """Find the pack and run the checks that do not need its models."""
     root = find_pack(pack)
     manifest = Manifest.load(root)
-    if "draft" not in manifest.models:
+    if DRAFT not in manifest.models:
         raise ExportError(f"the pack {root} has no draft model to trim: export it with --draft")
-    check_writable(root, manifest)
+    check_own(root, "trim")
     return root, manifest
 
 
-def _require_frameworks(manifest: Manifest) -> None:
-    """Raise ExportError if the packages that edit graphs are missing; removing a trim does not need them."""
-    if manifest.models["draft"].graphs:
-        require_frameworks("trim", extra="import")
+def _base(entry: ModelEntry) -> Graph:
+    return entry.graphs.get("base") or next(iter(entry.graphs.values()))
 
 
-def _check_files(request: TrimRequest) -> None:
-    """Check the given files before the pack is loaded. Raises InputError, OSError."""
-    if request.calibrate is not None:
-        file_text(request.calibrate)  # for a binary file, its error is clearer than "line 1 is not JSON"
-        read_prompts(request.calibrate, family="")
-    if request.text is not None:
-        check_text_file(request.text)
-    if request.categories is not None:
-        read_categories(request.categories)
+def _files(manifest: Manifest) -> list[str]:
+    """Return the files of trims of this and earlier versions that the pack may have, listed or left by a crash."""
+    entry = manifest.models[DRAFT]
+    folder = PurePosixPath(_base(entry).file if entry.graphs else f"{DRAFT}/base.onnx").parent
+    names = {str(folder / name) for names in (*TRIM_NAMES.values(), HEADS_NAMES) for name in names}
+    return sorted(names | set(() if entry.trim is None else entry.trim.files))
 
 
-def _entry(sweep: Sweep, row: SweepRow, *, calibration: str, runtime: str) -> TrimEntry:
-    return TrimEntry(
-        size=row.size,
-        token_ids="",
-        recommended=sweep.wins(row),
-        runtime=runtime,
-        bound=sweep.bound,
-        step_share=row.costs.step_seconds / sweep.whole.costs.step_seconds,
-        length=sweep.length(row),
-        calibration=calibration,
-        categories=sweep.entries(row),
-        warnings=sweep.warnings(row),
-    )
+def _take_out(draft: dict[str, object]) -> None:
+    """Take trims of this and earlier versions out of the draft's entry of a manifest."""
+    graphs = draft["graphs"]
+    assert isinstance(graphs, dict)
+    draft["graphs"] = {name: graph for name, graph in graphs.items() if "trim" not in graph["capabilities"]}
+    for key in ("trimmed", "trim"):
+        draft.pop(key, None)
 
 
-def _saved(place: Workplace, manifest: Manifest, entry: TrimEntry, *, ranking: Ranking) -> Manifest:
-    """Make the heads and put them into the pack."""
-    heads = make_heads(place, manifest, vocabulary=ranking.vocabulary(entry.size))
-    entry = replace(entry, token_ids=heads.trim.token_ids, gguf=heads.trim.gguf)
-    return save_trim(place, graph=heads.graph, entry=entry)
+def _check_room(root: Path, entry: ModelEntry, *, size: int) -> None:
+    """Raise ManifestError if the disk has no room for `size` rows, before anything is measured."""
+    row_nbytes = entry.hidden_size * entry.head_bits // 8 + 4 * entry.hidden_size // (entry.block_size or 32) + 4
+    needed, free = size * row_nbytes + _GRAPH_NBYTES, shutil.disk_usage(root).free
+    if free < needed:
+        raise ManifestError(
+            f"{size} ids need about {needed / 1e6:.1f} MB and {root} has {free / 1e6:.1f} MB left: make room, or give "
+            f"a smaller --size"
+        )
 
 
-def _sizes(manifest: Manifest) -> dict[str, int]:
-    return {name: manifest.files[name].nbytes for name in trim_files(manifest.models["draft"])}
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """Measures vocabularies of an open pair's draft."""
+
+    pair: Pair
+    root: Path
+    stages: Stages
+    threads: int | None
+
+    @property
+    def draft(self) -> LanguageModel:
+        draft = self.pair.draft
+        assert draft is not None, "packs without a draft were rejected"
+        return draft
+
+    @property
+    def context(self) -> int:
+        """The number of tokens that fit both models' contexts."""
+        return min(self.pair.target.card.context, self.draft.card.context)
+
+    def check(self, unranked: Ranking) -> None:
+        """Make and open the smallest possible trim, to fail before the long work. Raises ExportError."""
+        if not self.draft.card.rollback:
+            raise ExportError(
+                "the pack's draft has recurrent layers, which cannot roll back a proposal: it cannot be trimmed"
+            )
+        self._times(unranked.vocabulary(max(1, unranked.always)), tokens=[0], repetitions=1)
+
+    def sizes(self, ranking: Ranking, sizes: Sequence[int], texts: Texts) -> Sizes:
+        """Measure these sizes and the full vocabulary."""
+        with self.stages.stage("acceptance", len(texts.measured)) as advance:
+            nested = Nested.of(ranking, sizes)
+            *accepted, whole = measure_acceptance(self.draft, texts.measured, nested, advance=advance)
+        tokens = [token for text in texts.measured for token in text.tokens]
+        with self.stages.stage("target's passes"):
+            target = time_target(self.pair.target, tokens)
+        times = []
+        with self.stages.stage("draft's steps", len(sizes)) as advance:
+            for size in sizes:
+                times.append(self._times(ranking.vocabulary(size), tokens=tokens, repetitions=REPETITIONS))
+                advance(1)
+        step = median(each.whole_seconds for each in times)
+        rows = [
+            size_row(size, acceptance, target, step_seconds=step * each.ratio)
+            for size, acceptance, each in zip(sizes, accepted, times, strict=True)
+        ]
+        return Sizes(tuple(rows), size_row(ranking.vocabulary_size, whole, target, step_seconds=step))
+
+    def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> DraftTimes:
+        with self._opened(vocabulary) as trimmed:
+            return time_drafts(self.pair.target, self.draft, trimmed, tokens=tokens, repetitions=repetitions)
+
+    @contextmanager
+    def _opened(self, vocabulary: TrimmedVocabulary) -> Iterator[LanguageModel]:
+        """Open a trim in a temporary folder, over the pack's weights."""
+        entry = self.pair.manifest.located(DRAFT)
+        with TemporaryDirectory() as folder:
+            graph = _written(entry, self.root, Path(folder), vocabulary)
+            located = replace(entry, rows=len(vocabulary), graphs={"base": graph}, gguf="", gguf_plan="")
+            size = self.pair.tokenizer.size
+            request = ModelRequest(located, self.root, TRIM, size, Budget(), threads=self.threads)
+            model = find_runtime(self.pair.runtime).open(request)
+            try:
+                yield model
+            finally:
+                model.close()
+
+
+def _written(entry: ModelEntry, root: Path, folder: Path, vocabulary: TrimmedVocabulary) -> Graph:
+    """Write a trim into a folder; return its graph with absolute paths."""
+    from .trimmed_graph import write_trimmed
+
+    file, ids = folder / "trim.onnx", folder / "trim.ids"
+    graph = write_trimmed(_base(entry), entry, root, out=file, ids=vocabulary.ids)
+    write_token_ids(ids, vocabulary.ids)
+    return replace(graph, file=str(file), token_ids=str(ids))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.pack.entries import TRIM
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
@@ -14,6 +15,8 @@ GGUF = "gguf"
 """The capability of a graph that is built from a GGUF file, which is the graph's file."""
 INT8_KV = "kv:int8"
 _KV = "kv:"
+_HEADS = {"trim", "local"}
+"""Capabilities of graphs with more heads."""
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""
 
@@ -38,7 +41,7 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     wanted = set(needs) - asked
     suitable = [
         graph
-        for graph in entry.graphs.values()
+        for graph in usable_graphs(entry).values()
         if {graph.kv_type} == kv_types
         and wanted <= set(graph.capabilities)
         and (STATIC in wanted) == (STATIC in graph.capabilities)
@@ -46,6 +49,11 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     if not suitable:
         raise CapabilityError(_refusal(entry, name, needs=needs))
     return min(suitable, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
+
+
+def usable_graphs(entry: ModelEntry) -> dict[str, Graph]:
+    """Return a model's graphs without those of older packs that have more heads."""
+    return {name: graph for name, graph in entry.graphs.items() if not _HEADS & set(graph.capabilities)}
 
 
 def file_nbytes(path: Path) -> int:
@@ -59,17 +67,15 @@ def file_nbytes(path: Path) -> int:
 def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     offered = "; ".join(
         f"{graph_name}: {', '.join(graph.capabilities)}, {graph.kv_type} KV"
-        for graph_name, graph in entry.graphs.items()
+        for graph_name, graph in usable_graphs(entry).items()
     )
     exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
-    several = "" if len(exported) + ("trim" in needs) < 2 else " (no one graph offers them together)"
+    several = "" if len(exported) < 2 else " (no one graph offers them together)"
     remedy = f"export the pack again with --graphs {','.join(['base', *exported])}"
-    if STATIC in needs and "trim" in needs:
-        remedy = "compiled graphs have no trimmed head: use --drafter model, or --provider cpu"
+    if name == TRIM:
+        remedy = "use --drafter model"
     elif STATIC in needs:
         remedy = "`edgedecode compile PACK` adds them, or use --provider cpu"
-    elif "trim" in needs:
-        remedy = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
     elif any(GGUF in graph.capabilities for graph in entry.graphs.values()):
         remedy = "leave it out, as the graph is made from a GGUF file, or use --runtime llama"
     elif not exported:

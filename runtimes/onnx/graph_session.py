@@ -19,11 +19,6 @@ from .providers.provider import Provider
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""
-HEADS_INPUT = "heads"
-"""int64 [2]: how many of the picked rows go to the full and to the trimmed head; [3] in graphs with a local head."""
-LOCAL_ROWS, LOCAL_IDS = "local_rows", "local_ids"
-"""Inputs of the local head of older packs, which is not used: float32 [ids, hidden size] and int64 [ids]."""
-TRIM_LOGITS = "trim_logits"
 ADAPTER_INPUT = "lora."
 """Prefix of the inputs that take an adapter's matrices."""
 # Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
@@ -148,9 +143,8 @@ def check_contract(
             raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
-    heads = [HEADS_INPUT, TRIM_LOGITS] if "trim" in graph.capabilities else []
-    more = [*([TILES, GRAPH_TILES] if own else []), *([LOCAL_ROWS, LOCAL_IDS] if heads else [])]
-    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
+    more = [TILES, GRAPH_TILES] if own else []
+    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
         raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")

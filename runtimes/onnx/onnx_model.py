@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.drafts import TrimmedVocabulary
-from edgedecode.decoding.model import AdapterUse, Head, LowRank, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
@@ -26,18 +25,17 @@ from .graph_session import cache_names, check_allocated
 from .inputs.biases import Biases, TreePaths
 from .inputs.pass_inputs import POSITIONS, PassInputs
 from .kernels.thread_choice import chosen_threads
-from .logits_outputs import HeadBinding, Heads
+from .logits_outputs import Outputs
 from .onnx_adapters import Adapters
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, cache_shape, state_nbytes
 from .providers.provider import Provider
 from .session_model import SessionModel, split_rows
-from .trimmed_head import TrimmedModelHead
 
 
 class OnnxModel(SessionModel[OnnxState]):
-    """Implements `LanguageModel`, and `HeadedModel` with `trimmed` ids, over one open session.
+    """Implements `LanguageModel` over one open session.
 
     It owns the session and the given `leases`. tiles: the weights of our products, by graph input. tiled: the graph has
     our attention, whose keys are stored in tiles too.
@@ -54,7 +52,6 @@ class OnnxModel(SessionModel[OnnxState]):
         footprint: Footprint,
         budget: Budget,
         leases: Sequence[Lease],
-        trimmed: TrimmedVocabulary | None,
         tiles: Mapping[str, npt.NDArray[np.uint8]],
         tiled: bool,
         use_threads: Callable[[int], None] | None,
@@ -78,12 +75,9 @@ class OnnxModel(SessionModel[OnnxState]):
             self._biases: Biases | TreePaths = (
                 TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=list(inputs), window=entry.window)
             )
-            self._trimmed = trimmed
-            self._heads = Heads(
-                engine, self._buffers, card=card, inputs=list(inputs), columns=entry.hidden_size, trimmed=trimmed
-            )
             by_slot = len(inputs[POSITIONS]) == 1
-            self._inputs = PassInputs(self._buffers, self._heads, in_place=provider.in_place, by_slot=by_slot)
+            outputs = Outputs(self._buffers, card=card)
+            self._inputs = PassInputs(self._buffers, outputs, in_place=provider.in_place, by_slot=by_slot)
             self._new_cache = provider.new_caches(engine, entry)
             self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         except BaseException:
@@ -141,26 +135,6 @@ class OnnxModel(SessionModel[OnnxState]):
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        return self._forward(self._heads.full, tokens, state, parents=parents, rows=rows, adapter=adapter)
-
-    @property
-    def trimmed(self) -> Head | None:
-        outlet, vocabulary = self._heads.trimmed, self._trimmed
-        if outlet is None or vocabulary is None:
-            return None
-        return TrimmedModelHead(self._forward, outlet, vocabulary.ids)
-
-    def _forward(
-        self,
-        outlet: HeadBinding,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None,
-        rows: RowRequest,
-        adapter: AdapterUse | None,
-    ) -> Output:
-        """Implement `forward` through a given head."""
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
@@ -170,7 +144,7 @@ class OnnxModel(SessionModel[OnnxState]):
             try:
                 self._bind_adapter(own, adapter)
                 own.grow(count, parents=parents)
-                output = self._append(own, tokens, rows=wanted, outlet=outlet)
+                output = self._append(own, tokens, rows=wanted)
             except BaseException:
                 own.tree = tree  # a chain stays a chain if its first tree is refused or interrupted
                 raise
@@ -205,27 +179,27 @@ class OnnxModel(SessionModel[OnnxState]):
             rows = max((state.rows for state in states), default=0)
             self._buffers.shrink(rows, tree=any(state.plans_tree for state in states))
 
-    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
         """Run the passes that append `tokens` and return the output of `rows`."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
         try:
             if len(tokens) > self._rows_next(state, state.pending):
-                return self._passes(state, tokens, rows=rows, outlet=outlet)
+                return self._passes(state, tokens, rows=rows)
             self._buffers.hold_rows(max(len(rows), LEAST_ROWS))
-            self._pass(state, tokens, start=state.pending, rows=rows, outlet=outlet)
+            self._pass(state, tokens, start=state.pending, rows=rows)
         except (EdgeDecodeError, MemoryError):
             raise
         except Exception as error:  # the engine's exceptions share no base class
             check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
             message = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
             raise RuntimeUnavailable(message) from error
-        return self._output(outlet, len(rows))
+        return self._output(len(rows))
 
-    def _output(self, outlet: HeadBinding, count: int) -> Output:
+    def _output(self, count: int) -> Output:
         """Return the first `count` rows of the buffers."""
         hidden = self._buffers.hidden[:count] if self._card.hidden_size else None
-        return Output(self._heads.logits(outlet, count), hidden)
+        return Output(self._buffers.logits[:count], hidden)
 
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind the parts that never change: the cache, read as past and written as present, and the lengths."""
@@ -240,15 +214,15 @@ class OnnxModel(SessionModel[OnnxState]):
         self._inputs.bind_lengths(binding)
         return binding
 
-    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
         """Append `tokens` in several passes and collect the rows from each."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         self._buffers.hold_rows(len(rows) + LEAST_ROWS)
         pieces = split_rows(len(tokens), ascending, most=lambda row: self._rows_next(state, state.pending + row))
         for start, stop, here, filled in pieces:
-            self._pass(state, tokens[start:stop], start=state.pending + start, rows=here, outlet=outlet, slot=filled)
-        output = self._output(outlet, len(rows))
+            self._pass(state, tokens[start:stop], start=state.pending + start, rows=here, slot=filled)
+        output = self._output(len(rows))
         if ascending == list(rows):
             return output
         requested = np.argsort(order)
@@ -270,14 +244,13 @@ class OnnxModel(SessionModel[OnnxState]):
         *,
         start: int,
         rows: Sequence[int],
-        outlet: HeadBinding,
         slot: int = 0,
     ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         width = len(tokens)
         if len(rows) == 1 and width > 1 and not self._card.row_invariant:
             rows = (rows[0], rows[0])
-        self._inputs.bind(state, tokens, start=start, rows=rows, outlet=outlet, slot=slot)
+        self._inputs.bind(state, tokens, start=start, rows=rows, slot=slot)
         self._biases.bind(state.binding, state, start=start, width=width)
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)

@@ -24,12 +24,13 @@ from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
+from edgedecode.pack.token_map import read_token_ids
 from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .gguf.opening import gguf_fault, gguf_graph_nbytes, served_types, with_gguf_graph
-from .graph_choice import GGUF, choose_graph, file_nbytes
+from .graph_choice import GGUF, choose_graph, file_nbytes, usable_graphs
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
@@ -43,7 +44,6 @@ from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider
 from .providers.provider_choice import choose_provider, every_provider, find_provider
 from .static.static_open import StaticGraph, open_static, plan_static, static_card, static_footprint, whole_footprint
-from .trimmed_head import read_trimmed
 
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
@@ -106,7 +106,7 @@ class OnnxRuntime:
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
         entry = with_gguf_graph(entry, root)
-        return [explain(entry, root, name=name, graph=graph) for name, graph in entry.graphs.items()]
+        return [explain(entry, root, name=name, graph=graph) for name, graph in usable_graphs(entry).items()]
 
     @staticmethod
     def block_types() -> Collection[str]:
@@ -183,9 +183,6 @@ class OnnxRuntime:
             model = OnnxModel(
                 self._engine,
                 provider=found.provider,
-                trimmed=read_trimmed(
-                    session, entry=entry, graph=graph, root=request.root, vocabulary_size=card.vocabulary_size
-                ),
                 tiles=tiles,
                 tiled=own is not None,
                 use_threads=None if served is None else served.library.use_threads,
@@ -238,7 +235,7 @@ class OnnxRuntime:
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         served: Served | None = None
         if STATIC in graph.capabilities:
-            card = _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size)
+            card = _card(request, graph)
             with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
                 static = plan_static(entry, root, graph, provider)
             card, footprint = static_card(card, static), whole_footprint(static)
@@ -252,7 +249,7 @@ class OnnxRuntime:
         if most := provider.most_rows():
             footprint = replace(footprint, rows_per_pass=min(most, footprint.rows_per_pass))
         card = replace(
-            _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size),
+            _card(request, graph),
             kernel_noise=entry.kernel_noise if provider.manifest_noise else None,
             row_invariant=served is not None and served.rewritten.row_invariant,
             kernels="" if served is None else served.library.instruction_set,
@@ -336,12 +333,16 @@ def _graph_bytes(path: Path) -> bytes:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None
 
 
-def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -> ModelCard:
+def _card(request: ModelRequest, graph: Graph) -> ModelCard:
     """Return the card as far as the manifest determines it."""
+    entry, ids, size = request.entry, None, min(request.entry.rows, request.vocabulary_size)
+    if graph.token_ids:
+        size = request.vocabulary_size
+        ids = read_token_ids(request.root / graph.token_ids, rows=entry.rows, vocabulary_size=size).ids
     return ModelCard(
-        name=name,
+        name=request.name,
         rows=entry.rows,
-        vocabulary_size=min(entry.rows, vocabulary_size),
+        vocabulary_size=size,
         context=entry.context,
         tree="tree" in graph.capabilities,
         kv_type=graph.kv_type,
@@ -349,5 +350,6 @@ def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -
         hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
         lora_rank=graph.lora_rank,
         lora_modules=graph.lora_modules,
+        token_ids=ids,
         notes=entry.notes,
     )

@@ -122,7 +122,6 @@ class OnnxState(TreeState):
         """The current values of the binding, here and below."""
         self.bound_rows = -1
         self.bound_places = (0, 0)
-        self.bound_outlet: object = None
         self.bound_adapter: object = None
         self.bound_chain = False
         self.bound_parents: object = None

@@ -39,7 +39,7 @@ from .conftest import Run
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
 
 USABLE = [name for name in drafter_names() if name != "trim"]
-"""All drafters but "trim": these packs have no trimmed heads."""
+"""All drafters but "trim": these packs have no trimmed drafts."""
 
 
 def settings(**changes: object) -> Settings:

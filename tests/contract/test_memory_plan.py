@@ -412,7 +412,7 @@ def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, 
 
 
 @pytest.mark.parametrize("drafter", ["model", "trim"])
-def test_plan_counts_the_draft_model_with_the_named_drafters_head(engine: str, drafter: str) -> None:
+def test_plan_counts_the_named_drafters_model(engine: str, drafter: str) -> None:
     if drafter == "trim" and engine == "llama":
         pytest.skip("drafts are trimmed on ONNX Runtime only")
     options = SessionOptions(drafter=drafter, context=1024)
@@ -420,8 +420,11 @@ def test_plan_counts_the_draft_model_with_the_named_drafters_head(engine: str, d
     with edgedecode.load(runtime=engine) as pair, pair.session(options) as session:
         session.generate("Hello", max_tokens=4)
         held = leased(pair)
-    drafts = {name for name in held if name.endswith(":draft") and held[name]}
-    assert drafts == {name for name in planned if name.endswith(":draft")} >= {"weights:draft", "kv:draft"}
+    role = {"model": "draft"}.get(drafter, drafter)
+    drafts = {name for name in held if name.endswith((":draft", ":trim")) and held[name]}
+    assert drafts == {name for name in planned if name.endswith((":draft", ":trim"))}
+    assert drafts >= {f"weights:{role}", f"kv:{role}"}
+    assert all(name.endswith(f":{role}") for name in drafts)
     assert all(held[name] <= planned[name] for name in drafts)
 
 

@@ -185,7 +185,11 @@ def test_a_graph_of_fixed_shapes_is_only_chosen_on_request(opener: Opener, tmp_p
     assert choose_graph(entry, tmp_path, name="target", needs=()) == base
     assert choose_graph(entry, tmp_path, name="target", needs=("tree",)) == base
     assert choose_graph(entry, tmp_path, name="target", needs=("static",)) == static
-    with pytest.raises(CapabilityError, match="use --drafter model, or --provider cpu"):
-        choose_graph(entry, tmp_path, name="draft", needs=("static", "trim"))
+    with pytest.raises(CapabilityError, match="use --drafter model"):
+        choose_graph(replace(entry, graphs={"base": base}), tmp_path, name="trim", needs=("static",))
+    old = replace(base, capabilities=(*base.capabilities, "trim"))  # a second head, of earlier versions
+    assert choose_graph(replace(entry, graphs={"heads": old, "base": base}), tmp_path, name="draft", needs=()) == base
+    with pytest.raises(CapabilityError, match="no graph that offers"):
+        choose_graph(replace(entry, graphs={"heads": old}), tmp_path, name="draft", needs=())
     with pytest.raises(CapabilityError, match="no graph that offers static"):
         choose_graph(replace(entry, graphs={"base": base}), tmp_path, name="target", needs=("static",))

@@ -19,9 +19,8 @@ from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.onnx_footprint import Footprint
 from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
-from tests.contract.conftest import Opener, assert_planned
-from tests.contract.toy_graph import ToyShape
-from tests.contract.toy_heads import open_headed, write_headed
+from tests.contract.conftest import Opener, assert_planned, open_entry
+from tests.contract.toy_graph import ToyShape, write_toy
 
 MIB = 2**20
 
@@ -80,7 +79,7 @@ def no_room(*given: Any, **how: Any) -> Any:
     [
         ("buffers.np", NoRoom()),
         ("onnx_model.Biases", no_room),
-        ("onnx_model.Heads", no_room),
+        ("onnx_model.Outputs", no_room),
         ("onnx_model.Adapters", no_room),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -88,11 +87,11 @@ def no_room(*given: Any, **how: Any) -> Any:
 def test_open_that_runs_out_of_memory_leaves_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: object
 ) -> None:
-    entry = write_headed(tmp_path, ToyShape())
+    entry = write_toy(tmp_path, ToyShape())
     monkeypatch.setattr(f"edgedecode.runtimes.onnx.{place}", what)
     budget = Budget()
     with pytest.raises(MemoryError):
-        open_headed(entry, tmp_path, budget=budget)
+        open_entry(entry, tmp_path, budget=budget)
     assert budget.leases == ()
 
 

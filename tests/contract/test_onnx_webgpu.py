@@ -1,4 +1,4 @@
-"""WebGPU: trees by slot, windows, heads, refusals. The contract suite covers the rest; software may run the shaders."""
+"""WebGPU: trees by slot, windows, a trimmed draft, refusals. The contract suite covers the rest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
-from tests.contract.conftest import Opener, skip_without
+from tests.contract.conftest import Opener, open_entry, skip_without
 from tests.contract.reference import assert_close
-from tests.contract.toy_graph import ToyShape
-from tests.contract.toy_heads import open_headed, write_headed
+from tests.contract.toy_graph import ToyShape, write_toy
 from tests.contract.toy_numpy import ToyNumpy
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -127,17 +126,17 @@ def test_chains_and_trees_are_those_of_numpy(opener: Opener, shape: ToyShape) ->
     model.close()
 
 
-def test_trimmed_head_computes_its_rows_alone(tmp_path: Path) -> None:
+def test_trimmed_draft_has_the_full_drafts_logits(tmp_path: Path) -> None:
     skip_without("webgpu")
-    entry = write_headed(tmp_path, ToyShape())
-    model = open_headed(entry, tmp_path, provider="webgpu")
-    state = model.new_state(20)
-    full = model.forward(TOKENS[:9], state, rows="all").logits.copy()
-    state.crop(0)
-    assert model.trimmed is not None
-    trimmed = model.trimmed.forward(TOKENS[:9], state, rows="all").logits
-    assert_close(trimmed, full[:, model.trimmed.token_ids])
-    model.close()
+    from tests.contract.test_trimmed import KEPT, trim
+
+    entry = write_toy(tmp_path, ToyShape())
+    found = []
+    for each in (entry, trim(entry, tmp_path)):
+        model = open_entry(each, tmp_path, budget=Budget(), provider="webgpu")
+        found.append(model.forward(TOKENS[:9], model.new_state(20), rows="all").logits.copy())
+        model.close()
+    assert_close(found[1], found[0][:, KEPT])
 
 
 def test_adapter_is_refused_with_another_provider_as_the_remedy(opener: Opener) -> None:

@@ -182,8 +182,8 @@ def test_static_pair_with_drafts_emits_the_targets_tokens(static_pair: Pair, dra
     assert accepted > 0 or drafter is None  # on a busy machine the scheduler may draft nothing
 
 
-def test_static_pair_is_planned_with_the_drafts_full_head(static_pair: Pair) -> None:
-    """The pack recommends a trimmed head, which static graphs do not have."""
+def test_static_pair_is_planned_with_the_full_draft(static_pair: Pair) -> None:
+    """The pack has a trimmed draft, which no static graph has."""
     made = edgedecode.plan(static_pair.root, runtime="onnx", options=LoadOptions(provider="static")).memory
     assert "trim" not in made.choice.drafters
     assert "weights:draft" in dict(made.holders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
@@ -52,17 +52,17 @@ def toy_state(work: Path) -> str:
         manifest = Manifest.load(pack)
         check_listing(manifest, pack)
         check_files(manifest, pack, full=True)
-    trim = manifest.models["draft"].trim
-    equality = manifest.models["target"].equality
-    return f"trim {trim and (trim.size, trim.length)}, equality {equality and equality.prompts}"
+    trimmed, equality = manifest.models["draft"].trimmed, manifest.models["target"].equality
+    size = trimmed and manifest.files[trimmed.graph.token_ids].nbytes // 4
+    return f"trim {size}, equality {equality and equality.prompts}"
 
 
 def toy_pack(*sizes: int) -> Work:
     """Write a toy pack that was trimmed to these sizes one after the other."""
-    from edgedecode.export.trim import head_files as heads
-    from tests.export.trim.toy_pack import fake_heads, write_toy_pack
+    from edgedecode.export.trim import trimmed_graph
+    from tests.export.trim.toy_pack import fake_graph, write_toy_pack
 
-    heads._write_graph = fake_heads
+    trimmed_graph.write_trimmed = fake_graph
 
     def set_up(work: Path) -> None:
         write_toy_pack(work / "pack")
@@ -73,40 +73,24 @@ def toy_pack(*sizes: int) -> Work:
 
 
 def trimmed(size: int) -> Work:
-    """Give the pack's draft a trimmed head of `size` ids."""
+    """Give the pack a trimmed draft of `size` ids."""
     import numpy as np
 
     from edgedecode.decoding.drafts import TrimmedVocabulary
-    from edgedecode.export.trim.head_files import make_heads
-    from edgedecode.export.trim.pack_change import save_trim, workplace
+    from edgedecode.export.trim.trim_pack import save_trimmed
     from edgedecode.pack.manifest import Manifest
 
     def run(work: Path) -> None:
-        manifest = Manifest.load(work / "pack")
-        vocabulary = TrimmedVocabulary(np.arange(size), manifest.vocabulary_size)
-        with workplace(work / "pack", manifest) as place:
-            made = make_heads(place, manifest, vocabulary=vocabulary)
-            save_trim(place, graph=made.graph, entry=made.trim)
+        vocabulary = TrimmedVocabulary(np.arange(size), Manifest.load(work / "pack").vocabulary_size)
+        save_trimmed(work / "pack", vocabulary)
 
     return run
 
 
 def removed(work: Path) -> None:
-    from edgedecode.export.trim.pack_change import remove_trim, workplace
-    from edgedecode.pack.manifest import Manifest
+    from edgedecode.export.trim.trim_pack import remove_trimmed
 
-    with workplace(work / "pack", Manifest.load(work / "pack")):
-        remove_trim(work / "pack")
-
-
-def timed(work: Path) -> None:
-    """Write the result of `trim --report`."""
-    from edgedecode.export.trim.pack_change import save_entry
-    from edgedecode.pack.manifest import Manifest
-
-    entry = Manifest.load(work / "pack").models["draft"].trim
-    assert entry is not None
-    save_entry(work / "pack", replace(entry, length=7), measured=entry)
+    remove_trimmed(work / "pack")
 
 
 def compared(work: Path) -> None:
@@ -175,18 +159,18 @@ def bundled(work: Path) -> None:
 
 
 def real_state(work: Path) -> str:
-    """Return the result of `show --verify` and a few tokens, drafted with the trimmed head where there is one."""
+    """Return the result of `show --verify` and a few tokens, drafted with the trimmed draft where there is one."""
     import edgedecode
     from edgedecode.cli import main
 
     pack = work / "pack"
     assert main(["show", str(pack), "--verify"]) == 0
     with edgedecode.load(pack, runtime="onnx", threads=1) as pair:
-        trim = pair.manifest.models["draft"].trim
-        drafters = ("none", "model", *(("trim",) if trim else ()))
+        trimmed = pair.manifest.models["draft"].trimmed
+        drafters = ("none", "model", *(("trim",) if trimmed else ()))
         texts = {_answer(pair, drafter) for drafter in drafters}
     assert len(texts) == 1, texts
-    return f"trim {trim and trim.size}: {texts.pop()!r}"
+    return f"trim {trimmed and pair.manifest.located('trim').rows}: {texts.pop()!r}"
 
 
 def _answer(pair: Any, drafter: str) -> str:
@@ -389,7 +373,6 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "trim": lambda: Scenario(toy_pack(), trimmed(300), toy_state),
     "trim again": lambda: Scenario(toy_pack(200), trimmed(300), toy_state),
     "trim --remove": lambda: Scenario(toy_pack(200), removed, toy_state),
-    "trim --report": lambda: Scenario(toy_pack(200), timed, toy_state),
     "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),
     "adapter add": lambda: Scenario(offered, added, adapted_state),
     "adapter remove": lambda: Scenario(_twice(offered, added), taken_out, adapted_state, LEFT),

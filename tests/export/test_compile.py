@@ -45,7 +45,7 @@ def small_pack(folder: Path) -> Path:
     manifest = Manifest.load(BUNDLED_PACK)
     draft = manifest.models["draft"]
     graphs = {name: draft.graphs[name] for name in ("base", "lora")}
-    entry = replace(draft, graphs=graphs, trim=None, gguf="", gguf_plan="", activations=None)
+    entry = replace(draft, graphs=graphs, trim=None, trimmed=None, gguf="", gguf_plan="", activations=None)
     small = replace(manifest, models={"target": entry}, switching=None, files={})
     small = replace(small, files={name: manifest.files[name] for name in sorted(small.named())})
     for name in small.files:

@@ -26,7 +26,7 @@ def base_manifest() -> Any:
         pytest.skip("there is no bundled pack: run `make pack`", allow_module_level=True)
     manifest = json.loads((BUNDLED_PACK / MANIFEST_NAME).read_text(encoding="utf-8"))
     entry = manifest["models"]["draft"]
-    entry |= {"graphs": {"base": entry["graphs"]["base"]}, "trim": None, "gguf_plan": ""}
+    entry |= {"graphs": {"base": entry["graphs"]["base"]}, "trim": None, "trimmed": None, "gguf_plan": ""}
     manifest["models"] = {"target": entry}
     manifest["files"] = {name: manifest["files"][name] for name in FILES}
     return manifest

@@ -53,7 +53,7 @@ FLAGS = {
     "devices": ("--help",),
     "export": ("--dry-run", "--no-cache"),
     "eval": ("--equality",),
-    "trim": ("--remove", "--report"),
+    "trim": ("--remove", "--json"),
 }
 _SESSION = (
     *("-m", "--runtime", "--provider", "-t", "--memory", "-c", "--kv-type", "--drafter", "--draft-max", "--rule"),

@@ -30,7 +30,7 @@ def export_demo(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         words = ["export", "--target", str(demo_pair / "target"), "--draft", str(demo_pair / "draft")]
         unmeasured = ["--noise-positions", "0", *(["--activations", "8"] if bits <= 8 else [])]
         assert main([*words, "--bits", str(bits), *unmeasured, "--out", str(pack)]) == 0
-        few = ["--prompts", "12", "--answers", "1", "--max-tokens", "24", "--per-category", "1"]
+        few = ["--prompts", "12", "--max-tokens", "24"]
         assert main(["trim", str(pack), "--size", "2048", *few]) == 0
 
     def export(bits: int) -> Path:

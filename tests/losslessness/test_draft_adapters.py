@@ -266,10 +266,8 @@ def test_draft_adapter_is_left_out_where_the_graph_takes_none(
         assert not isinstance(pair.draft, AdapterModel) or not pair.draft.card.lora_rank
 
 
-def test_draft_adapter_replaces_the_trimmed_head_of_the_bundled_draft(
-    tmp_path: Path, notices: pytest.LogCaptureFixture
-) -> None:
-    """No graph has both. Requested by name, the trimmed head drafts without the adapter."""
+def test_draft_with_adapters_replaces_the_trimmed_draft(tmp_path: Path, notices: pytest.LogCaptureFixture) -> None:
+    """Requested by name, the trimmed draft drafts without the adapter."""
     made = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, made)
     list_adapter(made, "odd", write_peft(tmp_path / "odd", seed=1))

@@ -33,7 +33,7 @@ from edgedecode.sampling.probs import Probs, UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, quick_draw, reference_row
+from tests.toys import CallDrafter, draft_setting, near_model, padded, quick_draw, reference_row, trimmed_model
 
 VOCABULARY = 4
 LENGTH = 4
@@ -209,11 +209,11 @@ def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
     return make
 
 
-def smaller_head(options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
-    """Return a factory of drafters whose head lacks token 3, which the target emits often enough."""
+def trimmed_draft(options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
+    """Return a factory of trimmed drafters that lack token 3, which the target emits often enough."""
 
     def make() -> Drafter:
-        model = headed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
+        model = trimmed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
         return TrimSource().open(setting if sampled else replace(setting, noise=SHARED))
 
@@ -244,18 +244,18 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_shared_noise_with_a_smaller_head_is_exact(options: SamplingOptions) -> None:
-    """Tokens that the head lacks are emitted at their usual rate."""
-    drawn = draw(smaller_head(options), options=options, share=True)
+def test_shared_noise_with_a_trimmed_draft_is_exact(options: SamplingOptions) -> None:
+    """Tokens that the draft lacks are emitted at their usual rate."""
+    drawn = draw(trimmed_draft(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert any(3 in sequence[1:] for sequence in drawn.sequences)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_ratio_with_a_smaller_head_is_exact(options: SamplingOptions) -> None:
+def test_ratio_with_a_trimmed_draft_is_exact(options: SamplingOptions) -> None:
     """The drafter samples from the distribution of its ids and reports it."""
-    drawn = draw(smaller_head(options, sampled=True), options=options, rule=Rule.RATIO)
+    drawn = draw(trimmed_draft(options, sampled=True), options=options, rule=Rule.RATIO)
     assert_exact(drawn, exact(options))
 
 

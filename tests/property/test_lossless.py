@@ -18,6 +18,7 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
@@ -29,7 +30,7 @@ from edgedecode.drafters.trim import TrimSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel
-from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, quick_draw, run, toy_model
+from tests.toys import GREEDY, CallDrafter, Run, draft_setting, near_model, quick_draw, run, toy_model, trimmed_model
 
 VOCABULARY = 24
 LENGTHS = (1, 2, 4, 8, 16)
@@ -125,7 +126,10 @@ def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingO
     if kind in MODELS:
         seed, noise = (TARGET_SEED, {"equal": 0.0, "differs": 0.8}.get(quality, 0.0))
         kept = range(VOCABULARY) if quality == "equal" else range(0, VOCABULARY, 2)
-        model = headed_model(VOCABULARY, kept, seed=seed if quality != "hostile" else seed + 50, noise=noise)
+        seed += 50 if quality == "hostile" else 0
+        model: LanguageModel = near_model(VOCABULARY, seed=seed, noise=noise)
+        if kind == "trimmed":
+            model = trimmed_model(VOCABULARY, kept, seed=seed, noise=noise)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(SEED))
         sources: dict[str, DrafterSource] = {
             "model": ModelSource(),

@@ -16,12 +16,11 @@ from edgedecode.pack.entries import (
     ActivationsWay,
     AdapterEntry,
     FileEntry,
+    OldTrim,
     OutsideFile,
     ProductError,
-    TrimCategory,
-    TrimEntry,
 )
-from edgedecode.pack.manifest import MANIFEST_NAME, VERSION, Generation, Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, VERSION, Generation, Graph, Manifest, ModelEntry, TrimmedDraft
 from edgedecode.typed_json import JsonValue
 
 Document = dict[str, "JsonValue"]
@@ -57,11 +56,17 @@ def manifest() -> Manifest:
         parity={"max_error": 1e-4},
         activations=activations,
     )
-    category = TrimCategory(900, coverage=0.99, acceptance=2.1, acceptance_full=2.2, speed_up=1.1, speed_up_full=1.0)
-    trim = TrimEntry(
-        2048, "draft/trim.ids", recommended=True, calibration="answers", categories={"code": category}, warnings=("a",)
+    trimmed = TrimmedDraft(
+        replace(graph, file="draft/trim.onnx", token_ids="draft/trim.ids"),
+        "onnx",
+        0.99,
+        speed_up=1.1,
+        speed_up_full=1.0,
     )
-    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trim=trim, activations=None)
+    trim = OldTrim("draft/old.ids", gguf="draft/trim.gguf", runtime="onnx")
+    draft = replace(
+        entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trimmed=trimmed, trim=trim, activations=None
+    )
     adapter = AdapterEntry(
         "adapters/pirate.gguf", role="target", rank=8, alpha=16.0, modules=("q_proj",), invocation=(3,)
     )
@@ -72,7 +77,8 @@ def manifest() -> Manifest:
         "target/base.onnx",
         "target/weights.bin",
         "draft/weights.bin",
-        trim.token_ids,
+        *trimmed.graph.files,
+        *trim.files,
     ]
     return Manifest(
         name="pack",
@@ -137,12 +143,17 @@ OPTIONAL |= {
     "compiled",
     "window",
     "quantization",
+    "trimmed",
+    "token_ids",
+    "coverage",
+    "speed_up",
+    "speed_up_full",
     "trim",
+    "runtime",
     "activations",
     "kernels",
     "calibration",
     "categories",
-    "runtime",
     *OPTIONAL_FIGURES,
     "notes",
     "gguf",
@@ -186,7 +197,10 @@ def test_manifest_names_a_field_of_the_wrong_type(path: tuple[str, ...]) -> None
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
 def test_manifest_names_a_missing_field(path: tuple[str, ...]) -> None:
     missing = changed(path, remove=True)
-    if path[-1] in OPTIONAL or path[:-1] in {("models", "target", "parity"), ("models", "draft", "parity")}:
+    needed = path[:3] == ("models", "draft", "trimmed") and path[-1] in {"token_ids", "runtime"}
+    needed = needed or path[-2:] == ("trim", "token_ids")
+    free = path[:-1] in {("models", "target", "parity"), ("models", "draft", "parity")}
+    if (path[-1] in OPTIONAL and not needed) or free:
         Manifest.from_json(missing)
     elif path[:-1] == ("models",) and path[-1] == "draft":
         assert set(Manifest.from_json(missing).models) == {"target"}  # a pack may have a target only
@@ -194,7 +208,6 @@ def test_manifest_names_a_missing_field(path: tuple[str, ...]) -> None:
         ("models", "target", "graphs"),
         ("models", "target", "activations", "ways"),
         ("adapters",),
-        ("models", "draft", "trim", "categories"),
     }:
         Manifest.from_json(missing)
     else:

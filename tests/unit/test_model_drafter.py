@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft, DraftMode
 from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.decoding.model import AdapterSpan, AdapterUse, ModelCard, Output, State
+from edgedecode.decoding.model import AdapterSpan, AdapterUse, Output, State
 from edgedecode.decoding.policy import Plan
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
@@ -19,7 +18,7 @@ from edgedecode.sampling.probs import Probs
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from tests.toys import draft_setting, reference_row, toy_model
+from tests.toys import TrimmedTable, draft_setting, reference_row, toy_model
 
 VOCABULARY = 20
 
@@ -178,27 +177,11 @@ def test_propose_for_the_ratio_rule_samples_and_returns_the_distributions() -> N
         tokens.append(token)
 
 
-class TrimmedModel(TableModel):
-    """A model with some rows of the head only, listed in its card."""
-
-    def __init__(self, tables: tuple[FloatArray, ...], *, kept: list[int]) -> None:
-        super().__init__(tables)
-        self._kept = kept
-        self.card = ModelCard("trimmed", len(kept), VOCABULARY, 512, token_ids=np.array(kept))
-        self._full = ModelCard("full", VOCABULARY, VOCABULARY, 512)
-
-    def forward(self, tokens, state: State, **asked) -> Output:  # type: ignore[no-untyped-def, override]
-        trimmed, self.card = self.card, self._full
-        output = super().forward(tokens, state, **asked)
-        self.card = trimmed
-        return Output(output.logits[:, self._kept])
-
-
 @pytest.mark.parametrize("sampled", [False, True])
 def test_propose_maps_a_trimmed_vocabulary_back(sampled: bool) -> None:
     kept = [1, 4, 5, 11, 19]
     tables = toy_tables(VOCABULARY, seed=9)
-    model = TrimmedModel(tables, kept=kept)
+    model = TrimmedTable(TableModel(tables), kept)
     options = SamplingOptions(temperature=1.0 if sampled else 0.0)
     model_drafter = drafter(model, sampling=options, sampled=sampled)
     full = TableModel(tables)

@@ -36,7 +36,7 @@ def nbytes_of(choice: Choice) -> int:
 WANTED = [
     Choice(context=context, drafters=drafters, draft_max=draft_max if drafters else 0, tree=tree and drafters != ())
     for context, drafters, draft_max, tree in product(
-        (64, 512, 600, 2048), ((), ("suffix",), ("trim", "model", "suffix"), ("tree",)), (2, 16), (False, True)
+        (64, 512, 600, 2048), ((), ("suffix",), ("model", "suffix"), ("tree",)), (2, 16), (False, True)
     )
 ]
 
@@ -147,15 +147,43 @@ def test_plan_lists_a_cut_for_every_changed_field() -> None:
         (12_050, []),
         (12_000, ["the draft model's context beyond 1024 tokens"]),
         (11_000, ["the draft model's context beyond 512 tokens"]),
-        (10_000, ["drafts by trim, model"]),
-        (9_700, ["drafts by trim, model"]),
-        (9_600, ["drafts by trim, model"]),
-        (9_000, ["drafts by trim, model", "context beyond 1856 tokens"]),
-        (1_000, ["drafts by trim, model, suffix", "context beyond 512 tokens"]),
+        (10_000, ["drafts by model"]),
+        (9_700, ["drafts by model"]),
+        (9_600, ["drafts by model"]),
+        (9_000, ["drafts by model", "context beyond 1856 tokens"]),
+        (1_000, ["drafts by model, suffix", "context beyond 512 tokens"]),
     ],
 )
 def test_plan_of_a_usual_session_cuts_step_by_step(limit: int, cuts: list[str]) -> None:
-    wanted = Choice(context=2048, drafters=("trim", "model", "suffix"), draft_max=16)
+    wanted = Choice(context=2048, drafters=("model", "suffix"), draft_max=16)
     bounds = Bounds(models=MODELS, draft_contexts=(1024, 512))
     plan = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=limit)
     assert [cut.what for cut in plan.cuts] == cuts
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "limit", "drafters", "window"),
+    [
+        ({"trim": 30, "model": 20}, 2080, ("trim", "suffix"), 0),
+        ({"trim": 30, "model": 20}, 1054, ("trim", "suffix"), 1024),
+        ({"trim": 600, "model": 20}, 1054, ("model", "suffix"), 1024),
+        ({"trim": 20, "model": 600}, 1054, ("trim", "suffix"), 1024),
+        ({"trim": 600, "model": 20}, 2070, ("trim", "suffix"), 1024),
+        ({"trim": 600, "model": 600}, 1054, ("suffix",), 0),
+    ],
+    ids=str,
+)
+def test_plan_cuts_the_trimmed_draft_to_the_full_one_to_none(
+    nbytes: dict[str, int], limit: int, drafters: tuple[str, ...], window: int
+) -> None:
+    """Each is tried by what it needs, also with shorter contexts: the trimmed draft may need more or less memory."""
+
+    def held(choice: Choice) -> list[Holder]:
+        models = [name for name in choice.drafters if name in nbytes]
+        return [Holder(name, nbytes[name] + (choice.draft_context or choice.context)) for name in models]
+
+    wanted = Choice(context=2048, drafters=("trim", "suffix"), draft_max=16)
+    bounds = Bounds(models=frozenset(nbytes), draft_contexts=(1024, 512), instead="model")
+    plan = fit(wanted, bounds=bounds, holders=held, limit_nbytes=limit)
+    assert (plan.choice.drafters, plan.choice.draft_context) == (drafters, window)
+    assert ("model drafts instead" in [cut.effect for cut in plan.cuts]) == (drafters[0] == "model")

@@ -13,6 +13,7 @@ from ..interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
 from ..registry import RUNTIMES, find_runtime, installed
 
 PROCESSOR = "cpu"
+TARGET = "target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,14 @@ class PlacedRuntime:
         return row_draw_of(self._target)
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        if request.name != "draft":
+        if request.name == TARGET:
             return self._target.open(request)
         return self._draft.open(self._placed(request))
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
-        engine = self._draft if request.name == "draft" else self._target
+        engine = self._target if request.name == TARGET else self._draft
         assert isinstance(engine, PlanningRuntime)
-        return engine.footprint(self._placed(request) if request.name == "draft" else request)
+        return engine.footprint(request if request.name == TARGET else self._placed(request))
 
     def _placed(self, request: ModelRequest) -> ModelRequest:
         """Return the draft's request for its own provider. How weights are loaded was asked of the target's engine."""

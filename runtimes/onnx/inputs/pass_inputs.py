@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..buffers import Buffers
-from ..logits_outputs import HeadBinding, Heads
+from ..logits_outputs import Outputs
 from ..onnx_engine import Untyped
 from ..onnx_state import OnnxState
 
@@ -22,29 +22,18 @@ POSITIONS = "position_ids"
 class PassInputs:
     """Fills and binds one model's inputs. in_place: the provider shares host memory. by_slot: see `POSITIONS`."""
 
-    def __init__(self, buffers: Buffers, heads: Heads, *, in_place: bool, by_slot: bool) -> None:
-        self._buffers, self._heads = buffers, heads
+    def __init__(self, buffers: Buffers, outputs: Outputs, *, in_place: bool, by_slot: bool) -> None:
+        self._buffers, self._outputs = buffers, outputs
         self._in_place, self._by_slot = in_place, by_slot
 
     def bind_lengths(self, binding: Untyped) -> None:
-        """Bind the lengths and the number of rows by head: once per state, or in every pass on a device."""
+        """Bind the lengths: once per state, or in every pass on a device."""
         binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
         binding.bind_ortvalue_input("total_length", self._buffers.total_value)
-        self._heads.bind_counts(binding)
 
-    def bind(
-        self,
-        state: OnnxState,
-        tokens: Sequence[int],
-        *,
-        start: int,
-        rows: Sequence[int],
-        outlet: HeadBinding,
-        slot: int,
-    ) -> None:
+    def bind(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int) -> None:
         """Bind a pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         self._fill(state, tokens, start=start, rows=rows)
-        self._heads.share(outlet, len(rows))
         binding, width = state.binding, len(tokens)
         if not self._in_place:
             self.bind_lengths(binding)
@@ -59,11 +48,11 @@ class PassInputs:
             state.bound_width = width
         if self._by_slot:
             self._bind_slots(state, total=state.length + start + width)
-        places = self._heads.places(outlet, slot)
-        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
+        places = self._outputs.places(slot)
+        if state.bound_rows != len(rows) or state.bound_places != places:
             state.bound_rows = -1
-            self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
-            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
+            self._outputs.bind(binding, rows=len(rows), slot=slot)
+            state.bound_rows, state.bound_places = len(rows), places
 
     def _fill(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int]) -> None:
         buffers, width = self._buffers, len(tokens)

@@ -47,8 +47,6 @@ _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
 """Engine operators that only move values or round each value separately, and so keep rows invariant."""
 _KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
-_LOCAL_LOGITS = "local_logits"
-"""Output of an unused head in the drafts of older packs."""
 
 
 _INPUTS = {
@@ -209,7 +207,7 @@ class _Rewriting:
     def rest(self) -> None:
         """Replace activations and the small float products of adapters; count the engine's remaining operators."""
         for index, node in enumerate(self._file.nodes):
-            if node.domain == DOMAIN or _LOCAL_LOGITS in node.outputs:
+            if node.domain == DOMAIN:
                 continue
             if node.op_type in _POINTWISE and self._is_plain(node):
                 kind = {"kind": _POINTWISE[node.op_type]}

@@ -9,10 +9,9 @@ from edgedecode.decoding.verify import Outcome
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.export.trim.forced_acceptance import LENGTHS, Nested, accepted_by_round, forced_hits, measure_acceptance
 from edgedecode.export.trim.id_ranking import rank_ids
-from edgedecode.export.trim.trim_texts import ScoredText
+from edgedecode.export.trim.texts import ScoredText
 from edgedecode.testing import TableModel, toy_tables
-from tests.export.trim.toy_pack import TrimmedTables
-from tests.toys import draft_setting, padded, run, toy_model
+from tests.toys import TrimmedTable, draft_setting, padded, run, toy_model
 
 VOCABULARY = 40
 SIZES = (8, 20, 33)
@@ -32,9 +31,9 @@ def ranking_of(seed: int, *, always: frozenset[int] = frozenset()):  # type: ign
 
 
 def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[int]) -> tuple[list[int], list[int]]:
-    """Decode with a real drafter and this head; return the new tokens and the accepted counts from round 2 on."""
+    """Decode with a real drafter and these ids; return the new tokens and the accepted counts from round 2 on."""
     full = draft_tables(seed)
-    model = full if ids is None else TrimmedTables(full, ids)
+    model = full if ids is None else TrimmedTable(full, ids.tolist())
     drafter = ModelDrafter(model, draft_setting(VOCABULARY, ends=ends))
     target = toy_model(VOCABULARY, seed=seed)
     found = run(target, PROMPT, max_tokens=LIMIT, drafter=drafter, draft_max=length, ends=ends)
@@ -94,16 +93,11 @@ def test_forced_hits_read_long_texts_in_chunks() -> None:
     assert hits.hits[:, -1].tolist() == [guess == token for guess, token in zip(expected, text.scored, strict=True)]
 
 
-def test_measure_acceptance_counts_greedy_texts_and_coverage_all_texts() -> None:
-    nested = Nested.of(ranking_of(0), SIZES)
-    greedy = ScoredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
-    sampled = ScoredText(tuple(range(VOCABULARY)), 1, greedy=False)
-    alone = measure_acceptance(draft_tables(0), [greedy], nested)
-    both = measure_acceptance(draft_tables(0), [greedy, sampled], nested)
-    assert [each.per_round for each in alone] == [each.per_round for each in both]
-    assert both[0].tokens == 50 + VOCABULARY - 1
-    assert both[0].coverage < alone[0].coverage
-    assert both[-1].coverage == 1.0
+def test_measure_acceptance_counts_all_tokens_and_covers_all_with_the_full_vocabulary() -> None:
+    text = ScoredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
+    small, *_, whole = measure_acceptance(draft_tables(0), [text], Nested.of(ranking_of(0), SIZES))
+    assert small.tokens == whole.tokens == 50
+    assert small.coverage < whole.coverage == 1.0
 
 
 def test_measure_acceptance_of_one_token_has_no_round() -> None:

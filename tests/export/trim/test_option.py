@@ -12,8 +12,8 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
 from edgedecode.export.cli import export_command as command
-from edgedecode.export.trim import head_files as heads
-from edgedecode.export.trim import sweep
+from edgedecode.export.trim import trim_pack as run
+from edgedecode.export.trim import trimmed_graph
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, read_prompts
 
@@ -39,26 +39,27 @@ def test_trim_vocab_refuses_bad_arguments(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "size"), [([], 320), (["400"], 400)])
+@pytest.mark.parametrize(("words", "size"), [([], None), (["400"], 400)])
 def test_trim_vocab_trims_the_exported_pack(
     words: Sequence[str],
-    size: int,
+    size: int | None,
     toy: Path,
-    cheap_heads: None,
+    cheap_rows: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The export itself is replaced by the toy pack."""
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
-    monkeypatch.setattr(sweep, "TrimRequest", partial(sweep.TrimRequest, prompts=24, per_category=1))
+    monkeypatch.setattr(run, "TrimRequest", partial(run.TrimRequest, prompts=96, max_tokens=40))
     options = ("--target", "t", "--draft", "d", "--out", str(toy))
     assert main(["export", *options, "--json", "--trim-vocab", *words]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["pack"] == str(toy)
-    assert report["trim"]["size"] == size
-    trim = Manifest.load(toy).models["draft"].trim
-    assert trim is not None
-    assert trim.size == size
+    found = report["trim"]["size"]
+    assert found is not None
+    assert size in (None, found)
+    manifest = Manifest.load(toy)
+    assert manifest.located("trim").rows == found
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,11 @@ def test_trim_vocab_that_fails_reports_the_untrimmed_pack(
         raise error
 
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
-    monkeypatch.setattr(heads, "_write_graph", fail)
+    monkeypatch.setattr(trimmed_graph, "write_trimmed", fail)
     assert main(["export", "--target", "t", "--draft", "d", "--out", str(toy), "--trim-vocab"]) == 1
     expected = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
     assert capsys.readouterr().err.endswith(expected)
-    assert Manifest.load(toy).models["draft"].trim is None
+    assert Manifest.load(toy).models["draft"].trimmed is None
 
 
 def test_read_prompts_with_a_default_family(tmp_path: Path) -> None:

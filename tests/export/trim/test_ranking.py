@@ -7,7 +7,7 @@ import pytest
 
 from edgedecode.errors import InputError
 from edgedecode.export.trim.id_ranking import always_kept, rank_ids, sweep_sizes
-from edgedecode.export.trim.trim_texts import ScoredText, split_texts
+from edgedecode.export.trim.texts import ScoredText, split_texts
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
@@ -97,19 +97,17 @@ def test_wide_tokenizer_has_the_assumed_sizes() -> None:
     assert len(always_kept(tokenizer, Generation(end_token_ids=(2, 0)))) == ALWAYS
 
 
-def test_split_texts_holds_out_the_same_quarter_of_groups_for_a_seed() -> None:
-    texts = [ScoredText((1, 2, number), 1, group=number // 2) for number in range(40)]
-    split = split_texts(texts, seed=3)
-    assert split == split_texts(texts, seed=3) != split_texts(texts, seed=4)
-    held = {text.group for text in split.held_out}
-    assert len(held) == 5
-    assert not held & {text.group for text in split.counted}
-    assert len(split.counted) + len(split.held_out) == 40
-    choosing, reporting = split.halves()
-    assert {text.group for text in choosing} | {text.group for text in reporting} == held
-    assert not {text.group for text in choosing} & {text.group for text in reporting}
-    with pytest.raises(InputError, match="needs at least two texts"):
-        split_texts(texts[:2], seed=0)
+@pytest.mark.parametrize("count", [2, 3, 5, 40])
+def test_split_texts_measures_on_other_prompts_than_it_counts(count: int) -> None:
+    texts = [[ScoredText((1, 2, number), 1), ScoredText((9, number), 1)] for number in range(count)]
+    split = split_texts(texts)
+    assert split == split_texts(texts)
+    of = {name: {text.tokens[-1] for text in getattr(split, name)} for name in ("counted", "choosing", "measured")}
+    assert all(of.values())
+    assert not of["counted"] & (of["choosing"] | of["measured"])
+    assert set().union(*of.values()) == set(range(count))
+    assert len(of["measured"]) == -(-count // 8)
+    assert not of["choosing"] & of["measured"] or count < 5
 
 
 def test_rank_ids_does_not_depend_on_the_order_of_texts() -> None:

@@ -1,14 +1,13 @@
-"""The order of timed passes, with the full and the trimmed head interleaved."""
+"""The order of timed passes, with the full and the trimmed draft interleaved."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from edgedecode.export.trim import timing as step_times
-from edgedecode.export.trim.timing import REPETITIONS, time_heads, time_target
+from edgedecode.export.trim.timing import REPETITIONS, time_drafts, time_target
 from edgedecode.testing import TableModel, toy_tables
-from tests.export.trim.toy_pack import TrimmedTables
+from tests.toys import TrimmedTable
 
 TEXT = list(range(30)) * 20
 
@@ -23,7 +22,7 @@ def test_time_target_times_each_width_after_a_pass_of_that_width() -> None:
     assert target.passes[1:] == [width for _ in range(2 + 3) for width in range(1, 10) for _ in range(2)]
 
 
-def test_time_heads_interleaves_the_heads_after_target_passes() -> None:
+def test_time_drafts_interleaves_the_drafts_after_target_passes() -> None:
     order: list[str] = []
 
     class RecordingModel(TableModel):
@@ -37,8 +36,8 @@ def test_time_heads_interleaves_the_heads_after_target_passes() -> None:
         model.label = name  # type: ignore[attr-defined]
         models.append(model)
     target, full, part = models
-    trimmed = TrimmedTables(part, np.arange(5))
-    times = time_heads(target, full, trimmed, trimmed, tokens=TEXT, repetitions=1)
+    trimmed = TrimmedTable(part, range(5))
+    times = time_drafts(target, full, trimmed, tokens=TEXT, repetitions=1)
     assert order[:3] == ["target", "full", "trimmed"], "prefill of the context"
     turn = ["target", "full", "full", "target", "trimmed", "trimmed"]
     assert order[3:] == turn * (1 + 3)
@@ -66,16 +65,16 @@ def test_time_target_repeats_a_text_shorter_than_the_context() -> None:
     assert target.passes[0] == 64 - 9
 
 
-def test_time_heads_ratio_compares_consecutive_steps(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_time_drafts_ratio_compares_consecutive_steps(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A machine that slows down steadily does not change the ratio."""
     pace = [1.0]
 
     def passing(model, state, tokens, *, rows="all"):  # type: ignore[no-untyped-def]
         pace[0] *= 1.01
-        return pace[0] * (0.5 if isinstance(model, TrimmedTables) else 1.0)
+        return pace[0] * (0.5 if isinstance(model, TrimmedTable) else 1.0)
 
     monkeypatch.setattr(step_times, "timed_pass", passing)
     model = TableModel(toy_tables(40, seed=0))
-    trimmed = TrimmedTables(model, np.arange(5))
-    times = time_heads(model, model, trimmed, trimmed, tokens=TEXT, repetitions=15)
+    trimmed = TrimmedTable(model, range(5))
+    times = time_drafts(model, model, trimmed, tokens=TEXT, repetitions=15)
     assert times.ratio == pytest.approx(0.5 * 1.01**3)

@@ -1,32 +1,35 @@
-"""`edgedecode trim` on a toy pack: changes, output and refusals."""
+"""`edgedecode trim` on a toy pack and on the bundled one: what is measured, chosen, written, removed and refused."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from edgedecode import SessionOptions, load
 from edgedecode.cli import main
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
 from edgedecode.export import frameworks
-from edgedecode.export.trim import answers, measuring, pack_change
-from edgedecode.export.trim import head_files as heads
-from edgedecode.export.trim import sweep as prediction
 from edgedecode.export.trim import trim_pack as run
-from edgedecode.export.trim.timing import HeadTimes, PassTimes
+from edgedecode.export.trim import trimmed_graph
+from edgedecode.export.trim.timing import DraftTimes, PassTimes
 from edgedecode.pack import gate
-from edgedecode.pack.integrity import check_files
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.entries import OldTrim
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import check_files, file_entry
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, TrimmedDraft
 from edgedecode.pack.token_map import read_token_ids
-from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, open_toy, toy_runtime, write_toy_pack
+from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, write_toy_pack
 from tests.hub import Hub, check_download
 
-FEW = ("--prompts", "48", "--max-tokens", "40", "--per-category", "2")
+FEW = ("--prompts", "96", "--max-tokens", "40")
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -37,176 +40,133 @@ def run_trim(toy: Path, *words: str) -> int:
     return main(["trim", str(toy), *FEW, *words])
 
 
-@pytest.mark.usefixtures("tables_too")
-def test_trim_writes_the_best_size(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+def trimmed_of(root: Path) -> TrimmedDraft:
+    trimmed = Manifest.load(root).models["draft"].trimmed
+    assert trimmed is not None
+    return trimmed
+
+
+@pytest.mark.usefixtures("cheap_rows")
+def test_trim_writes_the_best_size(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_trim(toy, "--json") == 0
     printed = capsys.readouterr().out
     report = json.loads(printed.splitlines()[-1])
-    # 320 is the smallest size with enough coverage
-    assert [each["size"] for each in report["sizes"]] == [320, 325, 650, 1024]
-    assert report["size"] == report["best"] == 320
-    assert report["recommended"] is True
-    main_row = report["sizes"][0]["categories"]["calibration"]
-    assert main_row["coverage"] >= 0.99
-    assert main_row["speed_up"] > report["whole"]["categories"]["calibration"]["speed_up"]
-    assert report["sizes"][0]["step_seconds"] == pytest.approx(0.5 * 320 / VOCABULARY)
-    manifest = Manifest.load(toy)
+    rows = {row["size"]: row for row in report["sizes"]}
+    assert {325, 650, 1024} <= rows.keys()
+    assert report["size"] == min(size for size, row in rows.items() if row["coverage"] >= 0.99)
+    row, manifest, trimmed = rows[report["size"]], Manifest.load(toy), trimmed_of(toy)
     check_files(manifest, toy, full=True)
-    entry = manifest.models["draft"].trim
-    assert entry is not None
-    assert (entry.size, entry.recommended, entry.length) == (320, True, main_row["length"])
-    assert list(entry.categories or {}) == ["calibration", "code", "math", "prose", "structured", "multilingual"]
-    assert "answers to 48 of the bundled prompts, 2 each, 40 at most, seed 0" in entry.calibration
-    kept = read_token_ids(toy / entry.token_ids, rows=320, vocabulary_size=VOCABULARY)
+    assert (trimmed.runtime, trimmed.coverage, trimmed.speed_up) == ("onnx", row["coverage"], row["speed_up"])
+    assert trimmed.speed_up_full == report["whole"]["speed_up"] < row["speed_up"]
+    assert row["step_seconds"] == pytest.approx(0.5 * row["size"] / VOCABULARY)
+    kept = read_token_ids(toy / trimmed.graph.token_ids, rows=row["size"], vocabulary_size=VOCABULARY)
     assert set(range(ALWAYS)) <= set(kept.ids.tolist())
-    assert report["files"] == {name: manifest.files[name].nbytes for name in ("draft/heads.onnx", "draft/trim.ids")}
-    assert "320 of 1300 ids: a draft step takes 75.4% less" in printed
-    assert "; recommended" in printed
+    assert report["files"] == {name: manifest.files[name].nbytes for name in ("draft/trim.onnx", "draft/trim.ids")}
+    assert run_trim(toy, "--size", "400") == 0
+    assert "a draft of 400 of 1300 ids was added and drafts by default" in capsys.readouterr().out
 
 
-def test_a_trimmed_pack_comes_from_the_hub(
-    toy: Path, cheap_heads: None, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_trim(toy) == 0
+@pytest.mark.usefixtures("cheap_rows")
+def test_a_trimmed_pack_comes_from_the_hub(toy: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_trim(toy, "--size", "400") == 0
     monkeypatch.setattr(gate, "_check_models", lambda *_: None)  # its graphs are placeholders
     check_download(hub, toy)
 
 
-def test_trim_warns_of_text_outside_the_vocabulary(
-    toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The given answer has pairs of letters that the toy never generates."""
-    rows = [
-        {"category": "given", "messages": [{"role": "user", "content": "x"}], "answer": "bcdfghjkabacadaeaf" * 4},
-        {"category": "generated", "messages": [{"role": "user", "content": "x"}]},
-    ]
-    file = toy.parent / "categories.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    assert run_trim(toy, "--size", "330", "--categories", str(file)) == 0
-    entry = Manifest.load(toy).models["draft"].trim
-    assert entry is not None
-    (warning,) = [warning for warning in entry.warnings if warning.startswith("given")]
-    assert "of its tokens outside" in warning
-    assert not [warning for warning in entry.warnings if warning.startswith("generated")]
-    printed = capsys.readouterr().out
-    assert f"warning: {warning}" in printed
-    assert main(["show", "--full", str(toy)]) == 0
-    shown = capsys.readouterr().out
-    assert "models.draft.trim.warnings.1" in shown
-
-
-def test_trim_with_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
-    maps = []
-    for seed in ("1", "1", "2"):
-        assert run_trim(toy, "--size", "300", "--seed", seed, "--prompts", "24") == 0
-        entry = Manifest.load(toy).models["draft"].trim
-        assert entry is not None
-        maps.append((toy / entry.token_ids).read_bytes())
-    assert maps[0] == maps[1] != maps[2]
-
-
-def test_trim_without_a_faster_size_changes_nothing(
+def test_trim_that_is_slower_is_written_only_on_request_and_is_not_the_default(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measuring, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
-    monkeypatch.setattr(measuring, "time_heads", lambda *_, **__: HeadTimes(0.5, 1.2))
+    monkeypatch.setattr(run, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
+    monkeypatch.setattr(run, "time_drafts", lambda *_, **__: DraftTimes(0.5, 1.2))
     before = content(toy)
     assert run_trim(toy) == 0
     assert content(toy) == before
-    out = capsys.readouterr().out
-    assert "no size is faster, and nothing was changed: the best size, " in out
-    assert "the pack keeps its trim" not in out
+    assert "no size is faster, and nothing was changed: the best size, " in capsys.readouterr().out
     assert run_trim(toy, "--size", "400") == 0
-    assert "not recommended: the best size, 400 ids" in capsys.readouterr().out
-    entry = Manifest.load(toy).models["draft"].trim
-    assert entry is not None
-    assert not entry.recommended
-    assert run_trim(toy) == 0
-    assert "; the pack keeps its trim of 400 ids" in capsys.readouterr().out
+    assert "is slower, and drafts only with --drafter trim" in capsys.readouterr().out
+    assert not trimmed_of(toy).is_faster
 
 
-def test_trim_refuses_an_unwritable_disk_before_answering(
-    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("cheap_rows")
+def test_trim_with_few_tokens_chooses_nothing(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = toy.parent / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(8)))
+    assert main(["trim", str(toy), "--calibrate", str(file), "--max-tokens", "8"]) == 0
+    assert "held-out tokens are too few, 200 are needed: give more prompts" in capsys.readouterr().out
+
+
+def test_trim_times_real_passes(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_trim(toy, "--size", "300", "--json") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["sizes"][0]["step_seconds"] > 0
+    assert report["whole"]["step_seconds"] > 0
+
+
+def test_save_trimmed_replaces_trims_of_this_and_of_earlier_versions(toy: Path) -> None:
+    path, manifest, before = toy / MANIFEST_NAME, Manifest.load(toy), content(toy)
+    untouched = json.loads(path.read_text()) | {"mood": "sunny"}
+    for name in ("heads.onnx", "trim.ids", "heads-2.onnx"):  # the last one was left by a crash
+        (toy / "draft" / name).write_bytes(b"old")
+    draft = manifest.models["draft"]
+    heads = replace(draft.graphs["base"], file="draft/heads.onnx", capabilities=("tree", "rows", "trim"))
+    old = replace(draft, graphs={**draft.graphs, "heads": heads}, trim=OldTrim("draft/trim.ids", runtime="onnx"))
+    files = {name: file_entry(toy / name) for name in ("draft/heads.onnx", "draft/trim.ids")}
+    models = {**manifest.models, "draft": old}
+    value = json.loads(replace(manifest, models=models, files={**manifest.files, **files}).to_json())
+    path.write_text(json.dumps(value | {"mood": "sunny"}))
+    for size, names in ((300, ("trim.onnx", "trim-2.ids")), (400, ("trim-2.onnx", "trim.ids"))):
+        run.save_trimmed(toy, TrimmedVocabulary(np.arange(size), VOCABULARY))
+        added = {f"draft/{name}" for name in names}
+        assert content(toy).keys() == before.keys() | added
+        assert {*trimmed_of(toy).graph.files} == added
+        assert trimmed_of(toy).is_faster  # nothing was measured
+        check_files(Manifest.load(toy), toy, full=True)
+    assert run.remove_trimmed(toy) == ["draft/trim-2.onnx", "draft/trim.ids"]
+    left = json.loads(path.read_text())
+    for key in ("trim", "trimmed"):
+        untouched["models"]["draft"].pop(key)
+    assert left == untouched
+    assert content(toy).keys() == before.keys()
+
+
+def test_trim_that_cannot_be_written_leaves_the_pack(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, out: Path, **__: object) -> None:
+        out.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
     before = content(toy)
-    monkeypatch.setattr(run, "gather", None)  # no prompt may be answered
-    with monkeypatch.context() as patch:
-        patch.setattr(pack_change.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert run_trim(toy) == 1
-    assert "ids need about 1.1 MB and " in capsys.readouterr().err
-
-    def read_only(**_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pack_change.tempfile, "TemporaryFile", read_only)
-        assert run_trim(toy) == 1
-    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+    monkeypatch.setattr(trimmed_graph, "write_trimmed", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run.save_trimmed(toy, TrimmedVocabulary(np.arange(300), VOCABULARY))
     assert content(toy) == before
 
 
-def test_trim_coverage_bound_limits_the_best_size(
-    toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = toy.parent / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
-    words = ("--calibrate", str(file), "--answers", "1", "--json")
-    assert run_trim(toy, *words, "--coverage", "1") == 0
-    assert "held-out tokens are too few" in capsys.readouterr().out
-    monkeypatch.setattr(prediction, "LEAST_TOKENS", 0)
-    assert run_trim(toy, *words, "--coverage", "1") == 0
-    report = json.loads(capsys.readouterr().out)
-    covered = [each["size"] for each in report["sizes"] if each["categories"]["calibration"]["coverage"] == 1.0]
-    assert report["best"] == (min(covered) if covered else None)
-    assert report["coverage_bound"] == 1.0
-    assert report["calibration"].endswith("answers to 24 of prompts.jsonl, 1 each, 40 at most, seed 0")
-
-
-def test_trim_times_real_passes_and_takes_text(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = toy.parent / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    assert run_trim(toy, "--size", "300", "--text", str(text), "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert all(seconds > 0 for seconds in report["target_seconds"].values())
-    assert report["sizes"][0]["step_seconds"] > 0
-    assert "of text.txt, seed 0" in report["calibration"]
-
-
-def test_trim_remove_restores_the_pack(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
-    before = Manifest.load(toy)
-    assert run_trim(toy, "--size", "280") == 0
-    assert run_trim(toy, "--size", "300") == 0
-    capsys.readouterr()
-    assert main(["trim", str(toy), "--remove", "--json"]) == 0
-    removed = json.loads(capsys.readouterr().out)["removed"]
-    assert removed == ["draft/heads-2.onnx", "draft/trim-2.ids"]
-    assert Manifest.load(toy) == before
-    assert main(["trim", str(toy), "--remove"]) == 1
-    assert "has no trim to remove" in capsys.readouterr().err
-
-
-def test_trim_interrupted_leaves_the_pack_and_keeps_the_answers(
-    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("cheap_rows")
+def test_trim_refuses_a_full_disk_before_answering(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(toy)
+    monkeypatch.setattr(run, "answer_prompts", None)  # no prompt may be answered
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert run_trim(toy) == 1
+    assert "ids need about 1.1 MB and " in capsys.readouterr().err
+    assert content(toy) == before
 
+
+def test_trim_interrupted_leaves_the_pack(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(measuring, "measure_acceptance", interrupted)
-        assert run_trim(toy) == 130
+    before = content(toy)
+    monkeypatch.setattr(run, "measure_acceptance", interrupted)
+    assert run_trim(toy) == 130
     assert content(toy) == before
     assert "interrupted" in capsys.readouterr().err
-    kept = sorted((toy.parent / "cache" / "trim").iterdir())
-    assert kept
-    asked: list[object] = []
-    monkeypatch.setattr(answers, "_answer", lambda *_, **__: asked.append(1))
-    assert run_trim(toy) == 0
-    assert not asked, "all answers come from the cache"
-    assert sorted((toy.parent / "cache" / "trim").iterdir()) == kept
 
 
+@pytest.mark.usefixtures("cheap_rows")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -219,66 +179,45 @@ def test_trim_interrupted_leaves_the_pack_and_keeps_the_answers(
         (["--calibrate", "BINARY"], "BINARY is not text: it has a zero byte at character 1"),
         (["--calibrate", "INVALID"], "INVALID, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
         (["--calibrate", "/no/such"], "No such file or directory: /no/such"),
-        (["--text", "EMPTY"], "EMPTY has no text to count"),
-        (["--categories", "INVALID"], "INVALID, line 1 has no category"),
-        (["--prompts", "1"], "calibration needs at least two texts"),
-        (["--plot", "x.pdf"], "charts are .svg or .png files"),
-        (["--plot", "/no/such/x.svg"], "there is no folder /no/such"),
+        (["--prompts", "1"], "a trim needs at least two prompts"),
+        (["--remove"], "has no trimmed draft to remove"),
     ],
 )
 def test_trim_refuses_bad_input_in_one_line(
-    words: Sequence[str], message: str, toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]
+    words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"EMPTY": b"", "BINARY": b"a\0b", "INVALID": b'{"prompt": "x"}\n{"question": "y"}\n'}
     for name, data in files.items():
         (toy.parent / name).write_bytes(data)
     before = content(toy)
     words = [str(toy.parent / word) if word in files else word for word in words]
-    assert main(["trim", str(toy), "--max-tokens", "20", "--per-category", "1", *words]) == 1
+    assert main(["trim", str(toy), *words]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("edgedecode: ")]
     assert message in line
     assert content(toy) == before
 
 
-def test_trim_refuses_an_unsupported_head_before_answering(
+def test_trim_refuses_an_unsupported_draft_before_answering(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ExportError("the head of base.onnx is a Conv: it cannot be cut")
 
-    monkeypatch.setattr(heads, "_write_graph", refuse)
     before = content(toy)
-    assert run_trim(toy) == 1
+    monkeypatch.setattr(run, "answer_prompts", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(trimmed_graph, "write_trimmed", refuse)
+        assert run_trim(toy) == 1
     assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
-    assert content(toy) == before
-    assert not list((toy.parent / "cache").glob("trim/*"))
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [("--calibrate", '{"question": "x"}'), ("--text", '{"prompt": "x"}'), ("--categories", '{"prompt": "x"}')],
-)
-def test_trim_refuses_invalid_files_before_loading_the_pack(
-    option: str, line: str, toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loaded: list[object] = []
-    monkeypatch.setattr(run, "load", lambda root, **_: loaded.append(root))
-    file = toy.parent / "given.jsonl"
-    file.write_text(line)
-    assert run_trim(toy, option, str(file)) == 1
-    assert f"{file}, line 1 has n" in capsys.readouterr().err
-    assert not loaded
-
-
-def test_trim_needs_the_frameworks_except_to_remove(
-    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_trim(toy, "--size", "300") == 0
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
-    assert main(["trim", str(toy), "--size", "300"]) == 1
+    assert run_trim(toy) == 1
     assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
-    assert main(["trim", str(toy), "--remove"]) == 0
-    assert Manifest.load(toy).models["draft"].trim is None
+    assert content(toy) == before
+    value = json.loads((toy / MANIFEST_NAME).read_text())
+    value["models"]["draft"] |= {"graphs": {}, "gguf": "draft/weights.bin"}
+    (toy / MANIFEST_NAME).write_text(json.dumps(value))
+    assert run_trim(toy) == 1
+    assert "the pack's draft has no ONNX graph, and only graphs can be trimmed" in capsys.readouterr().err
 
 
 def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,11 +231,9 @@ def test_trim_refuses_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--size", "300", "--sweep"], "argument --sweep: not allowed with argument --size"),
         (["--size", "0"], "argument --size: '0' is too small: the minimum is 1"),
-        (["--coverage", "1.5"], "argument --coverage: '1.5' is not a share: above 0, up to 1"),
-        (["--text", "a", "--calibrate", "b"], "not allowed with argument"),
-        (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
+        (["--size", "9", "--remove"], "not allowed with argument"),
+        (["--remove", "--prompts", "3"], "argument --remove: it measures nothing, leave out --prompts"),
     ],
 )
 def test_trim_refuses_bad_arguments(
@@ -308,15 +245,25 @@ def test_trim_refuses_bad_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_trim_passes_its_options_to_load(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    runtime = toy_runtime()
-
-    def load(root: Path, **options: object) -> object:
-        asked.append(options)
-        return open_toy(root, runtime)
-
-    monkeypatch.setattr(run, "load", load)
-    assert run_trim(toy, "--size", "300", "--runtime", "onnx", "-t", "2") == 0
-    assert asked == [{"runtime": "onnx", "threads": 2}]
-    assert (toy / MANIFEST_NAME).is_file()
+@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
+def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> None:
+    pytest.importorskip("onnx_ir")
+    copy = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+    ids = np.arange(0, 8192, 8)
+    run.save_trimmed(copy, TrimmedVocabulary(ids, 8192))
+    with load(copy, runtime="onnx", verify=True) as pair:
+        tokens = pair.tokenizer.encode("Tell me a story about a fox.")
+        full, trimmed = pair.draft, pair.drafts.hold("trim")
+        assert full is not None
+        assert trimmed is not None
+        expected = full.forward(tokens, full.new_state(64), rows="all").logits[:, ids].copy()
+        found = trimmed.forward(tokens, trimmed.new_state(64), rows="all").logits
+        assert np.array_equal(found, expected) or not full.card.row_invariant
+        np.testing.assert_allclose(found, expected, atol=1e-3)
+        names = {lease.name for lease in pair.budget.leases}
+        assert {"weights:trim", "weights:draft"} <= names
+        with pair.session(SessionOptions()) as session:
+            assert session.drafter_name == "trim+suffix"
+    assert run.remove_trimmed(copy) == ["draft/trim-2.ids", "draft/trim-2.onnx"]
+    with load(copy, runtime="onnx", verify=True) as pair, pair.session() as session:
+        assert session.drafter_name == "model+suffix"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.arrays import FloatArray, IntArray
-from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import FileEntry
@@ -21,9 +20,10 @@ from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 from edgedecode.pair import Pair
-from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel, TableRuntime, TableState, toy_tables
+from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableRuntime, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
+from tests.toys import TrimmedTable
 
 VOCABULARY = 1300
 CONTEXT = 512
@@ -53,46 +53,21 @@ def skewed_tables(*, seed: int = 0) -> tuple[FloatArray, ...]:
     return first, second, third
 
 
-class TrimmedTables:
-    """A table model with only some of its logits, like a trimmed GGUF file in an engine."""
-
-    def __init__(self, full: TableModel, ids: IntArray) -> None:
-        self._full = full
-        self.ids = ids
-        self.card: ModelCard = replace(full.card, rows=len(ids), token_ids=ids)
-
-    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
-        return self._full.new_state(capacity, rows=rows, tree=tree)
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        output = self._full.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
-        return Output(output.logits[:, self.ids])
-
-    def close(self) -> None:
-        self._full.close()
-
-
 class TrimRuntime(TableRuntime):
-    """Opens a trimmed table model on request, with the ids of the entry's map."""
+    """Opens trimmed drafts with the ids of their map, and nothing else of their files."""
+
+    name = "onnx"
 
     def open(self, request: ModelRequest) -> LanguageModel:  # type: ignore[override]
-        entry, root = request.entry, request.root
-        full = super().open(replace(request, needs=[need for need in request.needs if need != "trim"]))
-        if "trim" not in request.needs:
-            return full
-        assert entry.trim is not None
-        assert (root / entry.graphs["heads"].file).is_file()
-        size = request.vocabulary_size
-        map = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=size)
-        return TrimmedTables(full, map.ids)
+        if request.name != "trim":
+            return super().open(request)
+        graph = request.entry.graphs["base"]
+        assert (request.root / graph.file).is_file()
+        path, size = request.root / graph.token_ids, request.vocabulary_size
+        return TrimmedTable(
+            super().open(replace(request, name="draft")),
+            read_token_ids(path, rows=request.entry.rows, vocabulary_size=size).ids.tolist(),
+        )
 
 
 def toy_runtime(*, draft_noise: float = 1.0) -> TrimRuntime:
@@ -128,11 +103,11 @@ def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
     return root
 
 
-def fake_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
-    """Replace the heads' graph writer: write a dummy file and return its manifest entry."""
+def fake_graph(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
+    """Replace the graph writer: write a dummy file and return its manifest entry."""
     assert (root / base.file).is_file()
     out.write_bytes(ids.astype("<i4").tobytes())
-    return replace(base, file="draft/heads.onnx", capabilities=(*base.capabilities, "trim"))
+    return base
 
 
 def _entry(role: str) -> ModelEntry:
