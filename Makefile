@@ -66,7 +66,7 @@ $(TEST_STAMP): pyproject.toml
 	@echo 'Installing what the tests need into $(VENV); what is there already stays.'
 	@echo 'Downloads: $(TORCH) (about 200 MB as a CPU wheel; where pip finds no CPU wheel, some 3 GB with CUDA:'
 	@echo 'name a place that has one with PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then about 140 MB:'
-	@echo 'onnxruntime, onnxruntime-genai, transformers, onnx, numpy, matplotlib, pytest, hypothesis, mypy, ruff.'
+	@echo 'onnxruntime, onnxruntime-genai, transformers, onnx, numpy, pytest, hypothesis, mypy, ruff.'
 	@echo 'llama.cpp is compiled, some 7 minutes on two cores; make test LLAMA= leaves it out, and its tests skip.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_FLAGS) '$(TORCH)'

@@ -68,7 +68,6 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/pack/hub.py"): "huggingface_hub",
     Path("edgedecode/library/hub_files.py"): "huggingface_hub",
     Path("edgedecode/memory/process_memory.py"): "psutil",
-    Path("edgedecode/plot_file.py"): "matplotlib",
     Path("edgedecode/structured/guidance.py"): "llguidance",
 }
 LLAMA_CHILD = Path("export/gguf/llama_tokens.py")  # llama.cpp's tokenizer runs only in a child process

@@ -126,7 +126,7 @@ def save_trimmed(
 def remove_trimmed(pack: str | Path) -> list[str]:
     """Remove the pack's trimmed draft; return the names of its files. Raises InputError if it has none."""
     root, manifest = _opened(pack)
-    gone = [name for name in _files(manifest) if name in manifest.files]
+    gone = [name for name in _files(manifest) if name in manifest.files or (root / name).exists()]  # a crash left it
     if not gone:
         raise InputError(f"the pack {root} has no trimmed draft to remove")
     with changed_pack(root) as change:
