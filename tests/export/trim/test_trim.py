@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgedecode import SessionOptions, load
+from edgedecode import SessionOptions, load, plan
 from edgedecode.cli import main
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
@@ -267,3 +267,28 @@ def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> 
     assert run.remove_trimmed(copy) == ["draft/trim-2.ids", "draft/trim-2.onnx"]
     with load(copy, runtime="onnx", verify=True) as pair, pair.session() as session:
         assert session.drafter_name == "model+suffix"
+
+
+@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
+def test_plan_beside_a_session_with_the_full_draft_counts_the_trimmed_one() -> None:
+    """Both are loaded then, under names of their own."""
+    options = SessionOptions(drafter="trim", draft_max=4, context=512)
+    with load(runtime="onnx") as pair, pair.session(replace(options, drafter="model")):
+        before, footprint = pair.budget.used_nbytes, pair.shared.footprint
+        assert footprint is not None
+        planned = footprint.fit_session(options, pair.budget)
+        with pair.session(options) as session:
+            session.generate("hello", max_tokens=8)
+            assert 0 < pair.budget.used_nbytes - before <= planned.nbytes
+    assert {"weights:trim", "kv:trim"} <= dict(planned.holders).keys()
+
+
+@pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`")
+def test_plan_gives_up_the_trimmed_draft_then_the_full_one() -> None:
+    options = SessionOptions(context=2048)
+    whole = plan(None, options, runtime="onnx").memory.nbytes
+    firsts = [
+        plan(None, options, runtime="onnx", memory=whole - less).memory.choice.drafters[0]
+        for less in range(0, 7_000_000, 250_000)
+    ]
+    assert list(dict.fromkeys(firsts)) == ["trim", "model", "suffix"]
