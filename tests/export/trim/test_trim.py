@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgedecode import SessionOptions, load, plan
+from edgedecode import LoadOptions, SessionOptions, load, plan
 from edgedecode.cli import main
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
@@ -251,7 +251,7 @@ def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> 
     copy = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
     ids = np.arange(0, 8192, 8)
     run.save_trimmed(copy, TrimmedVocabulary(ids, 8192))
-    with load(copy, runtime="onnx", verify=True) as pair:
+    with load(copy, runtime="onnx", options=LoadOptions(verify=True)) as pair:
         tokens = pair.tokenizer.encode("Tell me a story about a fox.")
         full, trimmed = pair.draft, pair.drafts.hold("trim")
         assert full is not None
@@ -265,7 +265,7 @@ def test_trim_of_the_bundled_pack_has_the_full_drafts_logits(tmp_path: Path) -> 
         with pair.session(SessionOptions()) as session:
             assert session.drafter_name == "trim+suffix"
     assert run.remove_trimmed(copy) == ["draft/trim-2.ids", "draft/trim-2.onnx"]
-    with load(copy, runtime="onnx", verify=True) as pair, pair.session() as session:
+    with load(copy, runtime="onnx", options=LoadOptions(verify=True)) as pair, pair.session() as session:
         assert session.drafter_name == "model+suffix"
 
 
