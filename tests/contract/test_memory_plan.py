@@ -38,12 +38,11 @@ from tests.peft_folders import list_adapter, write_peft
 ENGINES = {"onnx": "onnxruntime", "onnx, its own kernels": "onnxruntime", "llama": "llama_cpp"}
 OPTIONS = [
     SessionOptions(),
-    SessionOptions(tree=True),
     SessionOptions(drafter="none", context=1000),
     SessionOptions(drafter="suffix"),
     SessionOptions(drafter="recycle", context=700),
     SessionOptions(drafter="model", draft_max=5),
-    SessionOptions(drafter="tree"),
+    SessionOptions(drafter="tree", draft_max=8),
 ]
 
 
@@ -108,7 +107,9 @@ def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [SessionOptions(tree=True), SessionOptions(drafter="model", draft_max=4)], ids=["trees", "a drafter"]
+    "options",
+    [SessionOptions(drafter="tree", draft_max=8), SessionOptions(drafter="model", draft_max=4)],
+    ids=["trees", "chains"],
 )
 def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, options: SessionOptions) -> None:
     whole = planned(options, engine=engine)
@@ -121,7 +122,7 @@ def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, op
             again = session.generate("Write a story with a frog.", max_tokens=24).text
             assert again == text or not exact
             assert pair.budget.used_nbytes <= limit
-            assert session.drafter_name == "model" or options.drafter is None
+            assert session.drafter_name == options.drafter
 
 
 def test_session_that_does_not_fit_has_a_shorter_context(
@@ -288,8 +289,8 @@ def test_plan_of_another_kv_type(engine: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        SessionOptions(drafter="none", tree=True),
-        SessionOptions(draft_max=0, tree=True),
+        SessionOptions(drafter="tree"),
+        SessionOptions(drafter="tree", draft_max=100),
         SessionOptions(draft_max=100_000),
         SessionOptions(rule=Rule.RATIO, reproducible=True),
         SessionOptions(rule=Rule.RATIO, drafter="suffix"),
@@ -393,7 +394,7 @@ def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, 
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
     list_adapter(pack, "draft:odd", write_peft(tmp_path / "own", seed=1, rank=16, role="draft"))
-    options = SessionOptions(adapter="odd", drafter=drafter)
+    options = SessionOptions(adapter="odd", drafter=drafter, draft_max=8 if drafter else None)
     planned = edgedecode.plan(pack, options, runtime=engine).memory
     with edgedecode.load(pack, runtime=engine, adapters=True) as pair, pair.session(options) as session:
         assert session.drafter_name == (drafter or "model+suffix")

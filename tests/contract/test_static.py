@@ -169,9 +169,8 @@ NOISE = 0.3
 @pytest.mark.parametrize("drafter", ["model", "suffix", "tree", None])
 def test_static_pair_with_drafts_emits_the_targets_tokens(static_pair: Pair, drafter: str | None) -> None:
     """Each token leads in its row when the text is scored again, up to the noise between widths."""
-    tree = drafter == "tree"
     length = None if drafter is None else 7
-    options = SessionOptions(drafter=None if tree else drafter, tree=tree, draft_max=length, context=1024)
+    options = SessionOptions(drafter=drafter, draft_max=length, context=1024)
     accepted = 0
     with static_pair.session(options) as session:
         for prompt in (*PROMPTS, PROMPTS[0]):
