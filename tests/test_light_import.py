@@ -67,7 +67,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert main(["generate", "demo", "hi", "-n", "2"]) == 0
 ours = [name for name in sys.modules if name.startswith("edgedecode.")]
 assert not [name for name in ours if name.startswith("edgedecode.runtimes.llama")]
-assert len(ours) <= 240, len(ours)
+assert len(ours) <= 210, len(ours)
 """
     pytest.importorskip("onnxruntime")
     if not (BUNDLED_PACK / MANIFEST_NAME).is_file():

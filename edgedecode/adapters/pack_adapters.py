@@ -20,9 +20,7 @@ from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 
-from .adapter_change import pack_projections
 from .adapter_parts import MAKING
-from .peft_folder import read_peft_adapter
 
 _TENSOR_NBYTES = 4096
 """An engine's overhead per tensor."""
@@ -259,6 +257,8 @@ class PackAdapters:
                 f"the model was opened without adapters, so {name!r} cannot be used: start with --adapter {name}, or "
                 f"in Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
             )
+        from .peft_folder import read_peft_adapter
+
         found = read_peft_adapter(self._root / config, self._root / file)
         if found.invocation != self._manifest.adapters[name].invocation:
             raise ManifestError(
@@ -293,6 +293,9 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
     located, listed = manifest.located_adapter(name), manifest.adapters[name]
     if not listed.config:
         return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS, 0
+    from .adapter_change import pack_projections
+    from .peft_folder import read_peft_adapter
+
     found = read_peft_adapter(root / listed.config, root / listed.file)
     projections = pack_projections(manifest, root, role=listed.role)
     parts = projections.sort(found.matrices())

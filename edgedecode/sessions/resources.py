@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet, finalize
 
 from edgedecode.adapters.pack_adapters import PackAdapters
@@ -28,9 +28,11 @@ from edgedecode.sessions.draft_models import DRAFT_ROLES, DraftModels, role_of
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.structured.grammar import Grammar
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, compiled_nbytes, grammar_nbytes
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:
+    from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
 
 
 class Returnable(Protocol):
@@ -94,6 +96,8 @@ class Resources:
         """Return what a grammar, if any, allows. Raises as `GrammarTokens`, and BudgetExceeded."""
         if grammar is None:
             return None
+        from edgedecode.structured.guidance import compiled_nbytes
+
         lease = self.budget.reserve("compiled grammar", compiled_nbytes(grammar))
         try:
             constraint = self.tokens_of_grammars().constraint(grammar)
@@ -106,6 +110,8 @@ class Resources:
     def tokens_of_grammars(self) -> GrammarTokens:
         """Return the target's tokens as grammars need them. Raises as `GrammarTokens`, and BudgetExceeded."""
         if self.grammar_tokens is None:
+            from edgedecode.structured.guidance import GrammarTokens, grammar_nbytes
+
             rows, ends = self.target.card.rows, self.manifest.end_ids
             lease = self.budget.reserve("grammar", grammar_nbytes(rows))
             try:

@@ -20,7 +20,6 @@ from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
 from .metadata import Metadata
-from .network import build_graph
 from .weights import FLOATS, GgufWeights
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
@@ -48,6 +47,8 @@ def gguf_fault(entry: ModelEntry, root: Path) -> str:
 
 def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) -> tuple[GraphFile, GgufWeights]:
     """Return the graph of the file at `path` and the weights that it reads. Raises NotServed."""
+    from .network import build_graph
+
     metadata = _metadata(path)
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
