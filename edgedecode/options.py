@@ -17,7 +17,6 @@ from edgedecode.switching.rule import SwitchRule
 __all__ = [
     "DEFAULT_CONTEXT",
     "DEFAULT_QUALITY",
-    "TREE",
     "SessionOptions",
     "SwitchOptions",
     "WhenFull",
@@ -32,8 +31,6 @@ DEFAULT_QUALITY = 0.97
 """Share of the target's accuracy that entropy switching keeps by default."""
 DEFAULT_MAX_TOKENS = 512
 """Most tokens of an answer if neither the caller nor the pack sets a limit."""
-TREE = "tree"
-"""The drafter that proposes trees."""
 
 
 class WhenFull(StrEnum):

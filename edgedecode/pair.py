@@ -158,7 +158,7 @@ class Pair:
         return self.shared.drafter_source(name)
 
     def add_drafter_source(self, source: DrafterSource) -> None:
-        """Register a drafter that has no entry point, for sessions to select by name; the pair closes its source."""
+        """Register a drafter that has no entry point, as if it had one; the pair closes its source."""
         self.shared.sources[source.name] = source
 
     def keep_experience(self, path: Path | None) -> None:

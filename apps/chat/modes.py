@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SessionOptions, SwitchOptions
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.engines.registry import drafter_names
-from edgedecode.options import TREE
 from edgedecode.pack.integrity import models_digest
 
 SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
@@ -70,7 +69,8 @@ def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
     length = start.draft_max or None
     for name in drafter_names():
         if _can_draft(name, pair):
-            options = replace(clear, drafter=name, draft_max=length or (TREE_NODES if name == TREE else None))
+            nodes = TREE_NODES if pair.drafter_source(name).branches else None
+            options = replace(clear, drafter=name, draft_max=length or nodes)
             yield Mode(name, f"only the drafter {name} drafts", options)
 
 

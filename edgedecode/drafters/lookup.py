@@ -11,7 +11,7 @@ from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting
 
 
 class Lookup(Protocol):
@@ -25,10 +25,8 @@ class Lookup(Protocol):
         ...
 
 
-class LookupSource:
+class LookupSource(DrafterSource):
     """Opens drafters that call one lookup function."""
-
-    needs_model = False
 
     def __init__(self, name: str, lookup: Lookup) -> None:
         self.name = name
@@ -36,9 +34,6 @@ class LookupSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         return _LookupDrafter(self.name, self._lookup, ends=setting.ends)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class _LookupDrafter:

@@ -21,23 +21,21 @@ from edgedecode.sampling.sampler import Sampler
 from .chain import Chain, Guess
 from .confidence import Confidence, features
 from .model_state import ModelState
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting, Scheduled
 
 PROBABILITY_NBYTES = 8 + 8
 """An id and its probability."""
 
 
-class ModelSource:
+class ModelSource(DrafterSource):
     """Opens a drafter over the pair's draft model. Raises CapabilityError when the pack has none."""
 
     name = "model"
-    needs_model = True
+    scheduled = Scheduled.BY_NAME  # the pack says which of its drafts is scheduled (`DraftingFacts.drafts`)
+    needs_model = samples = True
 
     def open(self, setting: DraftSetting) -> Drafter:
         return ModelDrafter(usable_model(setting), setting)
-
-    def close(self) -> None:
-        """Nothing to release: the pair owns the model."""
 
 
 def usable_model(setting: DraftSetting) -> LanguageModel:

@@ -20,7 +20,7 @@ from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
 
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting, Scheduled
 
 BREADTH = 8
 """Followers kept per id."""
@@ -43,11 +43,11 @@ def _table_holder(vocabulary_size: int) -> Holder:
     return Holder("recycled logits", vocabulary_size * BREADTH * np.dtype(np.int32).itemsize)
 
 
-class RecycleSource:
+class RecycleSource(DrafterSource):
     """Opens recycling drafters, each with a table of its own: another conversation's could be timed. Needs no model."""
 
     name = "recycle"
-    needs_model = False
+    scheduled = Scheduled.WITHOUT_DRAFT  # with a draft model it gained less than its host overhead
 
     def open(self, setting: DraftSetting) -> Drafter:
         lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))
@@ -56,9 +56,6 @@ class RecycleSource:
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_table_holder(vocabulary_size),)
-
-    def close(self) -> None:
-        """Nothing is shared."""
 
 
 class RecycledLogits:

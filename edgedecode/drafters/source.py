@@ -1,8 +1,10 @@
-"""The interfaces of drafter sources, and the parts of a session that a drafter may use."""
+"""What a drafter declares and needs: its source, and the parts of a session that it may use."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafter import Drafter
@@ -15,7 +17,7 @@ from edgedecode.sampling.weights import SamplingOptions
 
 from .model_state import ModelStates
 
-__all__ = ["DraftSetting", "DrafterSource", "PlannedSource"]
+__all__ = ["DraftSetting", "DrafterSource", "PlannedSource", "Scheduled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +46,36 @@ class DraftSetting:
     """The session's draft model states, which its drafters share."""
 
 
-class DrafterSource(Protocol):
+class Scheduled(Enum):
+    """Where the scheduler may choose a drafter that no option names."""
+
+    ALWAYS = "always"
+    WITHOUT_DRAFT = "in packs without a draft model"
+    BY_NAME = "never"
+
+
+class DrafterSource(ABC):
     """Opens drafters; entry points of the group `edgedecode.drafters` name callables that return a source.
 
-    A source lives as long as its pair. It owns the stores that sessions share, and leases their memory once.
+    A source lives as long as its pair. It owns the stores that sessions share, and leases their memory once. Classes
+    that derive from this one declare what differs from the values here.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    scheduled: Scheduled = Scheduled.ALWAYS
+    needs_model: bool = False
+    """Its drafters run the pack's draft model."""
+    samples: bool = False
+    """Its drafters sample from their own distribution and return it, as the ratio rule needs."""
+    branches: bool = False
+    """Its drafts are trees: it is chosen by name, with a fixed size, and the target's state has room for them."""
 
-    @property
-    def needs_model(self) -> bool:
-        """Whether its drafters run the pack's draft model."""
-        ...
-
+    @abstractmethod
     def open(self, setting: DraftSetting) -> Drafter:
         """Open a drafter for one session. Raises CapabilityError if the pair lacks what it needs."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most sources share nothing)
         """Release what sessions share. Idempotent; a drafter opened afterwards starts empty."""
-        ...
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
 
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting
 
 
 class Match(NamedTuple):
@@ -41,23 +41,19 @@ def _index(capacity: int) -> Holder:
     return Holder("suffix index", capacity * TOKEN_NBYTES)
 
 
-class SuffixSource:
+class SuffixSource(DrafterSource):
     """Opens suffix drafters; needs no model.
 
     They draft from their own conversation only: how fast an answer comes would tell what another one was answered.
     """
 
     name = "suffix"
-    needs_model = False
 
     def open(self, setting: DraftSetting) -> Drafter:
         return SuffixDrafter(setting.budget.reserve(*_index(setting.capacity)), ends=setting.ends)
 
     def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_index(capacity),)
-
-    def close(self) -> None:
-        """Nothing to release: each drafter has a lease of its own."""
 
 
 class SuffixDrafter:

@@ -21,7 +21,7 @@ from edgedecode.sampling.sampler import Sampler
 
 from .model_drafter import FullRows, join_state, usable_model, vocabulary_of
 from .model_state import MOST_NODES, ModelState
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting, Scheduled
 
 CHANCES = (0.6, 0.15, 0.07, 0.04)
 """How often the draft model's first, second, ... guess is expected to be right, wherever it is in the tree.
@@ -69,7 +69,7 @@ def tree_shape(nodes: int) -> TreeShape:
     return TreeShape(tuple(parents), tuple(ranks))
 
 
-class TreeSource:
+class TreeSource(DrafterSource):
     """Opens tree drafters, which share the session's state of the draft model.
 
     Raises CapabilityError if the pack has no draft model or one of its models reads chains only, and BudgetExceeded if
@@ -77,7 +77,8 @@ class TreeSource:
     """
 
     name = "tree"
-    needs_model = True
+    scheduled = Scheduled.BY_NAME
+    needs_model = branches = True
 
     def open(self, setting: DraftSetting) -> Drafter:
         if not setting.tree:
@@ -86,9 +87,6 @@ class TreeSource:
         if not model.card.tree:
             raise CapabilityError("this pack's draft model reads chains only, no trees: use --drafter model")
         return TreeDrafter(join_state(setting, model, self.name), setting)
-
-    def close(self) -> None:
-        """Nothing to release: the pair owns the model."""
 
 
 class TreeDrafter:

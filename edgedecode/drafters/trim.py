@@ -5,17 +5,15 @@ from __future__ import annotations
 from edgedecode.decoding.drafter import Drafter
 
 from .model_drafter import ModelDrafter, usable_model
-from .source import DraftSetting
+from .source import DrafterSource, DraftSetting, Scheduled
 
 
-class TrimSource:
+class TrimSource(DrafterSource):
     """Opens model drafters over the trimmed draft. Raises CapabilityError if the pack has no draft model."""
 
     name = "trim"
-    needs_model = True
+    scheduled = Scheduled.BY_NAME  # as for the full draft model
+    needs_model = samples = True
 
     def open(self, setting: DraftSetting) -> Drafter:
         return ModelDrafter(usable_model(setting), setting, name=self.name)
-
-    def close(self) -> None:
-        """Nothing to release: the pair owns the model."""

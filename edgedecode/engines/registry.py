@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
@@ -85,9 +86,13 @@ def drafter_names() -> list[str]:
     return sorted({*installed(DRAFTERS), *installed(LOOKUPS)})
 
 
-def lookup_names() -> tuple[str, ...]:
-    """Return the names of the function drafters that no other drafter of the same name overrides."""
-    return tuple(name for name in installed(LOOKUPS) if name not in installed(DRAFTERS))
+def drafter_sources() -> dict[str, DrafterSource]:
+    """Create the sources of all drafters by name, sorted, without those that cannot be loaded."""
+    found: dict[str, DrafterSource] = {}
+    for name in drafter_names():
+        with suppress(CapabilityError):
+            found[name] = find_drafter(name)
+    return found
 
 
 def _find(groups: Sequence[str], name: str, *, noun: str) -> EntryPoint:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_state import MOST_NODES
+from edgedecode.drafters.source import DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.options import TREE, SessionOptions
+from edgedecode.options import SessionOptions
 from edgedecode.switching.draft_writer import STRETCH
 
 LONGEST_DRAFT = 16
@@ -20,24 +21,19 @@ WIDE_VOCABULARY = 65536
 """Rows of the head from which a row of logits takes hundreds of kilobytes."""
 WITHOUT_MODEL = "suffix"
 """The drafter that needs the least memory."""
-ALONE = (WITHOUT_MODEL, "recycle")
-"""The scheduler's drafters without a draft model. With one, recycled logits gained less than their host overhead."""
-
-_SAMPLING = (("model",), ("trim",))
-"""Drafters that sample from their own distribution and return it, as the ratio rule needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftingFacts:
     """What a loaded pack can draft with.
 
-    card: the target's. drafts: the drafters with a draft model, the preferred one first. lookups: installed drafters
-    that are a plain function.
+    card: the target's. drafts: the drafters with a draft model, the preferred one first. sources: of all drafters
+    that can be loaded, by name.
     """
 
     card: ModelCard
     drafts: tuple[str, ...] = ()
-    lookups: tuple[str, ...] = ()
+    sources: Mapping[str, DrafterSource] = field(default_factory=dict)
 
 
 def instead(names: Sequence[str], preferred: Sequence[str]) -> str:
@@ -49,12 +45,13 @@ def instead(names: Sequence[str], preferred: Sequence[str]) -> str:
 class DrafterChoice:
     """The names of a session's drafters (none: decoding without drafts), and their longest draft in tokens.
 
-    trees: drafts are trees, of at most that many nodes.
+    branches, samples: as the one drafter declares that the options name.
     """
 
     names: tuple[str, ...] = ()
     draft_max: int = 0
-    trees: bool = False
+    branches: bool = False
+    samples: bool = False
 
 
 def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterChoice:
@@ -67,9 +64,13 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
     names = _names(options, facts) if _speculates(options) else ()
     if not names:
         return DrafterChoice()
+    longest = LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2
     if options.draft_max is not None:
-        return DrafterChoice(names, options.draft_max, trees=options.drafter == TREE and facts.card.tree)
-    return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
+        longest = options.draft_max
+    only = facts.sources.get(names[0]) if len(names) == 1 else None
+    if only is None:
+        return DrafterChoice(names, longest)
+    return DrafterChoice(names, longest, branches=only.branches, samples=only.samples)
 
 
 def _speculates(options: SessionOptions) -> bool:
@@ -92,10 +93,15 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return (options.drafter,)
     if options.fixed or options.rule is Rule.RATIO:
         return ("model",) if facts.drafts else (WITHOUT_MODEL,)
-    if not facts.drafts:
-        return (*ALONE, *facts.lookups)
-    first = "model" if options.switch is not None else facts.drafts[0]  # switching needs all ids
-    return (first, WITHOUT_MODEL, *facts.lookups)
+    first = ("model",) if options.switch is not None else facts.drafts[:1]  # switching needs all ids
+    return (*first, *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
+
+
+def _is_scheduled(source: DrafterSource, facts: DraftingFacts) -> bool:
+    """Return whether the scheduler may choose this drafter beside the pack's own draft model."""
+    if source.branches or (source.needs_model and not facts.drafts):
+        return False
+    return source.scheduled is Scheduled.ALWAYS or (source.scheduled is Scheduled.WITHOUT_DRAFT and not facts.drafts)
 
 
 def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
@@ -112,7 +118,7 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
 
 def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
     """Raise InputError or CapabilityError for conflicting or out-of-range options. card: the target's."""
-    _check(options, choice.names)
+    _check(options, choice)
     if options.reproducible and not card.row_invariant:
         raise CapabilityError(
             "the same text whatever is drafted needs our kernels for the target, and here an engine's own run it: use "
@@ -155,29 +161,31 @@ def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
         raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")
 
 
-def _check_grammar(options: SessionOptions) -> None:
+def _check_grammar(options: SessionOptions, choice: DrafterChoice) -> None:
     """Raise CapabilityError or InputError for options that exclude a grammar."""
     if options.switch is not None:
         raise CapabilityError("a grammar needs verified tokens: leave out switching")
     if options.ignore_eos:
         raise InputError("a grammar decides where an answer ends: leave out --ignore-eos")
-    if options.drafter == TREE:
+    if choice.branches:
         raise InputError("a grammar follows one path of tokens: leave out trees")
 
 
 def _check_tree(options: SessionOptions) -> None:
     """Raise CapabilityError or InputError for options that exclude trees."""
     if options.rule is Rule.RATIO:
-        raise CapabilityError(f"the ratio rule checks one sampled chain: with --drafter {TREE}, use the match rule")
+        raise CapabilityError(
+            f"the ratio rule checks one sampled chain: with --drafter {options.drafter}, use the match rule"
+        )
     if options.draft_max is None or options.draft_max > MOST_NODES:
-        raise InputError(f"--drafter {TREE} needs a fixed size: give --draft-max N, 1 to {MOST_NODES} nodes")
+        raise InputError(f"--drafter {options.drafter} needs a fixed size: give --draft-max N, 1 to {MOST_NODES} nodes")
 
 
-def _check(options: SessionOptions, names: Sequence[str]) -> None:
+def _check(options: SessionOptions, choice: DrafterChoice) -> None:
     if options.grammar is not None:
-        _check_grammar(options)
-    if options.drafter == TREE:
+        _check_grammar(options, choice)
+    if choice.branches:
         _check_tree(options)
-    if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
-        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
+    if options.rule is Rule.RATIO and (not choice.samples or options.reproducible):
+        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(choice.names) or 'none'}"
         raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")

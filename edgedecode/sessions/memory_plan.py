@@ -23,7 +23,7 @@ from edgedecode.engines.interface import (
     draft_engine,
     role_needs,
 )
-from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.engines.registry import drafter_sources, find_drafter
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError
 from edgedecode.memory.budget import Budget
@@ -129,14 +129,14 @@ class PackFootprint:
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        facts = DraftingFacts(card, self.preferred, lookup_names())
+        facts = DraftingFacts(card, self.preferred, drafter_sources())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(
             context=planned_context(options.context, card.context),
             drafters=drafting.names,
             draft_max=drafting.draft_max,
-            tree=drafting.trees,
+            tree=drafting.branches and card.tree,
             kv_type=self._kv_type,
             adapter=options.adapter or "",
             adapter_scale=options.adapter_scale,

@@ -13,7 +13,7 @@ from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import Runtime
-from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.engines.registry import drafter_sources, find_drafter
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget, Lease
@@ -74,9 +74,8 @@ class Resources:
     """Held while the models, or anything else here, are used."""
     experience: Experience = field(default_factory=Experience)
     """Measured costs of forward passes and acceptance of drafts: updated by the scheduler of every session."""
-    lookups: tuple[str, ...] = field(default_factory=lookup_names)
-    """Drafters that are a plain function and that the scheduler may choose."""
-    sources: dict[str, DrafterSource] = field(default_factory=dict)
+    sources: dict[str, DrafterSource] = field(default_factory=drafter_sources)
+    """The drafters by name."""
     pressure: MemoryPressure = field(default_factory=MemoryPressure)
     draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
     """The drafters of each session."""
@@ -89,7 +88,7 @@ class Resources:
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters for these options. Raises as `choose_drafters`."""
-        facts = DraftingFacts(self.target.card, self.preferred, self.lookups)
+        facts = DraftingFacts(self.target.card, self.preferred, self.sources)
         return choose_drafters(options, facts)
 
     def constraint(self, grammar: Grammar | None) -> GuidanceConstraint | None:

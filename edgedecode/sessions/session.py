@@ -63,7 +63,7 @@ class Session:
         with ExitStack() as undo:
             scratch = sampling_holder(card.vocabulary_size, self._row_draw)
             self._scratch = undo.enter_context(shared.budget.reserve(*scratch))
-            self._turns = Turns(shared, options, messages=messages, rows=self._rows, tree=choice.trees)
+            self._turns = Turns(shared, options, messages=messages, rows=self._rows, tree=choice.branches and card.tree)
             undo.callback(self._turns.close)
             setting = DraftSetting(
                 budget=shared.budget,

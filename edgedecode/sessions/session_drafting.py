@@ -195,7 +195,7 @@ def open_drafting(
     """
     choice = shared.choice(options)
     longest = choice.draft_max
-    setting = replace(setting, tree=choice.trees, draft_max=longest)
+    setting = replace(setting, tree=choice.branches and shared.target.card.tree, draft_max=longest)
     drafters = _open_all(shared, choice.names, setting, required=options.drafter is not None or options.fixed)
     if not drafters:
         return None

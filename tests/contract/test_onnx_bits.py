@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from edgedecode.decoding.drafts import Draft
-from edgedecode.drafters.source import DraftSetting
+from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
@@ -24,10 +24,10 @@ BLOCKS = [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)]
 MODES = {"greedy": SamplingOptions(), "sampled": SamplingOptions(temperature=0.9)}
 
 
-class MostlyRight:
+class MostlyRight(DrafterSource):
     """Open drafters that know the continuation and are wrong at every fifth position."""
 
-    name, needs_model, needs = "half true", False, ()
+    name, scheduled = "half true", Scheduled.BY_NAME
 
     def __init__(self) -> None:
         self.truth: tuple[int, ...] = ()

@@ -1,23 +1,28 @@
-"""Drafters that are one function: registered as an entry point, listed by `--drafter`, used by the scheduler."""
+"""Installed drafters, functions and classes: listed by `--drafter`, used by the scheduler as they declare."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from typing import ClassVar
 
 import pytest
 
 from edgedecode.apps.verb_options import add_session_options
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.drafters.lookup import LookupSource
+from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.engines import registry
-from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter, lookup_names
-from edgedecode.errors import CapabilityError
+from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import toy_pair
-from tests.toys import draft_setting
+from tests.toys import CallDrafter, draft_setting
 
 ASKED: list[int] = []
 
@@ -28,8 +33,44 @@ def repeat(context: Sequence[int], limit: int) -> Sequence[int]:
     return context[-limit:]
 
 
-def register(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    found = EntryPoints([*entry_points(group=DRAFTERS), EntryPoint(name, value, LOOKUPS)])
+class CountingDrafter(CallDrafter):
+    """Proposes the last tokens again, and counts the rounds that it was told of."""
+
+    name, free = "counting", True
+
+    def __init__(self) -> None:
+        super().__init__(lambda context, limit, _: Draft(tuple(context[-limit:]), source="counting"))
+        self.rounds = 0
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        self.rounds += 1
+
+
+class CountingSource(DrafterSource):
+    """Opens drafters with a state, for which the scheduler's defaults hold."""
+
+    name = "counting"
+    opened: ClassVar[list[CountingDrafter]] = []
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        self.opened.append(CountingDrafter())
+        return self.opened[-1]
+
+
+class ShySource(CountingSource):
+    scheduled = Scheduled.BY_NAME
+
+
+class LonelySource(CountingSource):
+    scheduled = Scheduled.WITHOUT_DRAFT
+
+
+class BranchingSource(CountingSource):
+    branches = True
+
+
+def register(monkeypatch: pytest.MonkeyPatch, name: str, value: str, group: str = LOOKUPS) -> None:
+    found = EntryPoints([*entry_points(group=DRAFTERS), EntryPoint(name, value, group)])
     monkeypatch.setattr(registry, "every_entry_point", lambda: found)
 
 
@@ -70,6 +111,49 @@ def test_lookup_is_scheduled_with_the_other_drafters(registered: None) -> None:
     assert tokens == answer(drafter="none")[0]
 
 
+@pytest.mark.usefixtures("asked_every_round")
+def test_a_class_of_another_package_is_scheduled_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "counting", f"{__name__}:CountingSource", DRAFTERS)
+    CountingSource.opened.clear()
+    tokens, _ = answer()
+    (drafter,) = CountingSource.opened
+    assert drafter.rounds > 0
+    named, proposed = answer(drafter="counting", draft_max=4)
+    assert proposed["counting"] > 0
+    assert tokens == named == answer(drafter="none")[0]
+
+
+@pytest.mark.parametrize("source", [CountingSource, ShySource, LonelySource, BranchingSource])
+@pytest.mark.parametrize("has_draft", [True, False], ids=["with a draft", "without"])
+def test_a_drafter_is_scheduled_where_its_source_says(
+    source: type[CountingSource], has_draft: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "counting", f"{__name__}:{source.__name__}", DRAFTERS)
+    with toy_pair() as pair:
+        if not has_draft:
+            pair.shared.preferred = ()
+        chosen = pair.drafter_names(SessionOptions())
+        assert ("counting" in chosen) == (source is CountingSource or (source is LonelySource and not has_draft))
+        assert ("model" in chosen) == has_draft
+        assert ("recycle" in chosen) != has_draft
+
+
+def test_a_drafter_whose_source_branches_or_does_not_sample_is_refused_where_that_matters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register(monkeypatch, "counting", f"{__name__}:BranchingSource", DRAFTERS)
+    with toy_pair() as pair:
+        with pytest.raises(InputError, match="--drafter counting needs a fixed size: give --draft-max N"):
+            pair.session(SessionOptions(drafter="counting"))
+        with pytest.raises(CapabilityError, match="one sampled chain: with --drafter counting, use the match rule"):
+            pair.session(SessionOptions(drafter="counting", draft_max=4, rule=Rule.RATIO))
+        with pair.session(SessionOptions(drafter="counting", draft_max=4)) as session:
+            assert session.generate("ab", max_tokens=8).tokens
+    register(monkeypatch, "counting", f"{__name__}:CountingSource", DRAFTERS)
+    with toy_pair() as pair, pytest.raises(CapabilityError, match="samples from the draft model: with --drafter count"):
+        pair.session(SessionOptions(drafter="counting", rule=Rule.RATIO))
+
+
 def test_lookup_draft_is_cut_at_the_limit_and_after_an_end_token() -> None:
     source = LookupSource("rest", lambda context, limit: [7, 8, 9, 2, 5])
     drafter = source.open(draft_setting(20, ends=frozenset({9})))
@@ -87,5 +171,4 @@ def test_lookup_that_cannot_be_loaded_is_an_error_only_if_chosen_by_name(monkeyp
 
 def test_lookup_cannot_take_the_name_of_another_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "suffix", f"{__name__}:repeat")
-    assert lookup_names() == ()
     assert not isinstance(find_drafter("suffix"), LookupSource)

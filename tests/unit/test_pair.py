@@ -40,7 +40,7 @@ def test_session_without_a_draft_model_uses_free_drafters() -> None:
     runtime = TableRuntime({"target": toy_tables(259, seed=0)})
     pair = Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget())
     assert pair.draft is None
-    assert pair.session().drafter_name == "suffix+recycle"
+    assert pair.session().drafter_name == "recycle+suffix"
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
 

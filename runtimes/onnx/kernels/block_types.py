@@ -7,7 +7,7 @@ to 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,8 +31,10 @@ _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.in
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
-    """values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks].
+class BlockValues:
+    """The parts of a tensor.
+
+    values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks].
 
     levels, minimum_levels: [columns, blocks, n], by which those of a block are multiplied for its n parts.
     """
@@ -46,9 +48,9 @@ class _Values:
 
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor. data: [columns, bytes of a row]. Raises NotServed for a type without tiles."""
-    if kind not in _TYPES:
+    if kind not in READERS:
         raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no tiles")
-    bits, read = _TYPES[kind]
+    bits, read = READERS[kind]
     found = read(data)
     if bits == 4:
         packed: _Bytes = np.bitwise_or(found.values[..., ::2], found.values[..., 1::2] << 4, dtype=np.uint8)
@@ -90,10 +92,10 @@ def _fifth_bits(packed: _Bytes) -> _Bytes:
     return bits * np.uint8(16)
 
 
-def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], _Values]:
+def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], BlockValues]:
     """Return the reader of blocks of 32: a scale, a minimum if floats is 2, fifth bits, then values of 4 bits."""
 
-    def read(data: _Bytes) -> _Values:
+    def read(data: _Bytes) -> BlockValues:
         start = 2 * floats
         blocks = _blocks(data, start + (4 if fifth else 0) + 16)
         factors = _floats(blocks[..., :start])
@@ -101,15 +103,15 @@ def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], _Values]:
         if fifth:
             values |= _fifth_bits(blocks[..., start : start + 4])
         if floats == 1 and fifth:
-            return _Values(_rows(values - np.uint8(16)), factors[..., 0])
-        return _Values(_rows(values), factors[..., 0], factors[..., 1] if floats > 1 else None)
+            return BlockValues(_rows(values - np.uint8(16)), factors[..., 0])
+        return BlockValues(_rows(values), factors[..., 0], factors[..., 1] if floats > 1 else None)
 
     return read
 
 
-def _bytes(data: _Bytes) -> _Values:
+def _bytes(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 34)
-    return _Values(_rows(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
+    return BlockValues(_rows(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
 
 
 def _from_table(packed: _Bytes, table: _Bytes) -> _Bytes:
@@ -117,23 +119,23 @@ def _from_table(packed: _Bytes, table: _Bytes) -> _Bytes:
     return _rows(table[_nibbles(packed.reshape(len(packed), -1, 16))])
 
 
-def _iq4_nl(data: _Bytes) -> _Values:
+def _iq4_nl(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 18)
-    return _Values(_from_table(blocks[..., 2:], _IQ4), _floats(blocks[..., :2])[..., 0])
+    return BlockValues(_from_table(blocks[..., 2:], _IQ4), _floats(blocks[..., :2])[..., 0])
 
 
-def _mxfp4(data: _Bytes) -> _Values:
+def _mxfp4(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 17)
     exponents = blocks[..., 0].astype(np.int32) - 128  # one less than in the file: the values are doubled
-    return _Values(_from_table(blocks[..., 1:], _FP4), np.ldexp(np.float32(1), exponents))
+    return BlockValues(_from_table(blocks[..., 1:], _FP4), np.ldexp(np.float32(1), exponents))
 
 
-def _iq4_xs(data: _Bytes) -> _Values:
+def _iq4_xs(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 136)
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> (2 * np.arange(8, dtype=np.uint16)) & 3
     low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(*blocks.shape[:2], 8)
     levels = (high << 4 | low).astype(np.int8) - np.int8(32)
-    return _Values(_from_table(blocks[..., 8:], _IQ4), _floats(blocks[..., :2])[..., 0], levels=levels)
+    return BlockValues(_from_table(blocks[..., 8:], _IQ4), _floats(blocks[..., :2])[..., 0], levels=levels)
 
 
 def _six_bits(packed: _Bytes) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
@@ -151,46 +153,46 @@ def _planes(packed: _Bytes, bits: int, parts: int) -> _Bytes:
     return pieces.reshape(*packed.shape[:2], -1)
 
 
-def _k_minima(*, fifth: bool) -> Callable[[_Bytes], _Values]:
+def _k_minima(*, fifth: bool) -> Callable[[_Bytes], BlockValues]:
     """Return the reader of Q4_K and Q5_K: superblocks of 256, two float16, 8 scales and minima, fifth bits, values."""
 
-    def read(data: _Bytes) -> _Values:
+    def read(data: _Bytes) -> BlockValues:
         blocks = _blocks(data, 176 if fifth else 144)
         factors, (levels, minimum_levels) = _floats(blocks[..., :4]), _six_bits(blocks[..., 4:16])
         values = _planes(blocks[..., -128:], 4, 4)
         if fifth:
             values |= _planes(blocks[..., 16:48], 1, 1) << 4
-        return _Values(_rows(values), factors[..., 0], -factors[..., 1], levels, minimum_levels)
+        return BlockValues(_rows(values), factors[..., 0], -factors[..., 1], levels, minimum_levels)
 
     return read
 
 
-def _q6_k(data: _Bytes) -> _Values:
+def _q6_k(data: _Bytes) -> BlockValues:
     """Superblocks: four low bits, two high bits of the values, 16 scales of 8 bits, a float16."""
     blocks = _blocks(data, 210)
     values = _planes(blocks[..., :128], 4, 2) | _planes(blocks[..., 128:192], 2, 2) * np.uint8(16)
     scales, levels = _floats(blocks[..., 208:])[..., 0], blocks[..., 192:208].view(np.int8)
-    return _Values(_rows(values - np.uint8(32)), scales, levels=levels)
+    return BlockValues(_rows(values - np.uint8(32)), scales, levels=levels)
 
 
-def _q3_k(data: _Bytes) -> _Values:
+def _q3_k(data: _Bytes) -> BlockValues:
     """Superblocks: a high bit, two low bits of the values, 16 scales of 6 bits, a float16."""
     blocks = _blocks(data, 110)
     values = _planes(blocks[..., 32:96], 2, 2) | _planes(blocks[..., :32], 1, 1) * np.uint8(4)
     levels = _planes(blocks[..., 96:104], 4, 1) | _planes(blocks[..., 104:108], 2, 1) << 4
     scales = _floats(blocks[..., 108:])[..., 0]
-    return _Values(_rows(values + np.uint8(4)), scales, levels=levels.view(np.int8) - np.int8(32))
+    return BlockValues(_rows(values + np.uint8(4)), scales, levels=levels.view(np.int8) - np.int8(32))
 
 
-def _q2_k(data: _Bytes) -> _Values:
+def _q2_k(data: _Bytes) -> BlockValues:
     """Superblocks: 16 scales and minima of 4 bits, values of two bits, two float16."""
     blocks = _blocks(data, 84)
     factors, (levels, minimum_levels) = _floats(blocks[..., 80:]), (blocks[..., :16] & 15, blocks[..., :16] >> 4)
     values = _rows(_planes(blocks[..., 16:80], 2, 2))
-    return _Values(values, factors[..., 0], -factors[..., 1], levels.view(np.int8), minimum_levels.view(np.int8))
+    return BlockValues(values, factors[..., 0], -factors[..., 1], levels.view(np.int8), minimum_levels.view(np.int8))
 
 
-_TYPES: Mapping[int, tuple[int, Callable[[_Bytes], _Values]]] = {
+READERS: dict[int, tuple[int, Callable[[_Bytes], BlockValues]]] = {
     2: (4, _simple(floats=1)),  # Q4_0
     3: (4, _simple(floats=2)),  # Q4_1
     6: (8, _simple(floats=1, fifth=True)),  # Q5_0
