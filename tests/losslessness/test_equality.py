@@ -14,7 +14,7 @@ from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
 PROMPTS = 36
-LIMITS = ["--limit", str(PROMPTS), "-n", "48", "--noise-positions", "300"]
+LIMITS = ["--limit", str(PROMPTS), "-n", "48"]
 
 
 @pytest.fixture(scope="module")
