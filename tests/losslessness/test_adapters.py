@@ -23,6 +23,7 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.sampling.log_probabilities import token_logprob
 from edgedecode.sessions import target_reading
 from edgedecode.sessions.answer import Answer
+from tests.adapter_scores import largest_gap
 from tests.peft_folders import list_adapter, write_peft
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
@@ -80,9 +81,12 @@ def test_scores_of_a_prompt_are_those_of_passes_of_one_row(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_with_drafts_changes_no_token(pair: Pair, adapter: str, sampling: SamplingOptions) -> None:
-    """Bit for bit where rows do not depend on a pass's width."""
+    """Bit for bit where rows do not depend on a pass's width, else by arg-max within the kernels' noise."""
     if not pair.target.card.row_invariant:
-        pytest.skip("the engine's rows depend on a pass's width")
+        if sampling is WARM:
+            pytest.skip("a near tie of an engine's own kernels may be drawn differently in passes of other widths")
+        drafts_are_within_noise(pair, adapter)
+        return
     given = [options(adapter, drafter=drafter, sampling=sampling) for drafter in ("none", "model", "suffix", None)]
     given.append(replace(given[1], draft_max=4))  # always drafts, independent of the scheduler
     texts, proposed = [], 0
@@ -93,6 +97,18 @@ def test_adapter_with_drafts_changes_no_token(pair: Pair, adapter: str, sampling
             proposed += sum(answer.stats.proposed for answer in done)
     assert all(text == texts[0] for text in texts)
     assert proposed > 0
+
+
+def drafts_are_within_noise(pair: Pair, adapter: str) -> None:
+    assert (noise := pair.manifest.models["target"].kernel_noise) is not None
+    accepted = 0
+    for drafter in ("model", "suffix"):
+        with pair.session(replace(options(adapter, drafter=drafter), draft_max=4)) as session:
+            for prompt in PROMPTS[:2]:
+                done = session.generate(prompt, max_tokens=40)
+                accepted += done.stats.accepted
+                assert largest_gap(pair, session, new=len(done.tokens)) <= noise
+    assert accepted > 0
 
 
 def test_acceptance_is_learned_per_adapter(pair: Pair) -> None:

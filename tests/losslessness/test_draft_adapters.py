@@ -22,6 +22,7 @@ from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.user_notices import NOTICES
+from tests.adapter_scores import largest_gap
 from tests.peft_folders import list_adapter, write_peft
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
@@ -96,8 +97,7 @@ def alike(pair: Pair, *answers: Stats) -> bool:
     return True
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("sampling", "scale"), [(GREEDY, 0.5), (WARM, 1.0)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("adapter", ["ordinary", "activated", "alone"])
 def test_draft_adapter_is_used_for_drafts(pair: Pair, adapter: str, sampling: SamplingOptions, scale: float) -> None:
     """A copy of the target drafts the target's text only with the same adapter at the same scale."""
@@ -111,11 +111,14 @@ def test_draft_adapter_is_used_for_drafts(pair: Pair, adapter: str, sampling: Sa
 def test_draft_adapter_over_swaps_gives_plain_decodings_text(
     pair: Pair, sampling: SamplingOptions, drafter: str | None
 ) -> None:
-    """Bit for bit where rows do not depend on a pass's width."""
+    """Bit for bit where rows do not depend on a pass's width, else by arg-max within the kernels' noise."""
     plain, drafted = options(draft_max=0, sampling=sampling), replace(options(sampling=sampling), drafter=drafter)
     drafted = replace(drafted, draft_max=None) if drafter is None else drafted
     if not pair.target.card.row_invariant:
-        pytest.skip("the engine's rows depend on a pass's width")
+        if sampling is WARM:
+            pytest.skip("a near tie of an engine's own kernels may be drawn differently in passes of other widths")
+        swaps_are_within_noise(pair, drafted)
+        return
     texts, proposed = [], 0
     for each in (plain, drafted):
         with pair.session(each) as session:
@@ -127,6 +130,15 @@ def test_draft_adapter_over_swaps_gives_plain_decodings_text(
                 proposed += done.stats.proposed
     assert texts[0] == texts[1]
     assert proposed > 0 or drafter is None  # on a busy machine the scheduler may draft nothing
+
+
+def swaps_are_within_noise(pair: Pair, drafted: SessionOptions) -> None:
+    assert (noise := pair.manifest.models["target"].kernel_noise) is not None
+    with pair.session(drafted) as session:
+        for adapter, prompt in zip(SWAPS, PROMPTS * 2, strict=False):
+            session.use_adapter(adapter)
+            done = session.generate(prompt, max_tokens=24)
+            assert largest_gap(pair, session, new=len(done.tokens)) <= noise
 
 
 def test_draft_adapter_of_a_copy_is_always_accepted_by_the_ratio_rule(pair: Pair) -> None:
