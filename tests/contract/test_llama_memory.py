@@ -390,7 +390,6 @@ def test_plan_covers_the_memory_of_a_pack_in_a_process(gguf_opener: GgufOpener, 
     ("kv_type", "quantization", "loading"),
     [
         ("float32", "", ()),
-        ("float16", "", ()),
         ("int8", "", ()),
         ("float16", "Q4_0", ()),
         ("float16", "Q8_0", ()),

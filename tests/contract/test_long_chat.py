@@ -28,11 +28,11 @@ def options(**named: object) -> SessionOptions:
 
 
 @pytest.mark.parametrize("drafter", ["none", None], ids=["plain", "scheduled"])
-def test_chat_of_32_turns_equals_new_sessions_with_the_kept_turns(pair: Pair, drafter: str | None) -> None:
+def test_chat_of_20_turns_equals_new_sessions_with_the_kept_turns(pair: Pair, drafter: str | None) -> None:
     """Text is equal where rows do not depend on a pass's width; elsewhere a near tie may flip and only counts agree."""
     dropped = 0
     with pair.session(options(drafter=drafter), messages=[SYSTEM]) as session:
-        for turn in range(32):
+        for turn in range(20):
             chunks = list(session.stream(f"Tell me about boat number {turn}.", max_tokens=24))
             text = "".join(chunk.text for chunk in chunks)
             assert session.messages[0] == SYSTEM
@@ -43,8 +43,8 @@ def test_chat_of_32_turns_equals_new_sessions_with_the_kept_turns(pair: Pair, dr
                 *kept, asked, _ = session.messages
                 with pair.session(options(drafter="none"), messages=kept) as fresh:
                     assert fresh.generate(asked.content, max_tokens=24).text == text
-    assert dropped >= 16
-    assert (len(session.messages) - 1) // 2 == 32 - dropped
+    assert dropped >= 6
+    assert (len(session.messages) - 1) // 2 == 20 - dropped
 
 
 def test_chat_answer_that_outgrows_its_context_continues(pair: Pair) -> None:

@@ -85,7 +85,7 @@ def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
     whole = planned(SessionOptions(), engine=engine)
     least = whole.least_running
     limits = [least - 1_000_000, least - 1, least, whole.least_speculating or least]
-    limits += [least + (whole.nbytes - least) * step // 8 for step in range(1, 9)]
+    limits += [least + (whole.nbytes - least) * step // 4 for step in range(1, 5)]
     fitting = 0
     for limit in limits:
         plan = planned(SessionOptions(), engine=engine, memory=limit)
@@ -103,7 +103,7 @@ def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
             assert set(plan.choice.drafters) <= set(session.drafter_name.split("+"))
             if engine == "onnx":
                 assert session.context == plan.choice.context
-    assert fitting == 10
+    assert fitting == 6
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, op
     with edgedecode.load(runtime=engine) as pair, pair.session(SessionOptions(drafter="none")) as session:
         text = session.generate("Write a story with a frog.", max_tokens=24).text
         exact = pair.target.card.row_invariant
-    for step in range(6):
-        limit = whole.least_running + (whole.nbytes - whole.least_running) * step // 5
+    for step in range(4):
+        limit = whole.least_running + (whole.nbytes - whole.least_running) * step // 3
         with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
             again = session.generate("Write a story with a frog.", max_tokens=24).text
             assert again == text or not exact
@@ -196,9 +196,9 @@ def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -
             assert session.context == 2048
             if memory is not None and engine == "onnx":  # llama.cpp's plan is an upper bound
                 assert leased(pair)["kv:draft"] < dict(whole.holders)["kv:draft"]
-            texts.append(session.collect(session.complete("Tell me about a boat. " * 160, max_tokens=200)).text)
-            assert len(session.tokens) > 1200
-            assert session.stats.accepted > 30
+            texts.append(session.collect(session.complete("Tell me about a boat. " * 165, max_tokens=100)).text)
+            assert len(session.tokens) > 1090
+            assert session.stats.accepted > 15
             assert memory is None or pair.budget.used_nbytes <= memory
     assert texts[0] == texts[1]
 
@@ -333,8 +333,11 @@ def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path
     assert held <= planned["adapter:odd"] < held + 2_500_000
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-@pytest.mark.parametrize("modules", [("q_proj",), ("k_proj", "down_proj"), ("gate_proj",), None], ids=str)
+@pytest.mark.parametrize(
+    ("modules", "scale"),
+    [(("q_proj",), 0.3), (("k_proj", "down_proj"), 1.0), (("gate_proj",), 0.3), (None, 1.0)],
+    ids=str,
+)
 def test_adapter_fits_what_is_planned_for_it(
     engine: str, modules: tuple[str, ...] | None, scale: float, tmp_path: Path
 ) -> None:
@@ -429,7 +432,7 @@ def test_plan_counts_the_named_drafters_model(engine: str, drafter: str) -> None
     assert all(held[name] <= planned[name] for name in drafts)
 
 
-@pytest.mark.parametrize("spare_nbytes", [1_000_000, 4_000_000, 9_000_000])
+@pytest.mark.parametrize("spare_nbytes", [1_000_000, 9_000_000])
 def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
     engine: str, spare_nbytes: int, tmp_path: Path
 ) -> None:

@@ -64,8 +64,14 @@ def differing(model: LanguageModel, widths: Sequence[int], *, adapter: AdapterUs
     return [width for width in widths if not np.array_equal(read(model, width=width, adapter=adapter), alone)]
 
 
-@pytest.mark.parametrize(("wide", "threads"), [*((wide, 2) for wide in WIDE), ("8 bits", 1)])
-@pytest.mark.parametrize(("bits", "block"), SHAPES)
+@pytest.mark.parametrize(
+    ("bits", "block", "wide", "threads"),
+    [
+        *((*shape, "8 bits", 2) for shape in SHAPES),
+        *((*shape, wide, 2) for shape in ((4, 32), (8, 128)) for wide in ("16 bits", "gate and up differ")),
+        (8, 32, "8 bits", 1),
+    ],
+)
 def test_kernels_give_bit_identical_rows_at_every_width(
     opener: Opener, bits: int, block: int, threads: int, wide: str
 ) -> None:
