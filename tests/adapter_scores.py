@@ -12,7 +12,7 @@ CHUNK = 32
 
 def largest_gap(pair: Pair, session: Session, *, new: int) -> float:
     """Return the largest gap, in logits, of a greedy session's last `new` tokens to the arg-max of one-row passes."""
-    tokens, span = session.tokens, session._reading.span
+    tokens, span = session.tokens, session._turns.reading.span
     first, place, gap = len(tokens) - new - 1, 0, 0.0
     with closing(pair.target.new_state(len(tokens))) as state:
         while place < first:

@@ -217,7 +217,7 @@ def generate(root: str, provider: str, draft_max: str) -> None:
         edgedecode.load(root, runtime="onnx", options=LoadOptions(provider=provider)) as pair,
         pair.session(options) as session,
     ):
-        answer = session.generate("Tell me a story about a duck named Maya.", max_tokens=10)
+        answer = session.generate("Tell me a story about a duck named Maya.", max_tokens=16)
         told = {"tokens": list(answer.tokens), "widths": pair.target.card.widths, "context": pair.target.card.context}
         tell_parent(told | {"proposed": answer.stats.proposed})
 
