@@ -93,6 +93,17 @@ class LoadOptions:
     repack: bool = True
     wrap: Callable[[Runtime], Runtime] | None = None
 
+    def __post_init__(self) -> None:
+        kinds = {"provider": str, "draft_on": str, "context": int, "verify": bool, "mmap": bool, "repack": bool}
+        for name, kind in kinds.items():
+            value, optional = getattr(self, name), name in ("draft_on", "context")
+            if not isinstance(value, kind) and not (optional and value is None):
+                raise InputError(f"{name} is {value!r}: give a value of the type {kind.__name__}")
+        if self.context is not None and self.context < 1:
+            raise InputError(f"context {self.context} is too small: the minimum is 1")
+        if self.wrap is not None and not callable(self.wrap):
+            raise InputError(f"wrap is {self.wrap!r}: give a function that takes and returns an engine")
+
 
 def load(
     pack: str | Path | None = None,
@@ -119,7 +130,7 @@ def load(
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
-    rare, limit = options or LoadOptions(), _limit(memory)
+    rare, limit = _rarer(options), _limit(memory)
     wrap = _wrap(rare)
     request = _request(threads, kv_type, adapters, rare)
     wanted = runtime if runtime is not None else default_runtime()
@@ -160,8 +171,10 @@ def plan(
     BudgetExceeded (the plan states whether it fits), and CapabilityError for an engine that does not report the models'
     memory.
     """
-    session, limit = session or SessionOptions(), _limit(memory)
-    rare = replace(options or LoadOptions(), context=session.context)
+    rare, limit = _rarer(options), _limit(memory)
+    session = session or SessionOptions()
+    session = replace(session, context=rare.context) if session.context is None else session
+    rare = replace(rare, context=session.context)
     wrap = _wrap(rare)
     request = _request(threads, kv_type, session.adapter is not None, rare)
     wanted = runtime if runtime is not None else default_runtime()
@@ -276,6 +289,12 @@ def _wrap(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
         return engine if rare.wrap is None else rare.wrap(engine)
 
     return wrapped
+
+
+def _rarer(options: LoadOptions | None) -> LoadOptions:
+    if options is not None and not isinstance(options, LoadOptions):
+        raise InputError(f"options is {options!r}: give LoadOptions(...)")
+    return options or LoadOptions()
 
 
 def _request(threads: int | None, kv_type: str | None, adapters: bool, rare: LoadOptions) -> EngineRequest:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+import edgedecode
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionOptions, SwitchOptions
 from edgedecode.pack.entries import AdapterEntry, FileEntry, OutsideFile
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
@@ -43,6 +44,8 @@ def test_session_without_a_draft_model_uses_free_drafters() -> None:
     assert pair.session().drafter_name == "recycle+suffix"
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
+    with pytest.raises(CapabilityError, match="export it with --draft"):
+        pair.session(SessionOptions(switch=SwitchOptions()))
 
 
 def test_session_of_a_target_without_rollback_does_not_draft() -> None:
@@ -287,3 +290,34 @@ def test_session_refuses_adapters_that_cannot_be_applied(role: str, message: str
     with pytest.raises(ManifestError, match="has no adapter 'sailor'; it has: formal"):
         pair.session(SessionOptions(adapter="sailor"))
     assert pair.session(SessionOptions(drafter="none")).generate("hello", max_tokens=4).tokens
+
+
+@pytest.mark.parametrize(
+    ("rare", "message"),
+    [
+        ({"provider": None}, "provider is None: give a value of the type str"),
+        ({"draft_on": 3}, "draft_on is 3: give a value of the type str"),
+        ({"context": "big"}, "context is 'big': give a value of the type int"),
+        ({"context": -5}, "context -5 is too small: the minimum is 1"),
+        ({"mmap": "no"}, "mmap is 'no': give a value of the type bool"),
+        ({"wrap": 3}, "wrap is 3: give a function that takes and returns an engine"),
+    ],
+)
+def test_rare_options_of_loading_are_checked(rare: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        edgedecode.LoadOptions(**rare)
+    assert str(refusal.value) == message
+
+
+def test_other_objects_than_rare_options_are_refused() -> None:
+    wrong: Any = {"provider": "cpu"}
+    for call in (edgedecode.load, edgedecode.plan):
+        with pytest.raises(InputError, match="give LoadOptions"):
+            call(options=wrong)
+
+
+def test_a_plan_takes_its_context_from_either_options() -> None:
+    pytest.importorskip("onnxruntime")
+    rare = edgedecode.LoadOptions(context=1000)
+    assert edgedecode.plan(options=rare).memory.choice.context == 1000
+    assert edgedecode.plan(session=SessionOptions(context=700), options=rare).memory.choice.context == 700

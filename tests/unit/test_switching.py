@@ -221,14 +221,6 @@ def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
     assert stats.tokens_per_second == 6
 
 
-def test_switching_needs_a_draft_model() -> None:
-    with toy_pair() as pair:
-        models = {"target": pair.manifest.models["target"]}
-        object.__setattr__(pair.manifest, "models", models)
-        with pytest.raises(CapabilityError, match="export it with --draft"):
-            pair.session(SessionOptions(switch=SwitchOptions()))
-
-
 def test_switching_records_the_signal_before_each_token() -> None:
     with toy_pair() as pair, pair.session(SessionOptions(switch=SwitchOptions(threshold=1.0), seed=2)) as session:
         for prompt in ("hello", "again"):

@@ -11,8 +11,11 @@ import pytest
 
 from edgedecode.apps.stats_table import drafts_line
 from edgedecode.arrays import FloatArray
+from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.verify import Rule
+from edgedecode.drafters.model_drafter import ModelDrafter, usable_model
+from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
@@ -211,4 +214,26 @@ def test_trim_of_an_earlier_version_is_ignored_with_a_notice(
     caplog.set_level("INFO", logger=NOTICES)
     pair, _ = pair_with(None, old=old)
     assert names(pair) == "model+suffix"
-    assert caplog.text.count("trim this pack again") == noticed
+    assert ("trim this pack again" in caplog.text) == noticed
+
+
+class OwnSource(DrafterSource):
+    """Another package's drafter, which runs the session's draft model and is scheduled beside the others."""
+
+    name = "own"
+    needs_model = True
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        return ModelDrafter(usable_model(setting), setting, name=self.name)
+
+
+def test_a_drafter_of_another_package_runs_the_model_that_its_session_has() -> None:
+    pair, runtime = pair_with()
+    pair.add_drafter_source(OwnSource())
+    plain = SessionOptions(drafter="none", sampling=WARM, seed=1)
+    with pair.session(plain) as bare, pair.session(replace(plain, drafter=None)) as session:
+        assert session.drafter_name == "trim+suffix+own"
+        for prompt in ("hello", "and again", "once more"):
+            assert session.generate(prompt, max_tokens=80).tokens == bare.generate(prompt, max_tokens=80).tokens
+    assert runtime.opened == ["target", "trim"]
+    assert runtime.closed == []
