@@ -26,7 +26,8 @@ from .source import DrafterSource, DraftSetting, Scheduled
 CHANCES = (0.6, 0.15, 0.07, 0.04)
 """How often the draft model's first, second, ... guess is expected to be right, wherever it is in the tree.
 
-Those of a weak draft model: by the bundled pair's (0.81, 0.05, 0.01, 0.02 in greedy answers) trees would be chains.
+Assumed for a weak draft model. With the rates of the bundled pair (0.81, 0.05, 0.01, 0.02 in greedy answers) the best
+tree is nearly always a chain.
 """
 
 

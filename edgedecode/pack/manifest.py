@@ -288,7 +288,9 @@ class Manifest:
     def _trimmed(self) -> ModelEntry:
         entry = self.models.get(DRAFT)
         if entry is None or entry.trimmed is None:
-            raise CapabilityError("this pack has no trimmed draft: `edgedecode trim PACK` adds one")
+            is_old = entry is not None and entry.trim is not None
+            what = "a trimmed draft of an earlier version only" if is_old else "no trimmed draft"
+            raise CapabilityError(f"this pack has {what}: `edgedecode trim PACK` adds one")
         graph = entry.trimmed.graph
         rows = self.files[graph.token_ids].nbytes // ID_NBYTES
         less = (entry.rows - rows) * entry.hidden_size

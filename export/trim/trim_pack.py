@@ -108,7 +108,7 @@ def save_trimmed(
     from .trimmed_graph import write_trimmed
 
     with changed_pack(root) as change:
-        entry, base = change.manifest.located(DRAFT), _base(change.manifest.models[DRAFT])
+        entry, base = change.manifest.located(DRAFT), _full_graph(change.manifest.models[DRAFT])
         folder = PurePosixPath(base.file).parent
         file, ids = (
             next(str(folder / name) for name in TRIM_NAMES[kind] if str(folder / name) not in change.manifest.files)
@@ -116,7 +116,7 @@ def save_trimmed(
         )
         graph = write_trimmed(base, entry, root, out=change.place(file), ids=vocabulary.ids)
         write_token_ids(change.place(ids), vocabulary.ids)
-        _take_out(change.value["models"][DRAFT])
+        _remove_trims(change.value["models"][DRAFT])
         trimmed = TrimmedDraft(replace(graph, file=file, token_ids=ids), ENGINE, *(measured or ()))
         change.value["models"][DRAFT]["trimmed"] = asdict(trimmed)
         change.remove(name for name in _files(change.manifest) if name not in (file, ids))
@@ -130,7 +130,7 @@ def remove_trimmed(pack: str | Path) -> list[str]:
     if not gone:
         raise InputError(f"the pack {root} has no trimmed draft to remove")
     with changed_pack(root) as change:
-        _take_out(change.value["models"][DRAFT])
+        _remove_trims(change.value["models"][DRAFT])
         change.remove(_files(manifest))
     return gone
 
@@ -145,19 +145,19 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     return root, manifest
 
 
-def _base(entry: ModelEntry) -> Graph:
+def _full_graph(entry: ModelEntry) -> Graph:
     return entry.graphs.get("base") or next(iter(entry.graphs.values()))
 
 
 def _files(manifest: Manifest) -> list[str]:
     """Return the files of trims of this and earlier versions that the pack may have, listed or left by a crash."""
     entry = manifest.models[DRAFT]
-    folder = PurePosixPath(_base(entry).file if entry.graphs else f"{DRAFT}/base.onnx").parent
+    folder = PurePosixPath(_full_graph(entry).file if entry.graphs else f"{DRAFT}/base.onnx").parent
     names = {str(folder / name) for names in (*TRIM_NAMES.values(), HEADS_NAMES) for name in names}
     return sorted(names | set(() if entry.trim is None else entry.trim.files))
 
 
-def _take_out(draft: dict[str, object]) -> None:
+def _remove_trims(draft: dict[str, object]) -> None:
     """Take trims of this and earlier versions out of the draft's entry of a manifest."""
     graphs = draft["graphs"]
     assert isinstance(graphs, dict)
@@ -250,6 +250,6 @@ def _written(entry: ModelEntry, root: Path, folder: Path, vocabulary: TrimmedVoc
     from .trimmed_graph import write_trimmed
 
     file, ids = folder / "trim.onnx", folder / "trim.ids"
-    graph = write_trimmed(_base(entry), entry, root, out=file, ids=vocabulary.ids)
+    graph = write_trimmed(_full_graph(entry), entry, root, out=file, ids=vocabulary.ids)
     write_token_ids(ids, vocabulary.ids)
     return replace(graph, file=str(file), token_ids=str(ids))
