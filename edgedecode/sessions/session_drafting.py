@@ -232,9 +232,10 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
     loaded = shared.drafts.loaded
     try:
         source = shared.drafter_source(name)
-        own = [state.model for state in setting.states.used]  # a session drafts with one model
-        model = (own or [shared.draft_model(name)])[0] if source.needs_model else None
-        return source.open(replace(setting, draft_model=model))
+        if source.needs_model:
+            own = next((state.model for state in setting.states.used), None)  # a session drafts with one model
+            setting = replace(setting, draft_model=own or shared.draft_model(name))
+        return source.open(setting)
     except (BudgetExceeded, CapabilityError) as error:
         shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter
         if required:
