@@ -78,7 +78,8 @@ class LoadOptions:
     provider: an execution provider or device of the engine (`edgedecode devices`). draft_on: run the draft model on
     another engine or provider than the target: ENGINE or ENGINE:PROVIDER, such as "onnx" for a target on llama.cpp, or
     "onnx:webgpu". context: the positions that sessions will plan for, for auto's choice under a budget; None: the
-    default number. verify: hash every file now (default: hash at the first opening, compare size and time afterwards).
+    default number. verify: hash every file now (default: hash at the first opening, compare size and time afterwards;
+    `plan` hashes none).
     mmap, repack: for llama.cpp. mmap=False reads the weights instead of mapping their file; repack=False uses them in
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.

@@ -2,7 +2,7 @@
 
 Replays recorded texts on modelled machines, with the scheduler as it is and with one constant at a time replaced by a
 neutral value. `tests/scheduler_texts.json` has the tokens of answers, and for the bundled pair whether the draft
-model's likeliest token was right at each position. Lookups are made anew.
+model's likeliest token was right at each position. Lookups are searched for again in each run.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def _scored(model: LanguageModel, text: ScoredText, answer: Sequence[int], likel
         if first:
             likely.append(rows.likely())
         divergence += float(rows.divergence(likely[place]).sum())
-        parts.append(Scores(rows.losses, rows.leading))
-    scores = Scores(np.concatenate([one.losses for one in parts]), np.concatenate([one.leading for one in parts]))
+        parts.append(Scores(rows.losses, rows.leading))  # without the probabilities, which are large
+    scores = Scores.joined(parts)
     if not np.isfinite(scores.losses).all():
         raise CapabilityError(f"the logits of {model.card.name} are not finite with KV type {model.card.kv_type}")
     return TextScores(scores, divergence, tuple(answer))

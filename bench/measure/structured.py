@@ -42,7 +42,7 @@ EXTRACTIONS = tuple(Extraction(**json.loads(line)) for line in _LINES)
 
 
 def _schema(value: JsonValue, *, exact: bool) -> _Object:
-    """Return the schema of a value's keys and types. exact: with all of the keys and no others, in so many words."""
+    """Return the schema of a value's keys and types. exact: all of the keys are required, and no others allowed."""
     if not isinstance(value, dict):
         return {"type": "string" if isinstance(value, str) else "integer"}
     properties: _Object = {name: _schema(each, exact=exact) for name, each in value.items()}

@@ -6,7 +6,7 @@ cache with its type, and only one pass's logits are held at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,6 +44,12 @@ class Scores:
 
     losses: FloatArray
     leading: IntArray
+
+    @classmethod
+    def joined(cls, parts: Iterable[Scores | RowScores]) -> Scores:
+        """Return the scores of these parts, one after the other."""
+        found = [(part.losses, part.leading) for part in parts]
+        return cls(np.concatenate([losses for losses, _ in found]), np.concatenate([ids for _, ids in found]))
 
     @property
     def perplexity(self) -> float:
@@ -139,17 +145,3 @@ def logit_rows(model: LanguageModel, text: ScoredText) -> Iterator[FloatArray]:
             state.keep(range(end - at))
     finally:
         state.close()
-
-
-def score_texts(
-    model: LanguageModel, texts: Sequence[ScoredText], *, progress: Callable[[int], None] = lambda amount: None
-) -> Scores:
-    """Score the tokens from each text's `start` on."""
-    losses: list[FloatArray] = []
-    leading: list[IntArray] = []
-    for text in texts:
-        for rows in score_rows(model, text):
-            losses.append(rows.losses)
-            leading.append(rows.leading)
-        progress(text.scored)
-    return Scores(np.concatenate(losses), np.concatenate(leading))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -90,13 +90,6 @@ def commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
             for final in moves.values():
                 final.unlink(missing_ok=True)
         raise
-
-
-def remove_files(root: Path, names: Sequence[str]) -> None:
-    """Remove files that a locked pack's manifest no longer names. A file that cannot be removed stays, unused."""
-    for name in names:
-        with suppress(OSError):
-            (root / name).unlink(missing_ok=True)
 
 
 def _shared_lock(root: Path, missing_seconds: float) -> Lock | None:

@@ -10,10 +10,6 @@ from edgedecode.errors import InputError
 
 from .signals import SIGNALS
 
-EAD_WINDOW, EAD_DWELL = 5, 10
-"""Window and dwell of the paper on entropy-adaptive decoding (2502.06833), in tokens."""
-
-
 LONGEST = 1 << 20
 """Largest window and dwell in tokens."""
 

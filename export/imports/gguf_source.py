@@ -19,6 +19,7 @@ from ..gguf.specials import PHI3, Specials
 from ..gguf.vocabulary import Vocabulary
 from ..pack_texts import compiled_template
 from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
+from .imported_pack import WeightWidths
 
 _ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
 """Architectures that encode texts or fill gaps, but do not generate continuations."""
@@ -121,19 +122,6 @@ def read_gguf_template(source: GgufSource, generation: Generation) -> ChatTempla
     """Return the chat template, or None without one. Raises ExportError if it does not compile."""
     text = source.metadata.text("tokenizer.chat_template")
     return compiled_template(text, generation, name=source.name) if text else None
-
-
-@dataclass(frozen=True, slots=True)
-class WeightWidths:
-    """How a file's weights are quantized; `bits` and `block_size` are those of most of the layers' weights."""
-
-    parameters: int
-    bits: int
-    block_size: int
-    """0 for float types, which have no blocks."""
-    head_bits: int
-    quantization: str
-    """Names of the layers' types, the most common first."""
 
 
 def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:

@@ -33,6 +33,19 @@ class ImportRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightWidths:
+    """How a model's weights are stored; `bits` and `block_size` are those of most weights outside the head."""
+
+    parameters: int
+    bits: int
+    block_size: int
+    """0 for floats, which have no blocks."""
+    head_bits: int
+    quantization: str
+    """The widths or types outside the head, where one width does not tell them; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class Imported:
     """A model's manifest entry, and its weights file if that stays outside the pack."""
 

@@ -34,10 +34,10 @@ from .foreign_graphs import (
     context_limit,
     rewrite_builder_graph,
 )
-from .imported_pack import Imported, ImportRequest, outside_file, outside_weights
+from .imported_pack import Imported, ImportRequest, WeightWidths, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import OriginalGraph, check_import
-from .weight_widths import WeightWidths, read_widths
+from .weight_widths import read_widths
 
 _CAPABILITIES = ("tree", "rows")
 

@@ -10,21 +10,10 @@ import onnx_ir as ir
 from edgedecode.errors import ExportError
 
 from ..graph.passes.picked_rows import head_of
+from .imported_pack import WeightWidths
 
 _MATRIX_AXES = 2
 """Minimum number of axes of a counted weight; excludes norms and biases."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightWidths:
-    """How a graph's weights are stored; `bits` and `block_size` are those of most weights outside the head."""
-
-    parameters: int
-    bits: int
-    block_size: int
-    head_bits: int
-    quantization: str
-    """All bit widths outside the head if there are several; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from edgedecode.apps.eval.kv_quality import KvQuality
 from edgedecode.apps.eval.kv_types import compare_types, refused_types, scoring_nbytes, types_to_compare
 from edgedecode.cli import main
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.engines.text_scores import LIKELY, PIECE, ScoredText, score_rows, score_texts
+from edgedecode.engines.text_scores import LIKELY, PIECE, ScoredText, Scores, score_rows
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
@@ -125,11 +125,11 @@ def test_score_texts_of_a_wide_pass_use_the_quantized_cache(engine: str, monkeyp
     losses = {}
     for kv_type in ("float32", "int8"):
         with load(runtime=engine, kv_type=kv_type) as pair:
-            losses[kv_type] = score_texts(pair.target, [text]).losses
+            losses[kv_type] = Scores.joined(score_rows(pair.target, text)).losses
             if kv_type == "int8":
                 with monkeypatch.context() as patch:
                     patch.setattr("edgedecode.engines.text_scores.PIECE", 1)
-                    losses["row by row"] = score_texts(pair.target, [text]).losses
+                    losses["row by row"] = Scores.joined(score_rows(pair.target, text)).losses
                     assert len(list(score_rows(pair.target, text))) == 69
     smaller = np.abs(losses["int8"] - losses["float32"]).mean()
     widths = np.abs(losses["int8"] - losses["row by row"]).mean()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgedecode import Completion, Pair, Rule, SamplingOptions, SessionOptions
-from edgedecode.engines.text_scores import ScoredText, score_texts
+from edgedecode.engines.text_scores import ScoredText, Scores, score_rows
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
@@ -40,7 +40,7 @@ def answer(pair: Pair, prompt: str, **options: Any) -> tuple[Completion, list[in
 
 def assert_scored(pair: Pair, reply: Completion, prompt: list[int]) -> None:
     """Compare with the model's own scores of the text, computed in passes of 64 rows."""
-    scores = score_texts(pair.target, [ScoredText((*prompt, *reply.tokens), len(prompt))])
+    scores = Scores.joined(score_rows(pair.target, ScoredText((*prompt, *reply.tokens), len(prompt))))
     assert [each.token for each in reply.logprobs] == list(reply.tokens)
     np.testing.assert_allclose([-each.logprob for each in reply.logprobs], scores.losses, atol=NOISE)
     likeliest = [each.top[0][0] for each in reply.logprobs]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
-from edgedecode.engines.text_scores import LIKELY, PIECE, RowScores, ScoredText, Scores, score_texts
+from edgedecode.engines.text_scores import LIKELY, PIECE, RowScores, ScoredText, Scores, score_rows
 from edgedecode.testing import TableModel, toy_tables
 
 
@@ -22,7 +22,7 @@ def test_text_scores_are_those_of_the_model() -> None:
     text = ScoredText((3, 4, 5, 6, 7, 8), 2)
     rows = np.array([model.logits_after(text.tokens[:at]) for at in range(6)[1:]], np.float64)
     expected = [np.log(np.exp(rows[at - 1]).sum()) - rows[at - 1][text.tokens[at]] for at in range(2, 6)]
-    found = score_texts(model, [text])
+    found = Scores.joined(score_rows(model, text))
     assert found.losses == pytest.approx(expected, rel=1e-5)
     assert found.leading.tolist() == [int(rows[at - 1].argmax()) for at in range(2, 6)]
     assert found.perplexity == pytest.approx(np.exp(np.mean(expected)), rel=1e-5)
@@ -34,7 +34,7 @@ def test_text_scores_of_a_long_text_count_every_token_once() -> None:
     model = TableModel(toy_tables(32, seed=1))
     tokens = tuple(int(token) for token in np.random.default_rng(0).integers(0, 32, 2 * PIECE + 11))
     text = ScoredText(tokens, 10)
-    found = score_texts(model, [text])
+    found = Scores.joined(score_rows(model, text))
     assert model.passes == [9, PIECE, PIECE, 1]
     assert len(found.losses) == text.scored == 2 * PIECE + 1
     leading = [int(model.logits_after(tokens[:at]).argmax()) for at in range(10, len(tokens))]
