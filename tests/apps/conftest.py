@@ -68,7 +68,7 @@ def run() -> Run:
             command_line(words),
             input=stdin,
             capture_output=True,
-            timeout=120,
+            timeout=600,  # only ends what hangs: `bench --place` opens every engine, on a busy machine too
             check=False,
             env={**os.environ, **environment},
         )

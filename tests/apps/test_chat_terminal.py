@@ -144,7 +144,8 @@ def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
         assert child.end() == 0
         assert child.mode_now() == child.mode
     answer = load_messages(file)[1].content
-    shown = re.search(r"> hello\n([\s\S]*?)\n\d+ tokens", child.output)
+    # On a busy machine the line is drawn again when it is entered.
+    shown = re.search(r"> hello\n(?!\s*> hello)([\s\S]*?)\n\d+ tokens", child.output)
     assert shown
     assert len(answer) > 40
     assert shown[1].replace("\n", "") == answer
