@@ -118,8 +118,10 @@ class _Rules:
         if not isinstance(least, int) or not isinstance(most, int) or most < max(least, len(required)):
             return None
         bounded = least > len(required) or ("maxProperties" in own and (further or most < len(listed)))
-        if bounded and (further or not most or least > len(listed)):
+        if bounded and (further or least > len(listed)):
             return None
+        if bounded and not most:
+            return self._listed("{", "", "}", empty=True)
         pairs = [self._pair(_literal(name), listed[name]) for name in required + optional]
         if bounded:
             return self._sets(pairs, "", required=len(required), least=least, most=most)
@@ -158,16 +160,16 @@ class _Rules:
         """
         name = f"o{len(self.lines)}"
         self.lines += [f"{name}p{index}: {pair}" for index, pair in enumerate(pairs)]
-        firsts = [index for index in range(len(pairs)) if index == 0 or index >= required]
+        firsts = [index for index in range(len(pairs)) if index == 0 or (index >= required and most > required)]
         starts = [f"{name}p{index} {name}s::{1 << index}" for index in firsts]
         ends = f"{self._spelling.gap} {_literal_of('}')}"
         enough = [f"is_ones([0:{required}])"] if required else []
         enough += [f"bit_count_ge(_, {least})"] if least > required else []
         rest = [f"{ends} %if {_both(enough)}" if enough else ends]
-        room = [f"bit_count_lt(_, {most})"] if most < len(pairs) else []
+        room = [f"bit_count_lt([{required}:{len(pairs)}], {most - required})"] if most < len(pairs) else []
         for index in range(len(pairs)):
-            after = [] if index == 0 or index >= required else [f"bit_set({index - 1})"]
-            when = _both([f"bit_clear({index})", *after, *room])
+            after = [f"bit_set({index - 1})"] if 0 < index < required else []
+            when = _both([f"bit_clear({index})", *after, *(room if index >= required else [])])
             rest.append(f"{self._spelling.comma} {name}p{index} {name}s::set_bit({index}) %if {when}")
         if further:
             self.lines.append(f"{name}m: {further}")

@@ -20,7 +20,7 @@ from edgedecode.typed_json import JsonValue
 from .any_order import Spelling, any_order
 from .closing import closed
 from .grammar import Grammar, GrammarKind
-from .schema_check import checked_schema
+from .schema_check import checked_schema, without
 
 Untyped = Any
 """llguidance's objects; its type stubs are incomplete."""
@@ -80,7 +80,8 @@ class GrammarTokens:
         if not ends:
             raise InputError("structured output needs a pack with an end token")
         try:
-            self._tokens = self._engine.LLTokenizer(tokenizer.definition, n_vocab=rows, eos_token=sorted(ends))
+            definition = _unspelled(tokenizer, ends)
+            self._tokens = self._engine.LLTokenizer(definition, n_vocab=rows, eos_token=sorted(ends))
         except Exception as error:  # the library raises ValueError and its own types
             raise CapabilityError(f"llguidance cannot use this pack's tokenizer: {_line(str(error))}") from None
 
@@ -120,10 +121,11 @@ class GrammarTokens:
             )
         whole = [self._whole(grammar, schema, each) for each in (_USUAL, _OTHER)]
         if any(rules := [any_order(schema, each) for each in (_USUAL, _OTHER)]):
-            with suppress(InputError):  # larger than the library's own
-                lark = self._engine.LLMatcher.grammar_from_lark
-                parts = zip(rules, whole, strict=True)
-                return self._tried(grammar, [lark(_rules(grammar, own)) if own else other for own, other in parts])
+            lark, parts = self._engine.LLMatcher.grammar_from_lark, zip(rules, whole, strict=True)
+            sources = [lark(_rules(grammar, own)) if own else other for own, other in parts]
+            for own in (sources, whole, sources[:1]):  # rules may be larger than the library's own, or say more
+                with suppress(InputError):
+                    return self._tried(grammar, own)
         return self._tried(grammar, whole)
 
     def _tried(self, grammar: Grammar, sources: Sequence[str]) -> tuple[Untyped, ...]:
@@ -151,6 +153,17 @@ class GrammarTokens:
             part = json.dumps({**schema, "x-guidance": options})
             return str(matcher.grammar_from_lark(_rules(grammar, [f"json: %json {part}"])))
         return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+def _unspelled(tokenizer: Tokenizer, ends: Collection[int]) -> str:
+    """Return a tokenizer's file in which tokens without text have names that no text has.
+
+    llguidance writes such a token where a grammar's own text, as a key or a constant, spells its name.
+    """
+    texts = {tokenizer.token_text(id) for id in tokenizer.special_ids | (tokenizer.added_ids & {*ends})}
+    names = [re.escape(json.dumps(text, ensure_ascii=False)) for text in texts if text]
+    named = re.sub(rf"(?<!\\)(?:{'|'.join(names)})", lambda found: f'"\uffff{found[0][1:]}', tokenizer.definition)
+    return re.sub(r'("content":"\uffff[^{}]*"special":)false', r"\1true", named)  # as Phi-3 flags its </s>
 
 
 def _source(engine: Untyped, grammar: Grammar) -> str:
@@ -331,8 +344,11 @@ def schema_fault(schema: dict[str, JsonValue]) -> str | None:
     try:
         text = Grammar.of_schema(schema).text  # its size first: compiling what is much larger takes 100 MB
         given = checked_schema(text)
-        for each in (given, closed(given)):  # closed options exclude each other, and an answer may still fit two
-            _compile_alone(each)
+        schema = closed(given)
+        rules = "".join(any_order(schema, _USUAL))
+        counted = [name for name in ("minProperties", "maxProperties") if rules and f'"{name}": ' not in rules]
+        for each in (given, schema):  # closed options exclude each other, and an answer may still fit two
+            _compile_alone(without(each, counted))
     except InputError as error:
         return str(error).removeprefix(_UNSUPPORTED)
     except (ValueError, RecursionError) as error:

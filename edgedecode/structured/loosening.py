@@ -204,7 +204,7 @@ def _fault(keyword: str, schema: _Schema) -> str | None:
     if check is not None and not check(value):
         return f"{value!r:.80} is not a value of {keyword}"
     if keyword in ("format", "pattern"):
-        return schema_fault({"type": "string", keyword: value})
+        return schema_fault({"type": schema.get("type", "string"), keyword: value})
     if keyword == "maxProperties":
         inner = {each: own for each in _NAMES if isinstance(own := schema.get(each), dict)}
         names: _Schema = {each: dict.fromkeys(own, True) for each, own in inner.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import lcm
 
@@ -67,6 +67,8 @@ def checked_schema(text: str) -> _Schema:
         each.clear()
         each.update(placed)
     _check(schema)
+    if (reference := _endless(schema)) is not None:
+        raise _refusal(f"what {reference[:80]!r} requires contains itself, so that no answer ends: require less")
     if any("$id" in each for each, _ in subschemas(schema)):  # references are relative to it
         return schema
     whole = _Options(schema).followed(schema)
@@ -82,6 +84,15 @@ def fits(schema: _Schema) -> bool:
     except InputError:
         return False
     return True
+
+
+def without(schema: _Schema, keywords: Sequence[str]) -> _Schema:
+    """Return a copy of a schema in which no schema has these keywords."""
+    copy: _Schema = json.loads(json.dumps(schema))
+    for each, _ in subschemas(copy):
+        for keyword in keywords:
+            each.pop(keyword, None)
+    return copy
 
 
 def _check(root: _Schema) -> None:
@@ -145,6 +156,35 @@ def _check_multiples(multiples: list[Decimal]) -> None:
     largest = max(each.adjusted() for each in multiples)
     if digits + largest > _DIGITS or lcm(*(int(each.scaleb(digits)) for each in multiples)) > _MULTIPLE:
         raise _refusal(f"the common multiple of its multipleOf has more than {_MULTIPLE} steps")
+
+
+def _endless(root: _Schema) -> str | None:
+    """Return a reference to a schema that no finite value follows; None: there is none."""
+    found = {target for each, _ in subschemas(root) if isinstance(target := each.get("$ref"), str)}
+    endless = {each: root if each == "#" else named(each, root) for each in found}
+    while ending := [each for each, target in endless.items() if _ends(target, endless)]:
+        for each in ending:
+            del endless[each]
+    return min(endless, default=None)
+
+
+def _ends(schema: JsonValue, endless: Mapping[str, JsonValue]) -> bool:
+    """Return whether a finite value follows a schema without these references."""
+    if not isinstance(schema, dict):
+        return True
+    every, choices = _list(schema, "allOf"), [each for name in ("anyOf", "oneOf") if (each := _list(schema, name))]
+    if schema.get("type") == "object":
+        properties = _mapping(schema.get("properties"))
+        every = [*every, *(properties.get(name) for name in _list(schema, "required") if isinstance(name, str))]
+    if schema.get("type") == "array" and isinstance(least := schema.get("minItems"), int):
+        places = _list(schema, "prefixItems")
+        every = [*every, *places[:least], *([schema.get("items")] if least > len(places) else [])]
+    refers = isinstance(target := schema.get("$ref"), str) and target in endless
+    return (
+        not refers
+        and all(_ends(each, endless) for each in every)
+        and all(any(_ends(each, endless) for each in options) for options in choices)
+    )
 
 
 class _Options:
@@ -240,6 +280,11 @@ def _leaves(value: JsonValue) -> Iterator[JsonValue]:
             todo += each.values()
         else:
             yield each
+
+
+def _list(schema: _Schema, keyword: str) -> list[JsonValue]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
 
 
 def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -22,6 +23,7 @@ from .messages import Message
 from .token_text import Pieces, component_steps
 from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
+_Value = TypeVar("_Value")
 _CACHED_WORDS = 64
 """Words in the encoding cache: four times as many are 2 to 4% faster; the library's default, 10,000, can take 80 MB."""
 _WORD_NBYTES = 9000
@@ -132,8 +134,10 @@ class Tokenizer:
         folded into others. Raises as `ChatTemplate.render`, and InputError if a message would be left out.
         """
         sent = [Sent(each.role, each.content, each.thought) for each in messages]
-        if (shield := self._control.shield(text for each in sent for text in (each.content, each.thought))) is not None:
+        texts = [text for each in sent for text in (each.content, each.thought)] + [*_texts(arguments)]
+        if (shield := self._control.shield(texts)) is not None:
             sent = [each.changed(partial(shield.over, role=each.role)) for each in sent]
+            arguments = _changed(arguments, partial(shield.over, role="user"))
         text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
         return text if shield is None else shield.lifted(text)
 
@@ -228,6 +232,28 @@ class Tokenizer:
                 for id, token in sorted(self._inner.get_added_tokens_decoder().items())
             ],
         }
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in a variable of a template."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in value.items() for each in item for text in _texts(each))
+    elif isinstance(value, list | tuple):
+        yield from (text for each in value for text in _texts(each))
+
+
+def _changed(value: _Value, change: Callable[[str], str]) -> _Value:
+    """Return a variable of a template with its texts changed."""
+    found: Any = value
+    if isinstance(value, str):
+        found = change(value)
+    elif isinstance(value, Mapping):
+        found = {_changed(name, change): _changed(each, change) for name, each in value.items()}
+    elif isinstance(value, list | tuple):
+        found = [_changed(each, change) for each in value]
+    return found
 
 
 @contextmanager

@@ -59,6 +59,7 @@ FOLLOWED: list[dict[str, Any]] = [
     of({"id": {"allOf": [{**TEXT, "pattern": "^a"}, {"pattern": "b$"}]}}),
     of({"a": TEXT, "b": {"$ref": "#/properties/a"}}, minProperties=1),
     of({"a": TEXT, "b": TEXT}, "a", maxProperties=2, additionalProperties=False),
+    of({"a": TEXT, "b": TEXT, "c": TEXT}, maxProperties=2),
     of({"kind": {"const": "file"}}, "kind", **{"x-order": 3, "examples": [1]}),
 ]
 LOOSENED: list[tuple[dict[str, Any], str]] = [
@@ -85,7 +86,8 @@ LOOSENED: list[tuple[dict[str, Any], str]] = [
     (of({"a": {"oneOf": [TEXT, {"type": "string", "maxLength": 3}]}}), "oneOf"),
     (of({"a": {"oneOf": [of({"k": TEXT}), of({"l": TEXT})]}}), "oneOf"),
     (of({}, minProperties=2), ".minProperties"),
-    (of({"a": TEXT, "b": TEXT, "c": TEXT}, maxProperties=2), ".maxProperties"),
+    (of({"a": TEXT, "b": TEXT, "c": TEXT}, maxProperties=2, additionalProperties=True), ".maxProperties"),
+    (of({"a": {"$ref": "#/$defs/a"}}, **{"$defs": {"a": of({"a": {"$ref": "#/$defs/a"}}, "a")}}), "'#/$defs/a'"),
     (of({"a": TEXT, "b": NUMBER}, "a", "b", maxProperties=1), ".maxProperties"),
     (of({"a": {"type": "object", "patternProperties": {"^(?=x)": TEXT}}}), ".properties.a.patternProperties"),
     (of({"a": {"type": "string", "const": "a\u0000b"}}), ".properties.a.const"),

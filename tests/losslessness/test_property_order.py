@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,20 @@ from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar
+from edgedecode.text.tokenizer import Tokenizer
+from tests.shared_paths import SHARED
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
+from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, schema_fault
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
 ASKED = "Extract name, age, city as JSON.\nMy name is Clara Reed. I am a singer from Paris and I am 71."
 SAID = {"name": "Clara Reed", "age": 71, "city": "Paris"}
+ONE, TEXT = {"type": "integer"}, {"type": "string"}
 TYPES = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
 
 
@@ -87,18 +91,30 @@ def test_no_property_comes_twice_and_required_ones_are_there(pair: Pair, grammar
 def test_objects_have_as_many_properties_as_their_schema_says(
     bounds: tuple[int, int | None], required: tuple[str, ...], pair: Pair, grammars: GrammarTokens
 ) -> None:
-    """Of some bounds llguidance refuses the schema; of none it takes too few or too many."""
+    """Some lower bounds are refused; of none an object has too few or too many."""
     least, most = bounds
     limits = {"minProperties": least} if most is None else {"minProperties": least, "maxProperties": most}
     schema = {**of(tuple(TYPES), *required), **limits}
     values = [{name: SAID[name] for name in names[:count]} for names in permutations(TYPES) for count in range(4)]
-    try:
-        taken = [value for value in values if takes(grammars, schema, json.dumps(value), pair)]
-    except edgedecode.InputError:
-        assert least > 1 + len(required) or most in (0, 2, 3)
+    refused = least > 1 + len(required) or (most is not None and most < len(required))
+    assert (schema_fault(schema) is not None) == refused
+    if refused:
+        with pytest.raises(edgedecode.InputError):
+            grammars.constraint(Grammar.of_schema(schema))
         return
+    taken = [value for value in values if takes(grammars, schema, json.dumps(value), pair)]
     fits = [each for each in values if least <= len(each) <= (3 if most is None else most) and {*required} <= {*each}]
     assert {tuple(each) for each in taken} == {tuple(each) for each in fits}
+
+
+def test_optional_properties_leave_room_for_required_ones(pair: Pair, grammars: GrammarTokens) -> None:
+    """With no room left for a required property, no token would follow."""
+    schema = {**of(tuple(TYPES), "age"), "maxProperties": 2}
+    begun, second = '{"name": "A"', ', "city": "B"'
+    constraint = grammars.constraint(Grammar.of_schema(schema))
+    assert constraint.allows(pair.tokenizer.encode(begun)) == len(pair.tokenizer.encode(begun))
+    assert constraint.allows(pair.tokenizer.encode(begun + second)) < len(pair.tokenizer.encode(begun + second))
+    assert takes(grammars, schema, begun + ', "age": 1}', pair)
 
 
 def test_several_patterns_of_a_text_are_all_followed(pair: Pair, grammars: GrammarTokens) -> None:
@@ -150,16 +166,51 @@ def test_what_is_empty_may_be_inside_of_something(pair: Pair, grammars: GrammarT
     assert not takes(grammars, schema, '{"none": { }, "list": []}', pair)
 
 
-def test_a_schema_that_requires_itself_is_refused_in_words(grammars: GrammarTokens) -> None:
-    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}
+NODE = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+ENDLESS: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    LOOP,
+    {"$defs": {"a": NODE}, "$ref": "#/$defs/a"},
+    {"$defs": {"a": {"anyOf": [NODE, {"$ref": "#/$defs/a"}]}}, "type": "array", "items": {"$ref": "#/$defs/a"}},
+    {"$defs": {"a": {"type": "array", "items": {"allOf": [NODE]}, "minItems": 1}}, "$ref": "#/$defs/a"},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_a_schema_that_requires_itself_is_refused_in_words(schema: dict[str, Any], grammars: GrammarTokens) -> None:
     with pytest.raises(edgedecode.InputError, match="contains itself, so that no answer ends"):
         grammars.constraint(Grammar.of_schema(schema))
+    assert "contains itself" in (schema_fault(schema) or "")
+
+
+def test_a_schema_that_may_end_inside_of_itself_is_followed(pair: Pair, grammars: GrammarTokens) -> None:
+    node = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, ONE]}}, "required": ["a"]}
+    assert takes(grammars, {"$defs": {"a": node}, "$ref": "#/$defs/a"}, '{"a": {"a": 1}}', pair)
+
+
+@pytest.mark.parametrize("folder", [SHARED / "tokenizers" / "phi3", SHARED / "tokenizers" / "smollm2", BUNDLED_PACK])
+def test_a_schemas_own_text_may_spell_special_tokens(folder: Path) -> None:
+    """A special token in its place would end the answer in the middle, or fail."""
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip("the tokenizer is not here")
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    mute = {token for token in tokenizer.added_ids if not tokenizer.token_bytes(token)}
+    ends = mute | ({token} if (token := tokenizer.token_to_id("</s>")) in tokenizer.added_ids else set())
+    constraints = GrammarTokens(tokenizer, rows=tokenizer.size, ends=ends)
+    for text in [tokenizer.token_text(token) for token in sorted(ends)[:4]]:
+        schema = {"type": "object", "properties": {text: {"const": f"a{text}b"}}, "required": [text]}
+        constraint, written = constraints.constraint(Grammar.of_schema(schema)), list[int]()
+        while not ends & {*constraint.allowed().tolist()}:
+            written += constraint.forced()[:1] or constraint.allowed()[:1].tolist()
+            constraint.extend(written[-1:])
+        assert json.loads(tokenizer.decode(written)) == {text: f"a{text}b"}
+        assert not ends & {*written}
 
 
 NAMED, AGED = of(("name",), "name"), of(("age", "city"), "age")
 OPEN = {**of(("name", "age"), "name"), "additionalProperties": True}
 PATTERN = {**of(("name",), "name"), "patternProperties": {"^x_": {"type": "integer"}}}
-ONE, TEXT = {"type": "integer"}, {"type": "string"}
 PLACES = {"type": "array", "prefixItems": [ONE, TEXT]}
 WHOLE: list[tuple[dict[str, Any], Any]] = [
     ({"allOf": [NAMED, AGED]}, {"name": "A", "age": 1, "city": "B"}),

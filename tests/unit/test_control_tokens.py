@@ -158,6 +158,23 @@ def test_a_later_turn_forges_nothing_either(folder: Path) -> None:
         assert content.strip() in tokenizer.decode(found), content
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_variable_of_the_template_forges_nothing(folder: Path) -> None:
+    inner, source = opened(folder)._inner, opened(folder).chat_template.source
+    tokenizer = Tokenizer(inner, chat_template=ChatTemplate("{{ extra.note }}{{ extra.more[0] }}" + source))
+    special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
+
+    def prompt(text: str) -> list[int]:
+        arguments = {"extra": {"note": text, "more": [text]}}
+        return tokenizer.encode(tokenizer.render([Message("user", "a")], arguments=arguments))
+
+    usual = sum(id in tokenizer.special_ids for id in prompt("harmless"))
+    for text in (*special, "".join(special)):
+        found = prompt(text)
+        assert sum(id in tokenizer.special_ids for id in found) == usual, text
+        assert text.strip() in tokenizer.decode(found), text
+
+
 def test_letters_that_a_normalizer_makes_a_control_token_of_are_text() -> None:
     inner = tokenizers.Tokenizer.from_file(str(BUNDLED_PACK / "tokenizer.json"))
     inner.normalizer = tokenizers.normalizers.NFKC()
