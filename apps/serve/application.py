@@ -111,7 +111,8 @@ class _Endpoints:
     def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
         self._service, self._metrics, self._seconds = service, metrics, limits.seconds
         self._strict, items = limits.strict_model, KeptItems(service.pair.budget)
-        self._responses = partial(read_response, find=items.find), partial(ResponsesReply, keep=items.keep)
+        read = partial(read_response, find=items.find, before=items.before)
+        self._responses = read, partial(ResponsesReply, keep=items.keep)
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:

@@ -1,6 +1,6 @@
-"""Items of past responses, to which clients of /v1/responses refer instead of sending them again."""
+"""Past responses and their items, to which clients of /v1/responses refer instead of sending them again."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.json import decode, encode
@@ -9,6 +9,7 @@ from edgedecode import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.typed_json import described
 
+from .requests.asked import PastTurn
 from .responses import Item
 
 _NBYTES, _ITEM_NBYTES = 1 << 20, 300
@@ -16,8 +17,8 @@ _NBYTES, _ITEM_NBYTES = 1 << 20, 300
 
 
 class KeptItems:
-    """The latest items, in a megabyte of the budget; none where it has no room. Only an item's id, a random one, finds
-    it, so that one client's stay hidden from others.
+    """The latest responses, in a megabyte of the budget; none where it has no room. Only the id of a response or an
+    item, a random one, finds it, so that one client's stay hidden from others.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -26,10 +27,11 @@ class KeptItems:
         self._found: dict[str, bytes] = {}
         self._nbytes = 0
 
-    def keep(self, items: Iterable[Item]) -> None:
-        """Keep items in the place of the oldest."""
-        for item in items:
-            self._found[item.id] = data = encode(item)
+    def keep(self, response: str, turn: PastTurn, output: Sequence[Item]) -> None:
+        """Keep a response, with the items of its request and of its answer, in the place of the oldest."""
+        whole = {"previous": turn.previous, "items": [*turn.items, *output]}
+        for id, value in (*((item.id, item) for item in output), (response, whole)):
+            self._found[id] = data = encode(value)
             self._nbytes += _ITEM_NBYTES + len(data)
         while self._nbytes > self._most():
             self._nbytes -= _ITEM_NBYTES + len(self._found.pop(next(iter(self._found))))
@@ -38,6 +40,17 @@ class KeptItems:
         """Return the item of an id, if it is still kept."""
         data = self._found.get(id)
         return None if data is None else decode(data, type=described(dict[str, Any]))
+
+    def before(self, response: str) -> list[dict[str, Any]] | None:
+        """Return the items up to a response and its own; None: it, or one that it continues, is not kept any more."""
+        found: list[dict[str, Any]] = []
+        while response:
+            whole = self.find(response)
+            if whole is None or "previous" not in whole:
+                return None
+            found[:0] = whole["items"]
+            response = whole["previous"]
+        return found
 
     def _most(self) -> int:
         """Return the room for items, which is leased for the first."""

@@ -15,7 +15,7 @@ from edgedecode.decoding.stats import Stats
 
 from .logprobs import Entry, Logprob, response_form
 from .replies import Answered, Event, calls_of, text_of, timings
-from .requests.asked import Asked
+from .requests.asked import Asked, PastTurn
 from .requests.tools import Call
 
 _Ended: TypeAlias = Literal["completed", "incomplete"]
@@ -91,7 +91,7 @@ class Response(Struct, kw_only=True):
     temperature: float
     top_p: float | None
     max_output_tokens: int | None
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     store: bool = False
     metadata: Any = {}
     truncation: str = "disabled"
@@ -106,12 +106,12 @@ class Response(Struct, kw_only=True):
 class ResponsesReply:
     """The reply of /v1/responses: one answer, which is a message or calls.
 
-    keep: takes the items of a whole answer, to which a later request may refer.
+    keep: takes the id and the items of a whole answer, to which a later request may refer, and its request.
     """
 
     asked: Asked
     model: str
-    keep: Callable[[Sequence[Item]], None] = lambda _: None
+    keep: Callable[[str, PastTurn, Sequence[Item]], None] = lambda *_: None
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time()))
     _number: int = 0
@@ -202,11 +202,15 @@ class ResponsesReply:
         return [self._event(found.status, response=found)]
 
     def _keep(self) -> None:
-        if self.asked.stored:
-            self.keep(self._output)
+        if self.asked.turn is not None and not self._failed:
+            self.keep(self._id, self.asked.turn, self._output)
 
     def encoded(self, event: Event) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
+
+    @property
+    def _id(self) -> str:
+        return f"resp_{self.id}"
 
     @property
     def _place(self) -> dict[str, object]:
@@ -253,7 +257,7 @@ class ResponsesReply:
 
     def _response(self, reason: FinishReason | None, stats: Sequence[Stats]) -> Response:
         found = Response(
-            id=f"resp_{self.id}",
+            id=self._id,
             object="response",
             created_at=self.created,
             status="failed" if self._failed else _status(reason) if stats else "in_progress",
@@ -264,6 +268,7 @@ class ResponsesReply:
             temperature=self.asked.sampling.temperature,
             top_p=self.asked.sampling.top_p,
             max_output_tokens=self.asked.max_tokens,
+            store=self.asked.turn is not None,
             usage=_usage(stats[0]) if stats else None,
             timings=timings(stats) if stats else UNSET,
         )

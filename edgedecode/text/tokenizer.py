@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
 
 import tokenizers
 
@@ -23,7 +22,6 @@ from .messages import Message
 from .token_text import Pieces, component_steps
 from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
-_Value = TypeVar("_Value")
 _CACHED_WORDS = 64
 """Words in the encoding cache: four times as many are 2 to 4% faster; the library's default, 10,000, can take 80 MB."""
 _WORD_NBYTES = 9000
@@ -137,7 +135,8 @@ class Tokenizer:
         texts = [text for each in sent for text in (each.content, each.thought)] + [*_texts(arguments)]
         if (shield := self._control.shield(texts)) is not None:
             sent = [each.changed(partial(shield.over, role=each.role)) for each in sent]
-            arguments = _changed(arguments, partial(shield.over, role="user"))
+            change = partial(shield.over, role="user")
+            arguments = {name: _changed(each, change) for name, each in arguments.items()}
         text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
         return text if shield is None else shield.lifted(text)
 
@@ -244,16 +243,13 @@ def _texts(value: object) -> Iterator[str]:
         yield from (text for each in value for text in _texts(each))
 
 
-def _changed(value: _Value, change: Callable[[str], str]) -> _Value:
+def _changed(value: object, change: Callable[[str], str]) -> object:
     """Return a variable of a template with its texts changed."""
-    found: Any = value
     if isinstance(value, str):
-        found = change(value)
-    elif isinstance(value, Mapping):
-        found = {_changed(name, change): _changed(each, change) for name, each in value.items()}
-    elif isinstance(value, list | tuple):
-        found = [_changed(each, change) for each in value]
-    return found
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_changed(name, change): _changed(each, change) for name, each in value.items()}
+    return [_changed(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager

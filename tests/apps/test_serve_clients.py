@@ -25,7 +25,7 @@ from openai.types.responses import ResponseUsage
 from edgedecode.apps.serve.application import Limits
 from edgedecode.apps.serve.kept_items import KeptItems
 from edgedecode.apps.serve.replies import Answered, CompletionsReply, calls_of
-from edgedecode.apps.serve.requests.asked import Asked
+from edgedecode.apps.serve.requests.asked import Asked, PastTurn
 from edgedecode.apps.serve.requests.responses import read_response
 from edgedecode.apps.serve.responses import OutputMessage, OutputText, ResponsesReply
 from tests.apps.test_serve import Running
@@ -309,10 +309,9 @@ def test_outputs_of_several_calls_follow_them_in_the_order_of_the_calls() -> Non
 
 
 def test_what_should_be_stored_is_answered_with_a_note() -> None:
-    """Semantic Kernel's agents ask for it by default."""
-    note = "store was not followed: no answer can be retrieved later"
-    assert read(USER, store=True).notes == read_items(USER, store=True).notes == (note,)
-    assert read(USER, store=False).notes == read_items(USER).notes == ()
+    """Semantic Kernel's agents ask for it by default. Responses are stored."""
+    assert read(USER, store=True).notes == ("store was not followed: no answer can be retrieved later",)
+    assert read(USER, store=False).notes == read_items(USER, store=True).notes == ()
 
 
 def test_as_many_of_the_best_as_there_are_answers_are_all(server: Running) -> None:
@@ -369,12 +368,41 @@ def test_items_of_past_answers_may_be_referred_to(server: Running, *, stream: bo
     assert fresh.usage.input_tokens < texts[0][1]
 
 
-def test_items_that_should_not_be_stored_are_not(server: Running) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_continues_another(server: Running, *, stream: bool) -> None:
+    """OpenAI's agents, LangChain and AI SDK send the id of the last response and what is new."""
+    given: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40, "tools": FLAT[:1]}
+
+    def answered(items: Any, choice: str = "none", **more: Any) -> Any:
+        reply = server.client.responses.create(input=items, tool_choice=choice, stream=stream, **given, **more)
+        return [*reply][-1].response if stream else reply
+
+    ask, more = said("user", "Will it rain in Athens on Monday?"), said("user", "And in Oslo?")
+    first = answered([ask], "required", instructions="Be brief.")
+    result = output(first.output[0].call_id, "rain")
+    second = answered([result], previous_response_id=first.id)
+    third = answered([more], previous_response_id=second.id)
+    whole = answered([ask, *(each.model_dump() for each in first.output), result, *second.output, more])
+    assert (third.output_text, third.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    assert (third.previous_response_id, third.store, whole.previous_response_id) == (second.id, True, None)
+
+
+def test_errors_in_the_new_items_have_their_own_places(server: Running) -> None:
+    _, first = server.post({"input": [USER, USER], "max_output_tokens": 2}, RESPONSES)
+    items = [output("nothing", "x")]
+    status, reply = server.post({"input": items, "previous_response_id": first["id"]}, RESPONSES)
+    assert (status, reply["error"]["param"]) == (400, "input[0].call_id")
+
+
+def test_what_should_not_be_stored_is_not(server: Running) -> None:
     given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "store": False}
     _, reply = server.post(given, RESPONSES)
     (item,) = reply["output"]
     status, refused = server.post({"input": [{"type": "item_reference", "id": item["id"]}]}, RESPONSES)
     assert (status, refused["error"]["param"]) == (400, "input[0]")
+    for id in (reply["id"], item["id"]):
+        status, refused = server.post(given | {"previous_response_id": id}, RESPONSES)
+        assert (status, refused["error"]["param"]) == (400, "previous_response_id")
 
 
 def message(id: str) -> OutputMessage:
@@ -385,11 +413,12 @@ def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
     budget, tight = Budget(4 << 20), Budget(1 << 19)
     kept, none = KeptItems(budget), KeptItems(tight)
     for number in range(3000):
-        kept.keep([message(f"msg_{number}")])
-    none.keep([message("msg_0")])
+        kept.keep(f"resp_{number}", PastTurn(f"resp_{number - 1}", [USER]), [message(f"msg_{number}")])
+    none.keep("resp_0", PastTurn("", []), [message("msg_0")])
     assert (kept.find("msg_0"), none.find("msg_0"), tight.used_nbytes, budget.used_nbytes) == (None, None, 0, 1 << 20)
     assert kept.find("msg_2999") == to_builtins(message("msg_2999"))
-    assert 900 < sum(kept.find(f"msg_{number}") is not None for number in range(3000)) < 1100
+    assert 400 < sum(kept.find(f"msg_{number}") is not None for number in range(3000)) < 550
+    assert kept.before("resp_2999") is None  # its beginning is gone
 
 
 def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:

@@ -147,7 +147,7 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
         ({"input": [{"type": "compaction"}]}, "input[0] is of type 'compaction'"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0] refers to the item 'msg_1'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "this server reads text only"),
-        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id is not supported"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "does not have 'resp_1'"),
         ({"input": "x", "tools": [{"name": "weather"}]}, "tools[0].type is missing"),
         ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
         ({"input": "x", "tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice names no function"),

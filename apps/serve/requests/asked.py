@@ -56,6 +56,14 @@ class ModelName:
 
 
 @dataclass(frozen=True, slots=True)
+class PastTurn:
+    """A request of /v1/responses. previous: the id of the response that it continues; empty: none. items: its own."""
+
+    previous: str
+    items: Sequence[Mapping[str, JsonValue]]
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A checked request. messages: all but the last for a chat, whose text is `text`."""
 
@@ -94,8 +102,8 @@ class Asked:
     """Whether the oldest turns are dropped if the conversation outgrows the context."""
     notes: tuple[str, ...] = ()
     """What is not followed, since a client can do without it; for the reply's header."""
-    stored: bool = False
-    """Whether a later request may refer to the items of the answer."""
+    turn: PastTurn | None = None
+    """What a later request may refer to, with the answer; None: neither."""
     echoed: Mapping[str, JsonValue] = field(default_factory=dict)
     """Fields that the reply repeats."""
 

@@ -19,6 +19,7 @@ from .asked import (
     Asked,
     ChatBody,
     Most,
+    PastTurn,
     Seed,
     Stop,
     asked_chat,
@@ -33,7 +34,7 @@ from .tool_fields import CHOICES, ChoiceBody, ToolBody
 _SAME = (
     *(each.name for each in fields(SamplingBody)),
     *("model", "stream", "seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "truncation"),
-    *("ignore_eos", "store"),
+    "ignore_eos",
 )
 """Fields that mean the same for chat completions."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -53,9 +54,10 @@ _LEFT_OUT = (
 )
 """Items of the input that other servers and clients made for themselves: no chat template has a place for them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_Items: TypeAlias = list[dict[str, Any]]
 _Find: TypeAlias = Callable[[str], dict[str, Any] | None]
+_Before: TypeAlias = Callable[[str], _Items | None]
 UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
-    "previous_response_id": (),
     "conversation": (),
     "prompt": ({},),
     "background": (False,),
@@ -69,7 +71,7 @@ UNSUPPORTED_RESPONSES: Mapping[str, tuple[object, ...]] = {
 """Fields that would change the answer, or need a store, with their neutral values, which are accepted."""
 _ECHOED = (
     *("instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"),
-    *("top_logprobs", "truncation"),
+    *("top_logprobs", "truncation", "previous_response_id"),
 )
 
 
@@ -90,16 +92,20 @@ class _Reasoning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBody(SamplingBody):
-    """The body of /v1/responses. input: a text, or messages, calls and their outputs."""
+    """The body of /v1/responses. input: a text, or messages, calls and their outputs.
+
+    previous_response_id: of the response that it continues, without its instructions.
+    """
 
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=10_000)]
     model: str | None = None
+    previous_response_id: str | None = None
     instructions: str | None = None
     max_output_tokens: Most | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
-    store: Annotated[bool, Meta(description="false: no later request refers to the answer's items.")] | None = None
+    store: Annotated[bool, Meta(description="false: no later request refers to the answer.")] | None = None
     stream: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
@@ -111,18 +117,24 @@ class ResponseBody(SamplingBody):
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
-def read_response(data: bytes, defaults: SamplingOptions, *, find: _Find = lambda _: None) -> Asked:
-    """Read a body of /v1/responses, as the chat that means the same. find: returns a past answer's item by its id.
+def read_response(
+    data: bytes, defaults: SamplingOptions, *, find: _Find = lambda _: None, before: _Before = lambda _: None
+) -> Asked:
+    """Read a body of /v1/responses, as the chat that means the same. Raises InputError.
 
-    Raises InputError.
+    find: returns a past answer's item by its id. before: returns the items up to a past response by its id.
     """
     value = read_object(data)
     body = typed_body(value, ResponseBody)
-    if value.get("previous_response_id") is not None:
+    previous = body.previous_response_id or ""
+    earlier = before(previous) if previous else []
+    if earlier is None:
         raise InputError(
-            "previous_response_id is not supported, since this server stores no responses: send the earlier items again"
+            f"previous_response_id: this server does not have {previous[:80]!r}, or no longer: send the earlier items "
+            "again"
         )
-    given = body.input if isinstance(body.input, str) else _resolved(body.input, find)
+    message: dict[str, Any] = {"role": "user", "content": body.input}
+    given = [message] if isinstance(body.input, str) else _resolved(body.input, find)
     check_fields(value, {each.name for each in fields(body)}, UNSUPPORTED_RESPONSES)
     logprobs = _includes_logprobs(body.include or [])
     if body.top_logprobs and not logprobs:
@@ -130,7 +142,7 @@ def read_response(data: bytes, defaults: SamplingOptions, *, find: _Find = lambd
     text, effort = body.text or _Text(), (body.reasoning or _Reasoning()).effort
     check_choice("text.verbosity", text.verbosity, VERBOSITIES)
     check_choice("reasoning.effort", effort, EFFORTS)
-    conversation = _conversation(body.instructions, given)
+    conversation = _conversation(body.instructions, [*earlier, *given], first=-len(earlier))
     same: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {"verbosity": text.verbosity}
     chat = ChatBody(messages=[*conversation.bodies], logprobs=logprobs, reasoning_effort=effort, **same)
     form = None if text.format is None else read_format(text.format, "text.format")
@@ -139,12 +151,13 @@ def read_response(data: bytes, defaults: SamplingOptions, *, find: _Find = lambd
         asked = replace(asked, max_tokens=most_tokens("max_output_tokens", body.max_output_tokens, least=1))
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
     echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
-    return replace(asked, echoed=echoed, stored=body.store is not False, notes=(*asked.notes, *_left_out(given)))
+    turn = None if body.store is False else PastTurn(previous, given)
+    return replace(asked, echoed=echoed, turn=turn, notes=(*asked.notes, *_left_out(given)))
 
 
-def _resolved(items: Sequence[dict[str, Any]], find: _Find) -> list[dict[str, Any]]:
+def _resolved(items: Sequence[dict[str, Any]], find: _Find) -> _Items:
     """Return items with those to which some only refer in their place. Raises InputError."""
-    found = list[dict[str, Any]]()
+    found = _Items()
     for number, item in enumerate(items):
         refers = item.get("type") == "item_reference" or item.keys() == {"id"}
         known = find(str(item.get("id", ""))) if refers else item
@@ -167,9 +180,9 @@ def _own_form(given: JsonValue) -> JsonValue:
     return given["type"] if isinstance(given, dict) and given.get("type") in CHOICES else given
 
 
-def _left_out(given: str | list[dict[str, Any]]) -> list[str]:
+def _left_out(given: _Items) -> list[str]:
     """Return a note about the items that no chat has a place for, if there are any."""
-    kinds = {item["type"] for item in given if isinstance(item, dict) and item.get("type") in _LEFT_OUT}
+    kinds = {item["type"] for item in given if item.get("type") in _LEFT_OUT}
     return [f"input items of the types {', '.join(sorted(kinds))} were left out"] if kinds else []
 
 
@@ -180,12 +193,14 @@ def _includes_logprobs(include: Sequence[str]) -> bool:
     return _LOGPROBS in include
 
 
-def _conversation(instructions: str | None, given: str | list[dict[str, Any]]) -> Conversation:
-    """Return the messages of a chat, each with the place of the first item of the input that it is made of."""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+def _conversation(instructions: str | None, items: _Items, *, first: int) -> Conversation:
+    """Return the messages of a chat, each with the place of the first item of the input that it is made of.
+
+    first: the first item's number in the input, below 0 for those of earlier responses.
+    """
     found: list[Any] = [] if instructions is None else [{"role": "system", "content": instructions}]
     numbers, calls = [0] * len(found), list[JsonValue]()
-    for number, item in enumerate(items):
+    for number, item in enumerate(items, first):
         kind = item.get("type") or "message"
         if kind in _LEFT_OUT:
             continue
@@ -208,7 +223,7 @@ def _conversation(instructions: str | None, given: str | list[dict[str, Any]]) -
         numbers += [number] * (len(found) - len(numbers))
     if not found:
         raise InputError("input has no message: give one at least")
-    places = [f"input[{number}]" for number in numbers]
+    places = [f"input[{number}]" if number >= 0 else "previous_response_id" for number in numbers]
     try:
         bodies = [typed(message, MessageBody, place) for message, place in zip(found, places, strict=True)]
     except ValueError as error:
