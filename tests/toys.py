@@ -300,6 +300,9 @@ def reference_row(
         return [float(id == best) for id in range(vocabulary)]
     top = max(logits)
     weights = [float(np.exp((value - top) / options.temperature)) for value in logits]
+    if options.top_n_sigma:
+        least = top - options.top_n_sigma * float(np.std([value for value in logits if value > top - 1000]))
+        weights = [weight if value >= least else 0.0 for weight, value in zip(weights, logits, strict=True)]
     if options.top_k:
         least = sorted(weights, reverse=True)[: options.top_k][-1]
         weights = [weight if weight >= least else 0.0 for weight in weights]

@@ -24,6 +24,8 @@ Penalty = Callable[[FloatArray, FloatArray, float], FloatArray]
 """(logits of the tokens seen, how often each was generated, the option's value) → the penalised logits."""
 Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
 """(weights, at least one of them positive, the option's value) → a mask of the weights to keep, at least one."""
+Floor = Callable[[FloatArray, float], np.float32]
+"""(a row of logits after the penalties, the option's value) → the smallest logit to keep, at most the largest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class SamplingOption:
     """The key in a GGUF file, after `general.sampling.`; empty: none."""
     penalise: Penalty | None = None
     """Changes the logits of tokens that occurred; None: no change."""
+    least: Floor | None = None
+    """Selects tokens by their logits in the full row, whatever the temperature; None: all."""
     keeps: Truncation | None = None
     """Selects the weights to keep, among those that earlier options kept; None: all."""
     name: str = ""
@@ -61,6 +65,23 @@ class SamplingOption:
         return value == self.off or (math.isfinite(value) and least <= value <= most)
 
 
+def kth_largest(logits: FloatArray, top_k: float) -> np.float32:
+    """Return the k-th largest logit, with which ties are kept; the smallest if there are fewer."""
+    place = max(0, len(logits) - int(top_k))
+    return np.float32(np.partition(logits, place)[place])
+
+
+def near_top(logits: FloatArray, sigmas: float) -> np.float32:
+    """Return the largest logit minus `sigmas` standard deviations of the row (top-nσ, 2411.07641).
+
+    Logits 1,000 below the largest do not count: a bias or a grammar excludes them.
+    """
+    top = float(logits.max())
+    steps = np.rint((top - logits[logits > top - _FARTHEST].astype(np.float64)) * _STEPS).astype(np.int64)
+    count, total, squares = len(steps), int(steps.sum()), int((steps * steps).sum())
+    return np.float32(top - sigmas * math.sqrt(count * squares - total * total) / (count * _STEPS))
+
+
 def nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
     """Keep the smallest set of likeliest tokens whose share reaches `top_p`, and ties with the last of them."""
     return weights >= _nucleus_floor(weights, top_p)
@@ -72,14 +93,16 @@ def near_best(weights: FloatArray, min_p: float) -> npt.NDArray[np.bool_]:
 
 
 _ABOVE_0 = math.ulp(0.0)
+_FARTHEST, _STEPS = 1000, 2**12
+"""Of `near_top`: distance of the logits that count, and steps per unit, whose squares add up to less than 2**63."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How to sample a token. temperature 0 is greedy: the arg-max of the penalised row.
 
-    The order of processing is logit_bias, the penalties in the order of the fields, temperature, top-k, then the
-    options with `keeps` in the order of the fields. Raises InputError for values out of range.
+    The order of processing is logit_bias, the penalties in the order of the fields, top-k and top-nσ, temperature, then
+    the options with `keeps` in the order of the fields. Raises InputError for values out of range.
     """
 
     temperature: Annotated[
@@ -100,6 +123,7 @@ class SamplingOptions:
             flag="--top-k K",
             help="keep the K likeliest tokens; 0: off",
             gguf="top_k",
+            least=kth_largest,
         ),
     ] = 0
     top_p: Annotated[
@@ -165,6 +189,16 @@ class SamplingOptions:
             gguf="penalty_last_n",
         ),
     ] = 0
+    top_n_sigma: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 100.0),
+            allowed="0 (off) to 100",
+            flag="--top-n-sigma N",
+            help="keep logits within N standard deviations of the largest; 0: off",
+            least=near_top,
+        ),
+    ] = 0.0
     logit_bias: Mapping[int, float] | Bias = ()
     """By id, what is added to its logit, -100 (never) to 100; kept as pairs in the order of the ids."""
     biases: Marked = field(init=False, repr=False, compare=False)
@@ -218,6 +252,12 @@ class SamplingOptions:
             if option.keeps is not None:
                 yield option.keeps, getattr(self, name)
 
+    def floors(self) -> Iterator[tuple[Floor, float]]:
+        """Yield the active options that select by logits, with their values."""
+        for name, option in self.active.items():
+            if option.least is not None:
+                yield option.least, getattr(self, name)
+
     def check_ids(self, size: int) -> None:
         """Raise InputError if a bias is for an id outside a vocabulary of this size."""
         if len(self.biases.ids) and (last := int(self.biases.ids[-1])) >= size:
@@ -228,7 +268,7 @@ class SamplingOptions:
 
     def ranking(self, count: int) -> SamplingOptions:
         """Return options with the same penalties that keep the `count` likeliest ids, at temperature 1."""
-        off = {name: option.off for name, option in self.active.items() if option.keeps is not None}
+        off = {name: option.off for name, option in self.active.items() if option.keeps or option.least}
         changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count}
         return replace(self, **changes)
 
@@ -263,9 +303,8 @@ def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | N
     if not np.isfinite(top):
         raise damaged_logits()
     indices: IntArray | None = None
-    if 0 < options.top_k < len(logits):
-        least = np.partition(logits, -options.top_k)[-options.top_k]
-        indices = np.flatnonzero(logits >= least)
+    if floors := [least(logits, value) for least, value in options.floors()]:
+        indices = np.flatnonzero(logits >= max(floors))
         logits = logits[indices]
     weights = unnormalised(logits, top, exponent_scale(options.temperature))
     for keeps, value in options.truncations():

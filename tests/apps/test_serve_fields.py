@@ -141,8 +141,9 @@ def test_a_top_p_of_zero_is_the_likeliest_token(server: Running) -> None:
     assert [each["choices"][0]["message"] for each in sampled] == [greedy["choices"][0]["message"]] * 2
 
 
-def test_responses_pass_top_k_on(server: Running) -> None:
-    fields = {"temperature": 2, "top_k": 1, "max_output_tokens": 8}
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_n_sigma": 1e-4}])
+def test_responses_pass_llama_cpps_samplers_on(narrow: dict[str, float], server: Running) -> None:
+    fields = {"temperature": 2, "max_output_tokens": 8, **narrow}
     found = [server.post(BASE[RESPONSES] | fields, RESPONSES)[1] for _ in range(2)]
     texts = {each["output"][0]["content"][0]["text"] for each in found}
     assert texts == {server.post(asked(max_tokens=8))[1]["choices"][0]["message"]["content"]}

@@ -45,6 +45,7 @@ PROCESSING = {
     "sampled, penalty of the last tokens": SamplingOptions(temperature=0.8, frequency_penalty=1.5, penalty_window=7),
     "sampled, penalty": SamplingOptions(temperature=0.8, repetition_penalty=1.2),
     "top-k": SamplingOptions(temperature=1.0, top_k=3),
+    "top-n-sigma": SamplingOptions(temperature=1.5, top_n_sigma=1.2),
     "top-p, min-p": SamplingOptions(temperature=0.9, top_p=0.8, min_p=0.02),
     "greedy, counts": SamplingOptions(frequency_penalty=0.4, presence_penalty=-0.6),
     "sampled, counts and bias": SamplingOptions(
@@ -55,6 +56,7 @@ PROCESSING = {
         top_k=8,
         top_p=0.9,
         min_p=0.01,
+        top_n_sigma=2.0,
         repetition_penalty=0.9,
         frequency_penalty=-0.2,
         presence_penalty=0.3,

@@ -87,7 +87,10 @@ def test_probs_equal_the_logits_processors_of_transformers_in_order(transformers
             np.testing.assert_allclose(found, expected, atol=2e-6, err_msg=str(options))
 
 
-@pytest.mark.parametrize("options", COMBINATIONS[::7], ids=str)
+SIGMAS = [SamplingOptions(temperature=t, top_n_sigma=n, top_k=k) for t, n, k in ((0.7, 1.5, 0), (9.0, 0.4, 30))]
+
+
+@pytest.mark.parametrize("options", [*COMBINATIONS[::7], *SIGMAS], ids=str)
 def test_probs_equal_the_direct_computation(options: SamplingOptions) -> None:
     for row in random_rows(4, seed=11):
         seen = [3, 9, 9, 41]
@@ -159,6 +162,13 @@ def test_top_p_finds_a_wide_nucleus_completely() -> None:
     weights = np.sort(np.exp(row.astype(np.float64)))[::-1]
     wanted = int(np.searchsorted(np.cumsum(weights) / weights.sum(), 0.97)) + 1
     assert len(probs.ids) == wanted
+
+
+def test_banned_tokens_do_not_widen_the_sigma() -> None:
+    row = random_rows(1, seed=6)[0]
+    allowed = SamplingOptions(temperature=1.0, top_n_sigma=1.0)
+    banned = SamplingOptions(temperature=1.0, top_n_sigma=1.0, logit_bias={int(row[:VOCABULARY].argmin()): -100})
+    assert len(sampler(banned).probs(row).ids) <= len(sampler(allowed).probs(row).ids) < VOCABULARY // 2
 
 
 def test_top_k_keeps_ties_with_its_last_token() -> None:

@@ -45,7 +45,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
     "tfs_z": (1,),
     **dict.fromkeys(("length_penalty", "typical_p", "typ_p"), (1,)),
-    **dict.fromkeys(("top_n_sigma", "adaptive_target"), (-1,)),
+    "adaptive_target": (-1,),
     "samplers": ("edskypmxt", "edkypmxt", _SAMPLERS),
     "reasoning_format": ("auto", "deepseek"),
     **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "continue_final_message"), (False,)),

@@ -24,6 +24,7 @@ class SamplingBody:
     top_p: Annotated[float, Meta(ge=0, le=1, description="0: the likeliest token.")] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="0 and -1: off.")] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100, description="Up to 0: off.")] | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Repetition | None = None
@@ -39,6 +40,7 @@ def read_sampling(body: SamplingBody, defaults: SamplingOptions) -> SamplingOpti
         given |= {"top_p": None, "top_k": 1}
     elif body.top_k == -1:
         given["top_k"] = 0
+    given["top_n_sigma"] = body.top_n_sigma and max(0, body.top_n_sigma)
     repetitions = {each for each in (body.repetition_penalty, body.repeat_penalty) if each is not None}
     if len(repetitions) > 1:
         raise InputError("repetition_penalty and repeat_penalty differ: give one of them")

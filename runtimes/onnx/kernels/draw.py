@@ -11,12 +11,12 @@ from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.sampling.masses import damaged_logits, exponent_scale
 from edgedecode.sampling.penalties import Marked, repeated
 from edgedecode.sampling.row_draw import MOST_TOP, Leading, NumpyRowDraw
-from edgedecode.sampling.weights import near_best, nucleus
+from edgedecode.sampling.weights import kth_largest, near_best, nucleus
 
 if TYPE_CHECKING:
     from edgedecode.sampling.weights import SamplingOptions
 
-_KNOWN = frozenset({None, repeated, nucleus, near_best})
+_KNOWN = frozenset({None, repeated, kth_largest, nucleus, near_best})
 """What options do that the library does too. Other truncations take numpy's draw, other penalties its penalties."""
 _LONGEST_ROW = 2**22
 """Limit that keeps sums of masses far within 64 bits."""
@@ -72,7 +72,7 @@ class NativeRowDraw:
         self, row: FloatArray, options: SamplingOptions, *, key: int, seen: Marked, ids: IntArray | None = None
     ) -> int:
         active, penalty = options.active.values(), options.repetition_penalty
-        if not all(option.keeps in _KNOWN for option in active):
+        if not all(option.keeps in _KNOWN and option.least in _KNOWN for option in active):
             return self._numpy.draw(row, options, key=key, seen=seen, ids=ids)
         if options.logit_bias or not all(option.penalise in _KNOWN for option in active):
             row, penalty = options.penalised(row, seen, ids=ids), 1.0
