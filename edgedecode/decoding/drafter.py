@@ -37,6 +37,7 @@ class Drafter(Protocol):
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         """Propose at most `limit` tokens after `context`, which is read-only. The draft may be empty.
 
+        rng: noise of this position, independent of the target's, for drafters that sample.
         plan: limits set by the policy (`floor`, `read_max`), for drafters that run a model; free drafters ignore them.
         """
         ...

@@ -233,7 +233,7 @@ class Drafting:
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
             raise InputError(f"the drafter {name!r} proposed {len(draft)} tokens where at most {length} are allowed")
-        return draft
+        return replace(draft, source=name) if draft.source == EMPTY_DRAFT.source else draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
         return Signals(

@@ -41,7 +41,7 @@ class Draft:
     probs: tuple[Probs, ...] | None = None
     mode: DraftMode = DraftMode.DETERMINISTIC
     source: str = "none"
-    """The drafter's name, for statistics and colouring."""
+    """The drafter's name, for statistics and colouring; filled in where the drafter left it out."""
     match: int = 0
     """Length of the context suffix that a lookup found again; a longer match is more reliable. 0: no lookup."""
     vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)

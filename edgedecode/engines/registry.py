@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module first and must start fast
-    from edgedecode.drafters.lookup import Lookup
     from edgedecode.drafters.source import DrafterSource
 
     from .engine_factory import Maker
@@ -69,16 +68,18 @@ def find_maker(name: str) -> Maker:
 
 def find_drafter(name: str) -> DrafterSource:
     """Create the drafter source of this name. Raises InputError (unknown name) or CapabilityError (load fails)."""
+    from edgedecode.drafters.lookup import LookupSource
+    from edgedecode.drafters.source import DrafterSource
+
     entry = _find((LOOKUPS, DRAFTERS), name, noun="drafter")
     try:
         found = entry.load()
-    except (ImportError, AttributeError) as error:
+        source = LookupSource(name, found) if entry.group == LOOKUPS else found()
+    except Exception as error:  # another package's code
         raise CapabilityError(f"the drafter {name!r} cannot be loaded ({error}): install its package again") from error
-    if entry.group == LOOKUPS:
-        from edgedecode.drafters.lookup import LookupSource
-
-        return LookupSource(name, cast("Lookup", found))
-    return cast("DrafterSource", found())
+    if not isinstance(source, DrafterSource):
+        raise CapabilityError(f"the drafter {name!r} cannot be loaded: {entry.value} returns no DrafterSource")
+    return source
 
 
 def drafter_names() -> list[str]:

@@ -235,7 +235,11 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
         if source.needs_model:
             own = next((state.model for state in setting.states.used), None)  # a session drafts with one model
             setting = replace(setting, draft_model=own or shared.draft_model(name))
-        return source.open(setting)
+        drafter = source.open(setting)
+        if drafter.name != name:
+            drafter.close()
+            raise CapabilityError(f"the drafter of {name!r} has the name {drafter.name!r}: both need the same")
+        return drafter
     except (BudgetExceeded, CapabilityError) as error:
         shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter
         if required:

@@ -39,7 +39,7 @@ class CountingDrafter(CallDrafter):
     name, free = "counting", True
 
     def __init__(self) -> None:
-        super().__init__(lambda context, limit, _: Draft(tuple(context[-limit:]), source="counting"))
+        super().__init__(lambda context, limit, _: Draft(tuple(context[-limit:])))
         self.rounds = 0
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
@@ -167,6 +167,33 @@ def test_lookup_that_cannot_be_loaded_is_an_error_only_if_chosen_by_name(monkeyp
     assert answer()[0]
     with pytest.raises(CapabilityError, match=r"the drafter 'gone' cannot be loaded.*install its package again"):
         answer(drafter="gone")
+
+
+def failing() -> None:
+    raise OSError("no table")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("failing", r"\(no table\): install its package again"),
+        ("CountingDrafter", "CountingDrafter returns no DrafterSource"),
+    ],
+)
+def test_a_broken_plug_in_is_an_error_only_if_chosen_by_name(
+    value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "counting", f"{__name__}:{value}", DRAFTERS)
+    assert answer()[0]
+    with pytest.raises(CapabilityError, match=f"the drafter 'counting' cannot be loaded.*{why}"):
+        answer(drafter="counting")
+
+
+def test_a_drafter_of_another_name_than_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "adding", f"{__name__}:CountingSource", DRAFTERS)
+    assert answer()[0]
+    with pytest.raises(CapabilityError, match="the drafter of 'adding' has the name 'counting': both need the same"):
+        answer(drafter="adding")
 
 
 def test_lookup_cannot_take_the_name_of_another_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
