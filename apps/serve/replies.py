@@ -167,7 +167,8 @@ class CompletionsReply:
 
     def begins(self, number: int) -> list[Event]:
         """Return the events before an answer. number: the answer's, from 0."""
-        return [self._part(number, {"role": "assistant", "content": ""})] if self.asked.chat else []
+        said = "" if self.asked.tools is None else None  # it may be a call, which has no text
+        return [self._part(number, {"role": "assistant", "content": said})] if self.asked.chat else []
 
     def thinks(self, number: int, thought: str) -> list[Event]:
         """Return the events of a piece of a thought."""

@@ -52,7 +52,7 @@ class FunctionCall(Struct, tag_field="type", tag="function_call", kw_only=True):
     name: str
     namespace: str | UnsetType = UNSET
     arguments: str
-    status: _Ended
+    status: Literal["completed", "incomplete", "in_progress"]
 
 
 Item: TypeAlias = Reasoning | OutputMessage | FunctionCall
@@ -229,9 +229,9 @@ class ResponsesReply:
         """Return the events of a call, the next item of the output."""
         item, index = self._call(call), len(self._output)
         self._output.append(item)
-        place = {"item_id": item.id, "output_index": index}
+        begun, place = replace(item, arguments="", status="in_progress"), {"item_id": item.id, "output_index": index}
         return [
-            self._event("output_item.added", output_index=index, item=replace(item, arguments="")),
+            self._event("output_item.added", output_index=index, item=begun),
             self._event("function_call_arguments.delta", **place, delta=call.arguments),
             self._event("function_call_arguments.done", **place, name=item.name, arguments=call.arguments),
             self._event("output_item.done", output_index=index, item=item),

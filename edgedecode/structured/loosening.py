@@ -98,12 +98,13 @@ def _as_part(given: _Schema) -> _Schema:
 
 
 def in_json_schema(schema: _Schema) -> _Schema:
-    """Return a schema with what OpenAPI 3.0 and Gemini write in other ways written in JSON Schema's."""
+    """Return a schema with what OpenAPI 3.0, Gemini and PHP write in other ways written in JSON Schema's."""
     return _mapped(schema, _translated)
 
 
 def _translated(schema: _Schema) -> _Schema:
-    """Translate `nullable` (OpenAPI 3.0) and types in capitals (Gemini)."""
+    """Translate `nullable` (OpenAPI 3.0), types in capitals (Gemini) and empty objects that are lists (PHP)."""
+    schema |= {name: {} for name in _BY_NAME if schema.get(name) == []}
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
         written = [kinds] if isinstance(kinds, str) else kinds

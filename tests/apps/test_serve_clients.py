@@ -214,7 +214,7 @@ def test_functions_of_a_namespace_are_called_by_both_names(server: Running, *, s
     assert asked.notes == ("tools of the types custom were left out",)
 
 
-@pytest.mark.parametrize("name", ["mcp__clock.now", "a:b", "a/b-c", "plain"])
+@pytest.mark.parametrize("name", ["mcp__clock.now", "a:b", "a/b-c", "plain", "météo_天气"])
 def test_a_call_that_is_cut_off_may_have_any_name(name: str) -> None:
     tools = read(USER, tools=[{"type": "function", "name": name}]).tools
     assert tools is not None

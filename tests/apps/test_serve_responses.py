@@ -123,6 +123,8 @@ def test_a_function_is_called_and_its_result_answered(server: Running, *, stream
     if stream:
         events = list(reply)
         reply = events[-1].response
+        added, done = (event for event in events if event.type.startswith("response.output_item"))
+        assert (added.item.status, done.item.status) == ("in_progress", "completed")
         (arguments,) = [event for event in events if event.type == "response.function_call_arguments.done"]
         assert arguments.arguments == reply.output[0].arguments
         assert not any(event.type == "response.output_text.delta" for event in events)

@@ -153,6 +153,7 @@ def test_what_cannot_be_followed_is_left_out_and_named(schema: dict[str, Any], p
         ({"type": "ARRAY", "items": {"type": "INTEGER", "nullable": True}}, [[1, None]], [None, ["x"]]),
         ({"$ref": "#/$defs/name", "nullable": True}, ["x", None], [1]),
         ({"nullable": {"type": "string"}}, [1, None], []),
+        ({"type": "object", "properties": []}, [{}], [1]),
     ],
 )
 def test_spellings_of_openapi_and_gemini_mean_what_they_mean_there(

@@ -28,7 +28,7 @@ _OPENING_MOST = 64
 """Characters of an answer in which a call's opening is looked for, with the white space in it."""
 _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w.:/-]*)("?)(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
 """The beginning of a call: the name, whether it is complete, and the arguments so far."""
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # MCP allows dots too, and servers write paths
+_NAME = re.compile(r"[\w.:/-]{1,128}")  # MCP allows dots too, and servers write paths
 
 
 @dataclass(frozen=True, slots=True)
