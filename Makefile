@@ -94,7 +94,7 @@ pack: $(TEST_STAMP)
 	@test -d '$(DEMO_PAIR)/target' || { echo 'give the float models: make pack DEMO_PAIR=folder with target/ and draft/' >&2; exit 1; }
 	rm -rf build/demo
 	mkdir -p build
-	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --graphs base,hidden,lora,kv8 --license Apache-2.0 --out build/demo
+	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --graphs base,lora,kv8 --license Apache-2.0 --out build/demo
 	$(BIN)/edgedecode trim build/demo
 	@size=$$(du -sk build/demo | cut -f1); test $$size -le $(PACK_LIMIT_KIB) || \
 		{ echo "build/demo is $$size KiB, the package carries at most $(PACK_LIMIT_KIB)" >&2; exit 1; }

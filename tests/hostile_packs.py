@@ -40,7 +40,7 @@ __all__ = [
 Document = dict[str, Any]
 Corruption = Callable[[Path], None]
 BASE, WEIGHTS = "draft/base.onnx", "draft/weights.bin"
-_NAMES = ("tokenizer.json", "chat_template.jinja", BASE, WEIGHTS, "draft/hidden.onnx", "draft/lora.onnx")
+_NAMES = ("tokenizer.json", "chat_template.jinja", BASE, WEIGHTS, "draft/lora.onnx")
 
 
 def base_pack(root: Path) -> Path:
@@ -50,7 +50,7 @@ def base_pack(root: Path) -> Path:
         shutil.copyfile(BUNDLED_PACK / name, root / name)
     value = json.loads((BUNDLED_PACK / MANIFEST_NAME).read_text(encoding="utf-8"))
     entry = value["models"]["draft"]
-    entry["graphs"] = {name: entry["graphs"][name] for name in ("base", "hidden", "lora")}
+    entry["graphs"] = {name: entry["graphs"][name] for name in ("base", "lora")}
     entry |= {"trim": None, "trimmed": None, "gguf_plan": ""}
     value |= {"models": {"target": entry}, "files": {}}
     (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")

@@ -90,12 +90,10 @@ class LowRank:
 class Output:
     """The outputs of a forward pass: views, valid until the model's next forward.
 
-    logits: float32, [rows asked for, card.rows]; a row's logits predict the token after that row's. hidden: the same
-    rows' last hidden state, [rows, hidden size], if the card offers it.
+    logits: float32, [rows asked for, card.rows]; a row's logits predict the token after that row's.
     """
 
     logits: FloatArray
-    hidden: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,6 @@ class ModelCard:
     kv_type: str = "float32"
     kv_nbytes: int = 0
     """Bytes of one position's keys and values; 0: the engine does not report them."""
-    hidden_size: int = 0
-    """Size of the hidden output; 0: the graph has none."""
     token_ids: IntArray | None = field(default=None, compare=False)
     """Row → token id for a trimmed vocabulary; None: a row is its id."""
     lora_rank: int = 0

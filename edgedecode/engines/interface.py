@@ -64,7 +64,7 @@ class ModelRequest:
     """None: the runtime's choice."""
     provider: str = "cpu"
     needs: Collection[str] = ()
-    """Requirements in addition to chains: "tree", "hidden", "lora", a KV type such as "kv:int8", `NO_MMAP` or
+    """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP` or
     `NO_REPACK`."""
 
 

@@ -60,9 +60,9 @@ _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 class Graph:
     """One graph over a model's weights, with its declared inputs and outputs.
 
-    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), static (fixed
-    shapes, see `width` and `slots`; returns only the new rows of the cache). Graphs of older packs with trim or local,
-    heads that are no longer used, are not opened.
+    Capabilities: tree, rows, lora (takes adapter matrices), static (fixed shapes, see `width` and `slots`; returns only
+    the new rows of the cache). Graphs of older packs with trim, local or hidden, outputs that are no longer used, are
+    not opened.
     """
 
     file: str

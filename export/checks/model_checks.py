@@ -1,12 +1,12 @@
 """Runs new graphs through the public runtime to check their parity with the reference and to measure kernel noise.
 
-Also checks variant graphs: the hidden state, adapters' deltas, and the loss of an 8-bit KV cache.
+Also checks variant graphs: adapters' deltas, and the loss of an 8-bit KV cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,12 +110,6 @@ def check_parity(
     return numbers
 
 
-def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
-    """Return the entry with the measured kernel noise."""
-    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
-    return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
-
-
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the engine's kernels on generated text: ours have none, and may not be available."""
     with engine_kernels(), opened(entry, pack, texts) as model:
@@ -125,11 +119,9 @@ def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: C
 @contextmanager
 def opened(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = ()) -> Iterator[LanguageModel]:
     """Open a model that is being exported or imported, on a graph with the capabilities `needs`."""
-    model = find_runtime("onnx").open(ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs))
-    try:
+    request = ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs)
+    with closing(find_runtime("onnx").open(request)) as model:
         yield model
-    finally:
-        model.close()
 
 
 def _rendered(template: ChatTemplate | None, prompt: str) -> str:
@@ -138,19 +130,6 @@ def _rendered(template: ChatTemplate | None, prompt: str) -> str:
         return template.render(messages) if template is not None else prompt
     except (InputError, ManifestError):
         return prompt
-
-
-def check_hidden(
-    entry: ModelEntry, pack: Path, *, exact: Graph, reference: Reference, texts: CheckTexts
-) -> Mapping[str, float]:
-    """Compare the hidden output with transformers' last hidden state. Raises ExportError if it differs."""
-    text = texts.text.text[:_SHORT_LENGTH]
-    expected = reference.hidden(text, visible=np.tri(len(text), dtype=np.bool_), positions=range(len(text)))
-    with opened(replace(entry, graphs={"hidden": exact}), pack, texts, needs=("hidden",)) as model:
-        state = model.new_state(len(text))
-        found = model.forward(text, state, rows="all").hidden
-        assert found is not None
-        return {"hidden_max_error": _max_error("hidden", found, expected)}
 
 
 def check_lora(
@@ -169,7 +148,13 @@ def check_lora(
         model.add_adapter(_TRIAL, matrices)
         state = model.new_state(len(text))
         found = model.forward(text, state, rows="all", adapter=AdapterUse(name=_TRIAL, digest=_TRIAL)).logits
-        return {"lora_max_error": _max_error("lora", found, expected)}
+        error = float(np.abs(found - expected).max())
+    limit = TOLERANCE * max(1.0, float(expected.std()))
+    if not error <= limit:
+        raise ExportError(
+            f"the lora graph's results differ from transformers' (error {error:.2g}, allowed {limit:.2g})"
+        )
+    return {"lora_max_error": error}
 
 
 def check_int8_cache(entry: ModelEntry, pack: Path, *, texts: CheckTexts) -> Mapping[str, float]:
@@ -207,13 +192,3 @@ def _trial(reference: Reference, graph: Graph) -> Iterator[LowRank]:
         down *= np.float32(_SHARE / (rank * projection.inputs) ** 0.5)
         up = draw.standard_normal((projection.outputs, rank), np.float32)
         yield LowRank(projection.layer, projection.module, down, up)
-
-
-def _max_error(name: str, found: FloatArray, expected: FloatArray) -> float:
-    error = float(np.abs(found - expected).max())
-    limit = TOLERANCE * max(1.0, float(expected.std()))
-    if not error <= limit:
-        raise ExportError(
-            f"the {name} graph's results differ from transformers' (error {error:.2g}, allowed {limit:.2g})"
-        )
-    return error

@@ -94,8 +94,8 @@ def add_graphs(parser: ArgumentParser) -> None:
         "--graphs",
         default="base",
         metavar="A,B",
-        help=f"any of {', '.join(GRAPHS)}: hidden outputs the last hidden state, lora takes adapters, kv8 has an 8-bit "
-        f"KV cache (default: %(default)s, which is always included)",
+        help=f"any of {', '.join(GRAPHS)}: lora takes adapters, kv8 has an 8-bit KV cache (default: "
+        f"%(default)s, which is always included)",
     )
     group.add_argument(
         "--lora-rank", type=count, metavar="N", help=f"largest rank of an adapter (default: {DEFAULT_RANK})"

@@ -8,7 +8,7 @@ from edgedecode.errors import ExportError, InputError
 
 from .model_shape import Shape
 
-GRAPHS = ("base", "hidden", "lora", "kv8")
+GRAPHS = ("base", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Modules an adapter may change, by their names in PEFT's `target_modules`. No model has all of them."""
 DEFAULT_RANK = 16

@@ -29,20 +29,20 @@ def bias_copies(footprint: Footprint, *, tree: bool, window: bool) -> int:
     return (2 * footprint.bias_nbytes if tree else 0) + (3 * footprint.bias_nbytes // 2 if window else 0)
 
 
-def logits_nbytes(count: int, *, rows: int, hidden: int, copies: int) -> int:
-    """Return the bytes of `count` rows of logits, their `copies` inside the graph, and their hidden states."""
-    return count * ((1 + copies) * rows + hidden) * FLOAT_NBYTES
+def logits_nbytes(count: int, *, rows: int, copies: int) -> int:
+    """Return the bytes of `count` rows of logits, and of their `copies` inside the graph."""
+    return count * (1 + copies) * rows * FLOAT_NBYTES
 
 
 class Buffers:
     """Input, bias and logits arrays of one model. Each is leased before it is allocated."""
 
     def __init__(
-        self, engine: Untyped, *, name: str, rows: int, hidden: int, context: int, footprint: Footprint, budget: Budget
+        self, engine: Untyped, *, name: str, rows: int, context: int, footprint: Footprint, budget: Budget
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
-        self._rows, self._hidden_size = rows, hidden
-        self._row_nbytes = logits_nbytes(1, rows=rows, hidden=hidden, copies=footprint.logits_copies)
+        self._rows = rows
+        self._row_nbytes = logits_nbytes(1, rows=rows, copies=footprint.logits_copies)
         width = footprint.rows_per_pass
         self._bias_nbytes = footprint.bias_nbytes
         self._tree_nbytes = bias_copies(footprint, tree=True, window=False)
@@ -62,8 +62,7 @@ class Buffers:
             self._tree_bias: FloatArray | None = None
             self._window_bias: FloatArray | None = None
             self.logits: FloatArray = np.empty((0, rows), np.float32)
-            self.hidden: FloatArray = np.empty((0, hidden), np.float32)
-            self.logits_pointer = self.hidden_pointer = 0
+            self.logits_pointer = 0
             self._widths: dict[int, tuple[Untyped, Untyped]] = {}
             self._picks: dict[int, Untyped] = {}
             self.zeros_pointer: int = self._zeros.ctypes.data
@@ -112,13 +111,12 @@ class Buffers:
         return self._window_bias[: rows * total].reshape(rows, total)
 
     def hold_rows(self, count: int) -> None:
-        """Grow the logits and hidden states to at least `count` rows. Raises BudgetExceeded before allocating."""
+        """Grow the logits to at least `count` rows. Raises BudgetExceeded before allocating."""
         if len(self.logits) < count:
             self._logits_lease.resize(count * self._row_nbytes)
             self._drop_rows()  # frees the old rows first
             fresh: FloatArray = np.empty((count, self._rows), np.float32)
-            self.hidden = np.empty((count, self._hidden_size), np.float32)
-            self.logits_pointer, self.hidden_pointer = fresh.ctypes.data, self.hidden.ctypes.data
+            self.logits_pointer = fresh.ctypes.data
             self.logits = fresh  # last: after an interrupt before this line, the next call allocates again
 
     def shrink(self, count: int, *, tree: bool) -> None:
@@ -150,4 +148,3 @@ class Buffers:
 
     def _drop_rows(self) -> None:
         self.logits = np.empty((0, self._rows), np.float32)
-        self.hidden = np.empty((0, self._hidden_size), np.float32)

@@ -15,9 +15,9 @@ GGUF = "gguf"
 """The capability of a graph that is built from a GGUF file, which is the graph's file."""
 INT8_KV = "kv:int8"
 _KV = "kv:"
-_HEADS = {"trim", "local"}
-"""Capabilities of graphs with more heads."""
-_EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
+_OLD = {"trim", "local", "hidden"}
+"""Capabilities of graphs with more outputs."""
+_EXPORTED_AS = {"lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""
 
 
@@ -52,8 +52,8 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
 
 
 def usable_graphs(entry: ModelEntry) -> dict[str, Graph]:
-    """Return a model's graphs without those of older packs that have more heads."""
-    return {name: graph for name, graph in entry.graphs.items() if not _HEADS & set(graph.capabilities)}
+    """Return a model's graphs without those of older packs that have more outputs."""
+    return {name: graph for name, graph in entry.graphs.items() if not _OLD & set(graph.capabilities)}
 
 
 def file_nbytes(path: Path) -> int:

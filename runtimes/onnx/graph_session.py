@@ -142,9 +142,8 @@ def check_contract(
         if unknown := [name for name in replaced if name not in biases]:
             raise ManifestError(f"{path} has the unknown input {unknown[0]}: export the pack again")
         biases = [PARENTS]
-    hidden = ["hidden"] if "hidden" in graph.capabilities else []
     more = [TILES, GRAPH_TILES] if own else []
-    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden], more=more)
+    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
         raise ManifestError(f"{path} stores keys as {kind}, the manifest says {graph.kv_type}: export the pack again")

@@ -62,7 +62,6 @@ class OnnxModel(SessionModel[OnnxState]):
             engine,
             name=card.name,
             rows=card.rows,
-            hidden=card.hidden_size,
             context=card.context,
             footprint=footprint,
             budget=budget,
@@ -194,12 +193,7 @@ class OnnxModel(SessionModel[OnnxState]):
             check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
             message = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
             raise RuntimeUnavailable(message) from error
-        return self._output(len(rows))
-
-    def _output(self, count: int) -> Output:
-        """Return the first `count` rows of the buffers."""
-        hidden = self._buffers.hidden[:count] if self._card.hidden_size else None
-        return Output(self._buffers.logits[:count], hidden)
+        return Output(self._buffers.logits[: len(rows)])
 
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind the parts that never change: the cache, read as past and written as present, and the lengths."""
@@ -222,11 +216,8 @@ class OnnxModel(SessionModel[OnnxState]):
         pieces = split_rows(len(tokens), ascending, most=lambda row: self._rows_next(state, state.pending + row))
         for start, stop, here, filled in pieces:
             self._pass(state, tokens[start:stop], start=state.pending + start, rows=here, slot=filled)
-        output = self._output(len(rows))
-        if ascending == list(rows):
-            return output
-        requested = np.argsort(order)
-        return Output(output.logits[requested], None if output.hidden is None else output.hidden[requested])
+        logits = self._buffers.logits[: len(rows)]
+        return Output(logits if ascending == list(rows) else logits[np.argsort(order)])
 
     def _rows_next(self, state: OnnxState, start: int) -> int:
         """Return how many rows the pass from pending row `start` may have.

@@ -347,7 +347,6 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
         tree="tree" in graph.capabilities,
         kv_type=graph.kv_type,
         kv_nbytes=position_nbytes(entry, kv_type=graph.kv_type),
-        hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
         lora_rank=graph.lora_rank,
         lora_modules=graph.lora_modules,
         token_ids=ids,

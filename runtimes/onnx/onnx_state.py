@@ -47,7 +47,7 @@ def state_holders(
     window = not tiled and 0 < entry.window < capacity
     buffers = bias_copies(footprint, tree=tree and card.tree and not tiled, window=window)
     copies = footprint.logits_copies
-    logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, hidden=card.hidden_size, copies=copies)
+    logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, copies=copies)
     return (
         Holder(f"kv:{card.name}", state_nbytes(entry, capacity, kv_type=card.kv_type, tiled=tiled)),
         Holder(f"logits:{card.name}", logits),
@@ -121,7 +121,7 @@ class OnnxState(TreeState):
         self.bound_width = 0
         """The current values of the binding, here and below."""
         self.bound_rows = -1
-        self.bound_places = (0, 0)
+        self.bound_place = 0
         self.bound_adapter: object = None
         self.bound_chain = False
         self.bound_parents: object = None

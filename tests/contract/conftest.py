@@ -21,8 +21,8 @@ from edgedecode.testing import TableModel, toy_tables
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
-PROVIDERS = ["webgpu", "webgpu hidden", "openvino", "openvino window"]
+TOYS = ["toy", "toy engine", "toy lora", "toy kv8"]
+PROVIDERS = ["webgpu", "openvino", "openvino window"]
 NAMES = [*TOYS, *PROVIDERS, "llama", "table", "static", "static window", *(["pack"] if PACK else [])]
 
 
@@ -175,13 +175,13 @@ def _toy_engine(opener: Opener) -> LanguageModel:
 
 
 def _toy_of(*needs: str) -> Callable[[Opener], LanguageModel]:
-    return lambda opener: opener(ToyShape(graphs=("base", "hidden", "lora", "kv8")), needs=needs)
+    return lambda opener: opener(ToyShape(graphs=("base", "lora", "kv8")), needs=needs)
 
 
-def _on(provider: str, *needs: str) -> Callable[[Opener], LanguageModel]:
+def _on(provider: str) -> Callable[[Opener], LanguageModel]:
     def make(opener: Opener) -> LanguageModel:
         skip_without(provider)
-        return opener(ToyShape(graphs=("base", "hidden")), needs=needs, provider=provider)
+        return opener(provider=provider)
 
     return make
 
@@ -215,11 +215,9 @@ def _pack(opener: Opener) -> LanguageModel:
 MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy": _toy,
     "toy engine": _toy_engine,
-    "toy hidden": _toy_of("hidden"),
     "toy lora": _toy_of("lora"),
     "toy kv8": _toy_of("kv:int8"),
     "webgpu": _on("webgpu"),
-    "webgpu hidden": _on("webgpu", "hidden"),
     "openvino": _static_of("openvino"),
     "openvino window": _static_of("openvino", window=24),
     "llama": _llama,

@@ -388,8 +388,8 @@ def test_recurrent_state_without_snapshots_starts_over_after_an_interrupt(no_sna
 def test_open_refuses_needs_that_the_model_lacks(gguf_opener: GgufOpener) -> None:
     with pytest.raises(CapabilityError, match="recurrent"):
         gguf_opener(architecture="mamba", needs=("tree",))
-    with pytest.raises(CapabilityError, match="does not offer hidden"):
-        gguf_opener(needs=("hidden",))
+    with pytest.raises(CapabilityError, match="does not offer static"):
+        gguf_opener(needs=("static",))
     with pytest.raises(CapabilityError, match="cannot use PEFT adapters"):
         gguf_opener(architecture="mamba", needs=("lora",))
     with pytest.raises(CapabilityError, match="multiple of 32"):

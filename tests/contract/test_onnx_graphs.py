@@ -19,7 +19,7 @@ from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
 from tests.contract.toy_numpy import ToyNumpy
 
-SHAPE = ToyShape(graphs=("base", "hidden", "lora", "kv8"))
+SHAPE = ToyShape(graphs=("base", "lora", "kv8"))
 PACKED = replace(SHAPE, packed=True)
 TOKENS = [int(token) for token in np.random.default_rng(9).integers(0, 128, 60)]
 PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
@@ -36,22 +36,21 @@ def shape(request: pytest.FixtureRequest) -> ToyShape:
 
 
 @pytest.mark.parametrize(
-    ("needs", "hidden", "rank", "kv_type"),
+    ("needs", "rank", "kv_type"),
     [
-        ((), 0, 0, "float32"),
-        (("tree",), 0, 0, "float32"),
-        (("hidden",), 64, 0, "float32"),
-        (("tree", "lora"), 0, LORA_RANK, "float32"),
-        (("kv:int8", "tree"), 0, 0, "int8"),
+        ((), 0, "float32"),
+        (("tree",), 0, "float32"),
+        (("tree", "lora"), LORA_RANK, "float32"),
+        (("kv:int8", "tree"), 0, "int8"),
     ],
     ids=str,
 )
 def test_open_takes_the_smallest_graph_that_meets_the_needs(
-    opener: Opener, needs: tuple[str, ...], hidden: int, rank: int, kv_type: str
+    opener: Opener, needs: tuple[str, ...], rank: int, kv_type: str
 ) -> None:
     model = opener(SHAPE, needs=needs)
     card = model.card
-    assert (card.hidden_size, card.lora_rank, card.kv_type) == (hidden, rank, kv_type)
+    assert (card.lora_rank, card.kv_type) == (rank, kv_type)
     assert card.lora_modules == (LORA_MODULES if rank else ())
     model.close()
 
@@ -61,8 +60,7 @@ def test_open_takes_the_smallest_graph_that_meets_the_needs(
     [
         (("base",), ("kv:int8",), "offers kv:int8.*base: tree, rows, float32 KV.*--graphs base,kv8"),
         (("base", "kv8"), ("lora",), "offers lora.*--graphs base,lora"),
-        (("base", "hidden", "lora"), ("lora", "hidden"), "offers hidden and lora.*no one graph"),
-        (("base", "hidden", "kv8"), ("kv:int8", "hidden"), "offers hidden and kv:int8"),
+        (("base", "lora", "kv8"), ("kv:int8", "lora"), "offers kv:int8 and lora.*no one graph"),
         (("kv8",), (), "offers float32 KV"),
         (("base",), ("kv:float16",), "offers kv:float16.*base: tree, rows, float32 KV: use the default"),
     ],
@@ -91,7 +89,6 @@ def test_open_takes_the_smaller_file_of_equal_graphs(opener: Opener) -> None:
     ("name", "change", "words"),
     [
         ("base", {"kv_type": "int8"}, "stores keys as"),
-        ("base", {"capabilities": ("tree", "rows", "hidden")}, "has no hidden"),
         ("base", {"capabilities": ("tree", "rows", "lora"), "lora_rank": 8}, "has no adapter inputs"),
     ],
     ids=str,
@@ -106,36 +103,26 @@ def test_open_refuses_a_graph_that_differs_from_the_manifest(
         open_entry(replace(entry, graphs={name: graph}), opener.root(SHAPE), budget=Budget(), needs=needs)
 
 
-def test_hidden_states_are_the_heads_input(opener: Opener) -> None:
-    model = opener(SHAPE, needs=("hidden",))
-    expected = ToyNumpy(SHAPE).hidden(TOKENS)
-    for rows, wanted in (("last", [59]), ("all", range(60)), ("none", []), ([5], [5]), ([40, 2, 9], [40, 2, 9])):
-        output = model.forward(TOKENS, model.new_state(60), rows=rows)  # type: ignore[arg-type]
-        assert output.hidden is not None
-        assert output.hidden.shape == (len(wanted), model.card.hidden_size)
-        assert_close(output.hidden, expected[list(wanted)])
-    plain = opener(SHAPE)
-    assert np.array_equal(read(model), read(plain))
-    assert plain.forward([1], plain.new_state(2)).hidden is None
-    plain.close()
-    model.close()
+def test_graphs_of_older_packs_with_more_outputs_are_not_opened(opener: Opener) -> None:
+    entry = opener.entry(SHAPE)
+    graphs = {"hidden": replace(entry.graphs["base"], capabilities=("tree", "rows", "hidden"))}
+    with pytest.raises(CapabilityError, match="has no graph that offers float32 KV"):
+        open_entry(replace(entry, graphs=graphs), opener.root(SHAPE), budget=Budget())
 
 
-def test_hidden_states_of_a_long_pass_are_in_the_requested_order(opener: Opener) -> None:
-    model = opener(SHAPE, needs=("hidden",))
+def test_rows_of_a_long_pass_are_in_the_requested_order(opener: Opener) -> None:
+    model = opener(SHAPE)
     tokens, rows = TOKENS * 8, [479, 3, 260]
     output = model.forward(tokens, model.new_state(480), rows=rows)
-    assert output.hidden is not None
-    assert_close(output.hidden, ToyNumpy(SHAPE).hidden(tokens)[rows])
     assert_close(output.logits, ToyNumpy(SHAPE).logits(tokens)[rows])
     model.close()
 
 
-def test_hidden_states_are_leased(opener: Opener) -> None:
+def test_logits_are_leased(opener: Opener) -> None:
     budget = Budget()
-    model = opener(SHAPE, budget=budget, needs=("hidden",))
+    model = opener(SHAPE, budget=budget)
     model.forward([1, 2, 3], model.new_state(8), rows="all")
-    assert [lease.nbytes for lease in budget.leases if lease.name == "logits:target"] == [3 * (128 + 64) * 4]
+    assert [lease.nbytes for lease in budget.leases if lease.name == "logits:target"] == [3 * 128 * 4]
     model.close()
 
 

@@ -83,39 +83,6 @@ def test_forward_splits_a_long_tree_pass(opener: Opener, long_tokens: list[int])
     model.close()
 
 
-class SameLogits:
-    """Numpy for the buffers, with an allocator that returns the same address for the logits."""
-
-    def __init__(self, rows: int) -> None:
-        self._place = np.empty((1000, rows), np.float32)
-        self._kept: list[Any] = []  # keeps other arrays from reusing the address
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def empty(self, shape: Any, kind: Any) -> Any:
-        logits = isinstance(shape, tuple) and shape[1] == self._place.shape[1]
-        array = self._place[: shape[0]] if logits else np.empty(shape, kind)
-        self._kept.append(array)
-        return array
-
-
-def test_hidden_states_that_move_alone_are_bound_again(
-    opener: Opener, long_tokens: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgedecode.runtimes.onnx.buffers.np", SameLogits(128))
-    model: Any = opener(ToyShape(graphs=("base", "hidden")), needs=("hidden",))
-    state = settled(model, long_tokens[:9], capacity=20)
-    wanted = model.forward(long_tokens[9:11], state, rows="all").hidden.copy()
-    state.crop(9)
-    before = model._buffers.logits_pointer, model._buffers.hidden_pointer
-    model.new_state(20, rows=100)
-    after = model._buffers.logits_pointer, model._buffers.hidden_pointer
-    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
-    assert_close(model.forward(long_tokens[9:11], state, rows="all").hidden, wanted)
-    model.close()
-
-
 def test_new_state_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
     """Its larger number of rows moves the logits buffer that the pass writes to."""
     model: Any = opener()

@@ -223,8 +223,7 @@ class ToyGraph:
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", self.shape.rows])
-        hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["R", self.shape.hidden])
-        return [logits, *([hidden] if self.variant == "hidden" else []), *self._cache("present", "N")]
+        return [logits, *self._cache("present", "N")]
 
     def _cache(self, prefix: str, length: str) -> list[onnx.ValueInfoProto]:
         sizes = [1, self.shape.kv_heads, length, self.shape.head_size]
@@ -262,7 +261,7 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
 def _write_graph(folder: Path, shape: ToyShape, name: str) -> Graph:
     """Write one graph, and the weights again, which are the same bytes for every graph."""
     model = ToyGraph(shape, name).build()
-    more = {"base": (), "hidden": ("hidden",), "lora": ("lora",), "kv8": ()}[name]
+    more = {"base": (), "lora": ("lora",), "kv8": ()}[name]
     graph = Graph(
         file=f"{name}.onnx",
         inputs=tuple(value.name for value in model.graph.input),

@@ -36,10 +36,6 @@ class ToyNumpy:
 
     def logits(self, tokens: Sequence[int], *, parents: Sequence[int] | None = None) -> Floats:
         """Return [tokens, rows]; parents are indices into `tokens`, -1 for a first token; None is a chain."""
-        return self.hidden(tokens, parents=parents) @ self._weights["head.weight"]
-
-    def hidden(self, tokens: Sequence[int], *, parents: Sequence[int] | None = None) -> Floats:
-        """Return the head's input, [tokens, hidden]."""
         parents = range(-1, len(tokens) - 1) if parents is None else parents
         visible, depths = np.zeros((len(tokens),) * 2, bool), np.zeros(len(tokens), int)
         for row, parent in enumerate(parents):
@@ -49,7 +45,7 @@ class ToyNumpy:
         hidden = self._weights["embedding"][list(tokens)]
         for layer in range(self._shape.layers):
             hidden = self._layer(hidden, layer, visible=visible, depths=depths)
-        return _norm(hidden)
+        return _norm(hidden) @ self._weights["head.weight"]
 
     def _layer(
         self, hidden: Floats, layer: int, *, visible: npt.NDArray[np.bool_], depths: npt.NDArray[np.int_]

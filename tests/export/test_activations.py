@@ -24,9 +24,8 @@ from edgedecode.pack.entries import ProductError
 from edgedecode.pack.manifest import Manifest
 from tests.contract.test_kernel_products import LIBRARY, dense, multiply, random_matrix
 
-from .conftest import export, recipe
+from .conftest import engine_logits, export, recipe
 from .test_calibration import reference_of
-from .test_parity import engine_logits
 from .tiny import MASSIVE, TinyModel, write_massive, write_model
 
 pytestmark = pytest.mark.export
@@ -137,7 +136,7 @@ def test_measure_products_finds_the_product_with_the_error(name: str, tmp_path: 
 def test_activations_choice_applies_to_every_graph(massive: Path, tmp_path: Path) -> None:
     from edgedecode.export.graph.graph_request import GraphRequest
 
-    graphs = GraphRequest(("base", "hidden", "kv8"))
+    graphs = GraphRequest(("base", "lora", "kv8"))
     export(massive, tmp_path / "pack", stored=recipe(4), activations="auto", graphs=graphs)
     for name in graphs.names:
         assert set(levels(tmp_path / "pack", f"target/{name}.onnx").values()) == {2}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 
@@ -22,13 +23,15 @@ class Rewriter:
 
     def split(self, value: ir.Value, sizes: list[int]) -> list[ir.Value]:
         """Split the last dimension."""
-        return self._insert(ir.node("Split", [value, self.integers(sizes)], {"axis": -1}, num_outputs=len(sizes)))
+        return self._insert(
+            ir.node("Split", [value, self.constant(np.asarray(sizes, np.int64))], {"axis": -1}, num_outputs=len(sizes))
+        )
 
     def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
-        return self.add("Reshape", value, self.integers(list(shape)))
+        return self.add("Reshape", value, self.constant(np.asarray(shape, np.int64)))
 
     def scaled(self, value: ir.Value, factor: float) -> ir.Value:
-        return self.add("Mul", value, self.number(factor))
+        return self.add("Mul", value, self.constant(np.asarray([factor], np.float32)))
 
     def take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Let `new` replace `old`, name and place in the graph's outputs included."""
@@ -46,17 +49,8 @@ class Rewriter:
         """Remove the node, whose outputs are replaced."""
         self.graph.remove(self.node, safe=True)
 
-    def integers(self, numbers: list[int]) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(numbers, np.int64))}))[0]
-
-    def number(self, number: float) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray([number], np.float32))}))[0]
-
-    def scalar(self, number: float) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(number, np.float32))}))[0]
-
-    def byte(self, number: int) -> ir.Value:
-        return self._insert(ir.node("Constant", [], {"value": ir.tensor(np.asarray(number, np.uint8))}))[0]
+    def constant(self, numbers: npt.NDArray[np.generic]) -> ir.Value:
+        return self._insert(ir.node("Constant", [], {"value": ir.tensor(numbers)}))[0]
 
     def _insert(self, new: ir.Node) -> list[ir.Value]:
         new.name = f"{self._name}/{new.op_type}_{self._count}"

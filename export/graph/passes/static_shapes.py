@@ -121,7 +121,8 @@ def _attention(model: ir.Model, node: ir.Node, *, layer: int, size: StaticSize) 
     query, key, value = rows
     if node.attributes.get_int("do_rotary", 0):
         query, key = (_rotated(new, rotating, node=node) for rotating in (query, key))
-    query = new.reshape(new.scaled(query, _scale(node, head)), 1, shared, heads // shared * width, head)
+    scale = node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head)
+    query = new.reshape(new.scaled(query, scale), 1, shared, heads // shared * width, head)
     keys, values = (new.add("Concat", past, own, axis=2) for past, own in ((past_key, key), (past_value, value)))
     scores = new.add("MatMul", query, new.add("Transpose", keys, perm=[0, 1, 3, 2]))
     cap = node.attributes.get_float("softcap", 0.0)
@@ -144,10 +145,6 @@ def _rotated(new: Rewriter, value: ir.Value, *, node: ir.Node) -> ir.Value:
         "rotary_embedding_dim": 2 * int(cosine.shape[1]),  # type: ignore[arg-type]
     }
     return new.add("RotaryEmbedding", value, cosine, sine, positions, **attributes)
-
-
-def _scale(node: ir.Node, head: int) -> float:
-    return node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head)
 
 
 def _order_inputs(model: ir.Model) -> None:

@@ -1,4 +1,4 @@
-"""Passes that turn a base graph into a variant: hidden-state output, low-rank deltas, 8-bit KV cache."""
+"""Passes that turn a base graph into a variant: low-rank deltas, 8-bit KV cache."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -11,22 +11,11 @@ from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS
 
-from .picked_rows import head_of
 from .surgery import add_input, attention_nodes, set_optional_input
 
 _PRODUCT = re.compile(r"/model/layers\.(\d+)/(?:attn|mlp)/(\w+_proj)/MatMul")
 _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
 _KIND = "PER_CHANNEL"
-
-
-def hidden_output(model: ir.Model) -> None:
-    """Add output `hidden`, float32 [R, hidden size], after the logits. `picked_rows` must have run."""
-    hidden = head_of(model).inputs[0]
-    assert hidden is not None
-    assert not hidden.is_graph_output()
-    hidden.name = "hidden"
-    logits = next(index for index, value in enumerate(model.graph.outputs) if value.name == "logits")
-    model.graph.outputs.insert(logits + 1, hidden)
 
 
 def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:

@@ -48,11 +48,11 @@ class PassInputs:
             state.bound_width = width
         if self._by_slot:
             self._bind_slots(state, total=state.length + start + width)
-        places = self._outputs.places(slot)
-        if state.bound_rows != len(rows) or state.bound_places != places:
+        place = self._outputs.place(slot)
+        if state.bound_rows != len(rows) or state.bound_place != place:
             state.bound_rows = -1
             self._outputs.bind(binding, rows=len(rows), slot=slot)
-            state.bound_rows, state.bound_places = len(rows), places
+            state.bound_rows, state.bound_place = len(rows), place
 
     def _fill(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int]) -> None:
         buffers, width = self._buffers, len(tokens)
