@@ -24,6 +24,7 @@ from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_jso
 from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.pack.entries import FileEntry
 from edgedecode.pack.integrity import file_entry, file_sha256
+from edgedecode.pack.new_folder import link_or_copy
 
 from .base_model import Source
 from .job import ModelJob
@@ -95,7 +96,7 @@ class KeptSteps:
         title = f"{self._role}: {path.stem} from the cache"
         with self._stages.stage(title, entry.nbytes) as advance, suppress(OSError, ManifestError):
             if file_sha256(kept, progress=advance) == entry.sha256:
-                _link_or_copy(kept, path)
+                link_or_copy(kept, path)
                 self.names.append(path.stem)
                 return True
         return False
@@ -105,7 +106,7 @@ class KeptSteps:
         try:
             _record(kept).unlink(missing_ok=True)
             with aside(kept) as fresh:
-                _link_or_copy(path, fresh)
+                link_or_copy(path, fresh)
                 entry = file_entry(fresh, flushed=True)
             keep_json(_record(kept), to_builtins(entry))
         except OSError as error:
@@ -152,13 +153,6 @@ def _age(entry: Path) -> float:
 
 def _record(kept: Path) -> Path:
     return kept.with_name(f"{kept.name}.json")
-
-
-def _link_or_copy(path: Path, place: Path) -> None:
-    try:
-        os.link(path, place)
-    except OSError:  # another disk, or a file system without hard links
-        shutil.copyfile(path, place)
 
 
 def job_key(job: ModelJob, weights: Sequence[Path]) -> str:

@@ -9,11 +9,12 @@ from contextlib import suppress
 from glob import escape
 from importlib.metadata import entry_points
 from pathlib import Path
-from shutil import copyfile, rmtree
+from shutil import rmtree
 
 from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.new_folder import link_or_copy
 
 _PACKERS = "edgedecode.packers"
 """Entry points: what makes a pack of a model's file, by its format."""
@@ -68,7 +69,7 @@ def without_links(root: Path) -> Path:
     try:
         for path, name in files.items() if not _is_made(folder) else ():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(path.resolve(), fresh / name)
+            link_or_copy(path.resolve(), fresh / name)
         if fresh.is_dir():
             fresh.rename(folder)
     except OSError as error:
@@ -77,13 +78,6 @@ def without_links(root: Path) -> Path:
     finally:
         rmtree(fresh, ignore_errors=True)
     return folder
-
-
-def _link(path: Path, name: Path) -> None:
-    try:
-        os.link(path, name)
-    except OSError:  # another disk, or a file system without hard links
-        copyfile(path, name)
 
 
 def _state(path: Path) -> tuple[object, ...]:

@@ -27,12 +27,23 @@ def check_place(out: Path, *, nbytes: int) -> None:
     parent = _existing(out.absolute().parent)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ExportError(f"{parent} cannot be written: give another --out")
-    free = shutil.disk_usage(parent).free
-    if free < nbytes:
+    check_room(parent, nbytes, remedy="give another --out")
+
+
+def check_room(folder: Path, nbytes: int, *, remedy: str) -> None:
+    """Raise ExportError if a folder's disk has no room for `nbytes`; remedy: what else to do than make room."""
+    if (free := shutil.disk_usage(folder).free) < nbytes:
         raise ExportError(
-            f"about {nbytes / 1e6:.0f} MB are needed and {parent} has {free / 1e6:.0f} MB left: "
-            f"make room, or give another --out"
+            f"about {nbytes / 1e6:.1f} MB are needed and {folder} has {free / 1e6:.1f} MB left: make room, or {remedy}"
         )
+
+
+def link_or_copy(path: Path, place: Path) -> None:
+    """Make `place` the same file, or a copy: on another disk, or a file system without hard links."""
+    try:
+        os.link(path, place)
+    except OSError:
+        shutil.copyfile(path, place)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ Each compilation and each run on the emulator happens in a child process with a 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.errors import ExportError
@@ -20,8 +20,8 @@ from edgedecode.pack.context_check import context_node
 from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.manifest import Graph, Manifest
-from edgedecode.pack.new_folder import work_folder
-from edgedecode.pack.static_graphs import STATIC
+from edgedecode.pack.new_folder import link_or_copy, work_folder
+from edgedecode.pack.static_graphs import HEAD_ROWS, STATIC
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
@@ -31,6 +31,7 @@ from ..graph.passes.table_lookup import plain_lookup
 from ..stages import Stages
 from ..trim.texts import bundled_prompts
 from .compile_request import CompileRequest, require_compiler
+from .htp_child import CheckOrder
 from .npu_files import check_changeable, check_room, replace_static, static_graphs
 from .socs import SocGroup
 
@@ -126,7 +127,7 @@ class _Job:
         self.graphs[role] = {}
         folder = self.work / Path(entry.graphs["base"].file).parent
         folder.mkdir(parents=True, exist_ok=True)
-        _linked(self.root / entry.weights, folder / Path(entry.weights).name)
+        link_or_copy(self.root / entry.weights, folder / Path(entry.weights).name)
         # The NPU does not round activations to 8 bits, so it is compared with products that do not either.
         write_exact(ir.load(self.root / entry.graphs["base"].file), folder / EXACT_FILE)
         for name, prefix in _SOURCES.items():
@@ -150,25 +151,26 @@ class _Job:
         plain_lookup(model, width=width)
         ready = self.work / folder / f"htp-{name}.onnx"
         ir.save(model, ready)
-        compiled: list[CompiledEntry] = []
+        compiled: tuple[CompiledEntry, ...] = ()
         for group in self.request.socs:
             out = self.work / NPU_FOLDER / group.folder / f"{role}-{name}_ctx.onnx"
             out.parent.mkdir(parents=True, exist_ok=True)
             with self.stages.stage(f"{role}: {name} for {group.folder}"):
                 nbytes = self._compiled(ready, out, group)
-            result = CompiledGraph(role, name, group, nbytes)
+            result, entry = CompiledGraph(role, name, group, nbytes), self._compiled_entry(out, group)
             pass_seconds = self.manifest.models[role].parameters * width * _SECONDS_PER_WEIGHT_ROW
             most = _FEW_PASSES if any(each.agreement is not None for each in compiled) else _PASSES
             if len(group.socs) > 1:
                 result = replace(result, reason="binary of several chips")
             elif passes := min(most, int(_MOST_SECONDS / pass_seconds)):
                 with self.stages.stage(f"{role}: {name} on the emulator of {group.folder}"):
-                    result = self._checked(result, self.work / folder / EXACT_FILE, out, passes=passes)
+                    result = self._checked(result, replace(graph, compiled=(entry,)), passes=passes)
+                entry = replace(entry, agreement=result.agreed / result.positions)
             else:
                 result = replace(result, reason=f"{pass_seconds:.0f} s a pass")
             self.results.append(result)
-            compiled.append(self._compiled_entry(out, result))
-        self.graphs[role][name] = replace(graph, compiled=tuple(compiled))
+            compiled += (entry,)
+        self.graphs[role][name] = replace(graph, compiled=compiled)
 
     def _compiled(self, ready: Path, out: Path, group: SocGroup) -> int:
         reply = _ask("compile_graph", str(ready), str(out), json.dumps(group.options), seconds=_COMPILE_SECONDS)
@@ -179,25 +181,33 @@ class _Job:
             )
         return int(reply.told[0]["nbytes"])
 
-    def _checked(self, result: CompiledGraph, base: Path, out: Path, *, passes: int) -> CompiledGraph:
-        options = json.dumps(result.group.options)
-        text = json.dumps((self.tokens[: self.slots // 2], self.manifest.models[result.role].window))
-        words = (str(base), str(out), options, text, str(passes))
-        reply = _ask("check_graph", *words, seconds=_CHECK_SECONDS)
+    def _checked(self, result: CompiledGraph, graph: Graph, *, passes: int) -> CompiledGraph:
+        entry = self.manifest.models[result.role]
+        base = replace(entry.graphs["base"], file=str(Path(entry.graphs["base"].file).with_name(EXACT_FILE)))
+        graphs = {"base": base, result.graph: graph}
+        if graph.width > HEAD_ROWS:  # the runtime opens no wide graph alone
+            made = self.graphs[result.role].values()
+            graphs["narrow"] = next(each for each in made if each.capabilities == graph.capabilities)
+        order = CheckOrder(
+            replace(entry, graphs=graphs, trimmed=None),
+            root=str(self.work),
+            chip=result.group.numbers[0],
+            width=graph.width,
+            tokens=tuple(self.tokens[: self.slots // 2]),
+            passes=passes,
+        )
+        reply = _ask("check_graph", seconds=_CHECK_SECONDS, given=json.dumps(to_builtins(order)))
         if reply.failure or not reply.told:
-            raise ExportError(f"{out.name} for {result.group.folder} fails on the emulator: {_words(reply)}")
-        found = reply.told[0]
-        if found["elsewhere"]:
-            raise ExportError(f"{out.name} for {result.group.folder} runs partly on the processor: report this")
-        result = replace(result, positions=found["positions"], agreed=found["agreed"], error=found["error"])
+            raise ExportError(f"{result.graph} for {result.group.folder} fails on the emulator: {_words(reply)}")
+        result = replace(result, **reply.told[0])
         if not result.error < _MOST_ERROR:
             raise ExportError(
-                f"{out.name} for {result.group.folder}: its logits differ from the processor's by {result.error:.0%} "
-                f"of their deviation; leave out this chip, or report this"
+                f"{result.graph} for {result.group.folder}: its logits differ from the processor's by "
+                f"{result.error:.0%} of their deviation; leave out this chip, or report this"
             )
         return result
 
-    def _compiled_entry(self, out: Path, result: CompiledGraph) -> CompiledEntry:
+    def _compiled_entry(self, out: Path, group: SocGroup) -> CompiledEntry:
         node = context_node(GraphFile.parse(out.read_bytes()))
         binary, sdk = node.attributes["ep_cache_context"], node.attributes.get("ep_sdk_version", b"")
         assert isinstance(binary, bytes)
@@ -207,9 +217,8 @@ class _Job:
             file=f"{folder}/{out.name}",
             binary=f"{folder}/{binary.decode()}",
             provider=self.request.device,
-            socs=result.group.numbers,
+            socs=group.numbers,
             sdk=sdk.decode().removeprefix("v"),
-            agreement=result.agreed / result.positions if result.positions else None,
         )
 
 
@@ -225,19 +234,11 @@ def _entry_of(model: ir.Model, source: Graph, file: str, size: StaticSize) -> Gr
     )
 
 
-def _linked(source: Path, link: Path) -> None:
-    """Make `link` the same file, or a copy where the file system has no hard links."""
-    try:
-        os.link(source, link)
-    except OSError:
-        shutil.copyfile(source, link)
-
-
-def _ask(function: str, *words: str, seconds: float) -> ChildReply:
+def _ask(function: str, *words: str, seconds: float, given: str = "") -> ChildReply:
     command = child_command(f"{__package__}.htp_child:{function}")
     if command is None:
         raise ExportError("this Python cannot start the compiler's process: use an ordinary installation of Python")
-    return ask_child(command, *words, seconds=seconds)
+    return ask_child(command, *words, seconds=seconds, given=given)
 
 
 def _words(reply: ChildReply) -> str:

@@ -1,13 +1,13 @@
 """Changes a pack's static graphs."""
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 
 from edgedecode.errors import ManifestError
+from edgedecode.pack import new_folder
 from edgedecode.pack.entries import NPU_FOLDER, STATIC_PREFIX, CompiledEntry
 from edgedecode.pack.manifest import Graph, Manifest
 from edgedecode.pack.pack_change import PackChange, changed_pack, check_own
@@ -34,15 +34,12 @@ def check_changeable(root: Path, manifest: Manifest) -> None:
 
 
 def check_room(root: Path, manifest: Manifest, *, copies: int) -> None:
-    """Raise ManifestError if the disk has no room for so many compiled copies of every model."""
+    """Raise ExportError if the disk has no room for so many compiled copies of every model."""
     graphs = sum(name in entry.graphs for entry in manifest.models.values() for name in ("base", "lora"))
     weights = sum(manifest.weights_nbytes(role) for role in manifest.models)
-    needed = copies * weights * graphs // len(manifest.models) * 5 // 4
-    if (free := shutil.disk_usage(root).free) < needed:
-        raise ManifestError(
-            f"the compiled graphs need about {needed / 1e6:.0f} MB, {root} has {free / 1e6:.0f} MB left: make room, or "
-            f"give fewer chips or widths"
-        )
+    new_folder.check_room(
+        root, copies * weights * graphs // len(manifest.models) * 5 // 4, remedy="give fewer chips or widths"
+    )
 
 
 def replace_static(root: Path, work: Path, graphs: Mapping[str, Mapping[str, Graph]]) -> None:

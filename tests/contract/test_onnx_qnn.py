@@ -6,13 +6,17 @@ import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.engines.child import ask_child, child_command, tell_parent
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import CompiledEntry
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
@@ -20,14 +24,9 @@ from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
 from edgedecode.runtimes.onnx.graph_choice import choose_graph
-from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.providers import qnn
 from edgedecode.runtimes.onnx.providers.provider import GraphFiles, assigned_nodes
-from edgedecode.runtimes.onnx.providers.provider_choice import choose_provider
 from edgedecode.runtimes.onnx.providers.qnn import QnnProvider
-
-if TYPE_CHECKING:
-    from edgedecode.export.npu.parity_passes import StaticPasses
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -104,58 +103,48 @@ def test_a_pack_without_static_graphs_names_what_is_missing(entry: ModelEntry) -
         choose_graph(entry, BUNDLED_PACK, name="draft", needs=QnnProvider.needs)
 
 
-def run_passes(root: str, base: str, chip: str) -> None:
-    """Run chains and trees through the provider and on the processor; in a child process."""
-    from edgedecode.export.npu.parity_passes import BasePasses, StaticPasses, text_passes
+def opened(pack: str, provider: str, *needs: str) -> LanguageModel:
+    entry = Manifest.load(Path(pack)).models["target"]
+    request = ModelRequest(entry, Path(pack), "target", entry.rows, Budget(), threads=1, provider=provider, needs=needs)
+    return find_runtime("onnx").open(request)
 
-    pack = Path(root)
-    entry = Manifest.load(pack).models["target"]
-    provider = choose_provider(f"qnn:{chip}")
-    graph = choose_graph(entry, pack, name="target", needs=provider.needs)
-    files = provider.files(entry, graph)
-    session = open_session(pack / files.graph, weights=pack / files.weights, provider=provider, threads=1)
-    cpu = choose_provider("cpu")
-    plain = open_session(Path(base), weights=pack / entry.weights, provider=cpu, threads=1)
-    processor, npu = BasePasses(plain), StaticPasses(session)
+
+def run_passes(root: str, chip: str) -> None:
+    """Run chains and trees through the provider and on the processor; in a child process."""
+    from edgedecode.export.npu.parity_passes import compared_passes
+
+    base, npu = opened(root, "cpu"), opened(root, f"qnn:{chip}")
     agreed: list[bool] = []
     tokens = np.random.default_rng(3).integers(3, 8192, 60).tolist()
-    for one in text_passes(tokens, width=graph.width, count=4):
-        agreed += (processor.run(one).argmax(axis=1) == npu.run(one).argmax(axis=1)).tolist()
+    for wanted, found in compared_passes(base, npu, tokens, width=8, count=4):
+        agreed += (wanted.argmax(axis=1) == found.argmax(axis=1)).tolist()
+    (session,) = npu._session.values()  # type: ignore[attr-defined]
     tell_parent({"agreed": sum(agreed), "positions": len(agreed), "nodes": assigned_nodes(session)})
 
 
 def swap_adapters(root: str, chip: str) -> None:
-    """Run one pass with no adapter, two others and none again, on one compiled graph; in a child process."""
-    from edgedecode.export.npu.parity_passes import StaticPasses, TextPass
-
-    pack = Path(root)
-    entry = Manifest.load(pack).models["target"]
-    npu_provider, cpu_provider = choose_provider(f"qnn:{chip}"), choose_provider("cpu")
-    graph = choose_graph(entry, pack, name="target", needs=("static", "lora"))
-    files = npu_provider.files(entry, graph)
-    npu, processor = (
-        open_session(pack / file, weights=pack / weights, provider=provider, threads=1)
-        for file, weights, provider in (
-            (files.graph, files.weights, npu_provider),
-            (graph.file, entry.weights, cpu_provider),
-        )
-    )
-    one = TextPass(tuple(range(40, 48)), (-1, 0, 1, 2, 3, 1, 5, 5), ())
+    """Run one tree with no adapter, two others and none again, on one compiled graph; in a child process."""
+    models = [opened(root, provider, "static", "lora") for provider in (f"qnn:{chip}", "cpu")]
+    entry, rng = Manifest.load(Path(root)).models["target"], np.random.default_rng(1)
+    for name in ("first", "second"):
+        down, up = (rng.standard_normal(shape, np.float32) / 4 for shape in ((8, 128), (entry.hidden_size, 8)))
+        for model in models:
+            assert isinstance(model, AdapterModel)
+            model.add_adapter(name, [LowRank(0, "o_proj", down, up)])
     told: list[dict[str, float]] = []
-    for seed in (0, 1, 2, 0):
-        found, wanted = (with_adapter(StaticPasses(session), seed).run(one) for session in (npu, processor))
+    for name in ("", "first", "second", ""):
+        use = AdapterUse(name=name, digest=name) if name else None
+        parents = (-1, 0, 1, 2, 3, 1, 5, 5)
+        found, wanted = (
+            model.forward(
+                range(40, 48), model.new_state(16, tree=True), parents=parents, rows="all", adapter=use
+            ).logits
+            for model in models
+        )
         agreed = float((found.argmax(axis=1) == wanted.argmax(axis=1)).mean())
         error = float(np.sqrt(np.square(found - wanted).mean() / wanted.var()))
         told.append({"agreed": agreed, "error": error, "first": float(found[0, 0])})
     tell_parent(told)
-
-
-def with_adapter(passes: StaticPasses, seed: int) -> StaticPasses:
-    """Give the passes a random adapter; seed 0: none."""
-    rng = np.random.default_rng(seed)
-    names = [name for name in passes.shapes if name.startswith("lora.") and seed]
-    passes.adapter = {name: 0.1 * rng.standard_normal(passes.shapes[name]).astype(np.float32) for name in names}
-    return passes
 
 
 def ask(function: str, *words: str | Path) -> Any:
@@ -190,7 +179,7 @@ def test_adapters_are_swapped_on_a_compiled_graph(pack: Path) -> None:
 
 @on_the_emulator
 def test_passes_on_the_emulator_agree_and_run_nowhere_else(pack: Path) -> None:
-    found = ask("run_passes", pack, pack / "draft" / "base.onnx", "69")
+    found = ask("run_passes", pack, "69")
     assert found["nodes"] == {"QNNExecutionProvider": {"EPContext": 1}}
     assert found["positions"] == 32
     assert found["agreed"] >= 30  # random text: near ties
@@ -203,7 +192,7 @@ def test_a_damaged_binary_is_refused_in_one_line(pack: Path, tmp_path: Path) -> 
     binary = next((copy / "npu" / "69_v79").glob("*static-8*.bin"))
     binary.write_bytes(binary.read_bytes()[: 1 << 20])
     with pytest.raises(AssertionError, match=r"does not open .*compile the pack for this chip"):
-        ask("run_passes", copy, copy / "draft" / "base.onnx", "69")
+        ask("run_passes", copy, "69")
 
 
 def generate(root: str, provider: str, draft_max: str) -> None:

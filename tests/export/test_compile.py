@@ -25,7 +25,7 @@ from tests.hub import Hub, check_download
 
 pytest.importorskip("onnx_ir")
 from edgedecode.export.npu import compile_pack as compiling
-from edgedecode.export.npu import compile_request, npu_files
+from edgedecode.export.npu import compile_request
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -103,11 +103,7 @@ def test_impossible_requests_are_refused_in_one_line(
     ],
 )
 def test_sizes_beyond_the_model_are_refused(
-    words: tuple[str, ...],
-    said: str,
-    pack: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], said: str, pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compiling, "require_compiler", lambda: None)
     assert said in refused(capsys, "compile", pack, *QNN, "--soc", "57", *words)
@@ -160,16 +156,12 @@ def test_a_missing_or_other_compiler_is_named_with_its_remedy(
     ],
 )
 def test_a_compiler_that_crashes_or_hangs_leaves_the_pack_as_it_was(
-    reply: ChildReply,
-    said: str,
-    pack: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    reply: ChildReply, said: str, pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(path.relative_to(pack) for path in pack.rglob("*"))
     text = (pack / MANIFEST_NAME).read_text(encoding="utf-8")
     monkeypatch.setattr(compiling, "require_compiler", lambda: None)
-    monkeypatch.setattr(compiling, "ask_child", lambda *words, seconds: reply)
+    monkeypatch.setattr(compiling, "ask_child", lambda *words, **_: reply)
     assert run("compile", pack, *QNN, "--soc", "57", "--context", "64", "--widths", "8") == 1
     assert said in capsys.readouterr().err
     assert sorted(path.relative_to(pack) for path in pack.rglob("*")) == before
@@ -359,7 +351,7 @@ def test_a_full_disk_is_refused_before_anything_is_compiled(
     pack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compiling, "require_compiler", lambda: None)
-    monkeypatch.setattr(npu_files.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
     line = refused(capsys, "compile", pack, *QNN, "--soc", "57", "--context", "64", "--widths", "8")
-    assert "the compiled graphs need about 5 MB" in line
+    assert "MB are needed and " in line
     assert "make room, or give fewer chips or widths" in line
