@@ -4,21 +4,20 @@ That a bundle is complete and agrees with itself is tested on the code that writ
 or the app's developer bring: damaged copies, an edited project, native libraries, sizes, licences.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
-from edgedecode.errors import ManifestError
-from edgedecode.memory.sizes import format_nbytes
+from edgedecode.errors import ManifestError, RuntimeUnavailable
 from edgedecode.onnx_format.graph_check import Weights, check_graph
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.text.printable import shown
 
 from .bundle import BUNDLE_NAME, Bundle
-from .devices import GB, usual_share
-from .linted import LintedBundle
 
 UNREADABLE = "description"
 _GRADLE = "gradle/app/build.gradle.kts"
@@ -30,15 +29,63 @@ _PACK_NBYTES, _TOTAL_NBYTES = 1_500_000_000, 4_000_000_000
 """Google Play's limits on one asset or AI pack, and on all packs of an app."""
 _UNCOMPRESSED = ("onnx", "data", "bin", "gguf")
 """Suffixes of files that the app maps."""
-_CLASSES = (4 * GB, 6 * GB, 8 * GB, 12 * GB)
-"""Memory of common phones."""
 _VENDOR = re.compile(r"(libQnn|libSnpe|libsnpe|libcdsprpc|Qnn).*\.(so(\.\d+)*|dll)$")
 _NAME = re.compile(r"[A-Za-z0-9._+/-]+")
+_MOST_NBYTES = 64 << 20
+"""Largest text that is read."""
+_BUILT = ("__pycache__", ".gradle", "build", ".venv")
+"""Folders in which Gradle and Python leave what they made."""
 
-Level: TypeAlias = Literal["error", "warning", "note"]
-_LEVELS: Sequence[Level] = ("error", "warning", "note")
+Level: TypeAlias = Literal["error", "warning"]
 Faults: TypeAlias = Iterator[tuple[str, str]]
 """Where a rule does not hold: the file, relative to the bundle, and what is wrong with it."""
+
+
+class NativeLibrary(NamedTuple):
+    """alignment: the smallest of the loaded segments, in bytes. damage: why it cannot be read; empty: it can."""
+
+    arm64: bool = False
+    alignment: int = 0
+    damage: str = ""
+
+
+class LintedBundle:
+    """A bundle and the files of its folder."""
+
+    def __init__(self, root: Path, bundle: Bundle) -> None:
+        self.root, self.bundle = root, bundle
+        self.is_android = bundle.target.startswith("android")
+        self.for_npu = any(graph.socs for model in bundle.models.values() for graph in model.graphs)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files of the folder, whether listed or not."""
+        found = []
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = [name for name in folders if name not in _BUILT]
+            found += [(Path(folder) / name).relative_to(self.root).as_posix() for name in files]
+        return tuple(sorted(found))
+
+    @cached_property
+    def libraries(self) -> dict[str, NativeLibrary]:
+        """The native libraries for Android, by name. Raises RuntimeUnavailable without pyelftools."""
+        names = [name for name in self.paths if name.endswith(".so") and self.is_ordinary(name)]
+        return {name: _read_library(self.root / name) for name in names}
+
+    def is_ordinary(self, name: str) -> bool:
+        """Return whether there is a file of this name that is no link, device or pipe, nor in a linked folder."""
+        parts = (name, *map(str, PurePosixPath(name).parents[:-1]))
+        return (self.root / name).is_file() and not any((self.root / part).is_symlink() for part in parts)
+
+    def text(self, name: str) -> str:
+        """Return a file's text; empty if it cannot be read, is not a regular file, or is too large."""
+        path = self.root / name
+        try:
+            if not self.is_ordinary(name) or path.stat().st_size > _MOST_NBYTES:
+                return ""
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
 
 
 class Rule(NamedTuple):
@@ -95,12 +142,6 @@ def _abi(found: LintedBundle) -> Faults:
         yield _GRADLE, f"does not restrict abiFilters to {found.bundle.abi}"
 
 
-def _min_sdk(found: LintedBundle) -> Faults:
-    numbers = re.findall(r"\bminSdk\s*=\s*(\d+)", _code(found.text(_GRADLE)))
-    if numbers and int(numbers[0]) < found.bundle.min_sdk:
-        yield _GRADLE, f"has minSdk {numbers[0]}, below {found.bundle.min_sdk}"
-
-
 def _no_compress(found: LintedBundle) -> Faults:
     text = _code(found.text(_GRADLE))
     given = {suffix for line in re.findall(r"noCompress[^\n]*", text) for suffix in re.findall(r'"\.?(\w+)"', line)}
@@ -138,7 +179,7 @@ def _vendor_library(found: LintedBundle) -> Faults:
 
 def _license(found: LintedBundle) -> Faults:
     for role, model in found.bundle.models.items():
-        if not model.license:
+        if model.license in ("", "unknown"):
             yield BUNDLE_NAME, f"names no licence of the {role}"
 
 
@@ -154,38 +195,6 @@ def _graph(found: LintedBundle) -> Faults:
                 yield graph.file, f"does not load: {error}"
 
 
-def _chat_template(found: LintedBundle) -> Faults:
-    if found.bundle.chat_template is None:
-        yield BUNDLE_NAME, "has no chat template: the app gives plain text to the model"
-
-
-def _end_token(found: LintedBundle) -> Faults:
-    if not found.bundle.generation.end_token_ids:
-        yield BUNDLE_NAME, "has no end token: answers end at the limit of tokens only"
-
-
-def _budget(found: LintedBundle) -> Faults:
-    plan = found.bundle.plan
-    if plan.nbytes > plan.budget_nbytes:
-        budget = format_nbytes(plan.budget_nbytes)
-        yield BUNDLE_NAME, f"plans {format_nbytes(plan.nbytes)}, an app may hold {budget} there"
-
-
-def _device_class(found: LintedBundle) -> Faults:
-    if small := [each for each in _CLASSES if found.bundle.plan.nbytes > each * usual_share(each)]:
-        yield BUNDLE_NAME, f"does not fit phones of {', '.join(map(format_nbytes, small))} with an app's usual share"
-
-
-def _drafting(found: LintedBundle) -> Faults:
-    if "draft" in found.bundle.models and not found.bundle.plan.draft_length:
-        yield BUNDLE_NAME, "carries a draft model that the plan does not use: drafts are not faster at these speeds"
-
-
-def _assumed_speed(found: LintedBundle) -> Faults:
-    if found.bundle.plan.profile == "assumed":
-        yield BUNDLE_NAME, "has assumed speeds, from which its draft length follows"
-
-
 def _code(text: str) -> str:
     """Return Kotlin without its comments."""
     return re.sub(r"(?<!:)//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -198,15 +207,10 @@ _ALIGN = "link it with -Wl,-z,max-page-size=16384"
 _REMOVE = "remove it: Gradle or pip fetches it"
 _COPY = "copy the bundle again, or make it again with `edgedecode package`"
 _RENAME = "use letters, digits and . _ + -"
-_AS_BUNDLE = f"set it as in {BUNDLE_NAME}"
 _FILTER = "use ndk { abiFilters += ... } with the bundle's ABI alone"
 _MAPPED = "add them to androidResources.noCompress"
 _DECLARE = 'add <uses-native-library android:name="..." android:required="false"/>'
 _STATE = "state the base model's licence in the pack"
-_SHORTER = "package it with a shorter --ctx-size, or quantize further"
-_EXCLUDE = "make a bundle with --device-memory for them, or exclude them in the store"
-_MEASURE = "run `edgedecode bench --json` on the device and package with --profile"
-_WITHOUT = "measure on the device and give --profile, or package a pack without it"
 
 RULES: Sequence[Rule] = (
     Rule("digest", "error", "listed files are there, with their size and sha256", _digest, _COPY),
@@ -214,19 +218,12 @@ RULES: Sequence[Rule] = (
     Rule("file-name", "error", "asset packs and adb take the names", _file_name, _RENAME),
     Rule("play-size", "error", "sizes are within Google Play's limits", _play_size, _SMALLER),
     Rule("abi", "error", "the project builds for the bundle's ABI alone", _abi, _FILTER),
-    Rule("min-sdk", "error", "the project's Android version suffices", _min_sdk, _AS_BUNDLE),
     Rule("no-compress", "error", "models stay uncompressed", _no_compress, _MAPPED),
     Rule("driver", "error", "the app declares the NPU's driver", _driver, _DECLARE),
     Rule("processor", "error", "native libraries are for arm64", _processor, _ARM64),
     Rule("page-size", "error", "native libraries are aligned to 16 KB", _page_size, _ALIGN),
     Rule("vendor-library", "error", "no library of Qualcomm's is passed on", _vendor_library, _REMOVE),
-    Rule("chat-template", "error", "there is a chat template", _chat_template, _EXPORT),
-    Rule("end-token", "error", "answers can end", _end_token, _EXPORT),
-    Rule("budget", "error", "the plan is within the budget", _budget, _SHORTER),
     Rule("license", "warning", "base models' licences are named", _license, _STATE),
-    Rule("drafting", "warning", "the plan uses the draft model", _drafting, _WITHOUT),
-    Rule("device-class", "note", "phones of 4, 6, 8 and 12 GB have room", _device_class, _EXCLUDE),
-    Rule("assumed-speed", "note", "speeds are measured", _assumed_speed, _MEASURE),
 )
 
 
@@ -249,4 +246,20 @@ def lint_bundle(root: Path) -> list[Finding]:
         for rule in RULES
         for file, message in rule.check(found)
     ]
-    return sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
+    return sorted(findings, key=lambda finding: finding.level)
+
+
+def _read_library(path: Path) -> NativeLibrary:
+    try:
+        from elftools.elf.elffile import ELFFile
+    except ImportError:
+        raise RuntimeUnavailable(
+            f"lint reads {path.name} with pyelftools, which is missing: pip install 'edgedecode[export]'"
+        ) from None
+    try:
+        with path.open("rb") as file:
+            elf = ELFFile(file)
+            alignments = [segment["p_align"] for segment in elf.iter_segments("PT_LOAD")]
+            return NativeLibrary(elf.elfclass == 64 and elf.get_machine_arch() == "AArch64", min(alignments, default=0))
+    except Exception as error:  # of a damaged file: its own exceptions, and those of seeking and unpacking
+        return NativeLibrary(damage=str(error) or type(error).__name__)

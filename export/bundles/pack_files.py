@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from edgedecode.errors import ExportError
 from edgedecode.pack.chips import CHIPS
@@ -20,13 +19,10 @@ MODELS = "models"
 SOC_MAP = "soc_map.json"
 """The file that names the graphs of each chip."""
 _BASE, _ADAPTERS = "base", "adapters"
-
-
-class Parts(NamedTuple):
-    """What was copied, as the bundle names it."""
-
-    models: Mapping[str, BundleModel]
-    adapters: Mapping[str, BundleAdapter]
+_FACTS = (
+    "architecture", "rows", "context", "layers", "kv_heads", "head_size", "parameters", "license", "source", "window",
+)  # fmt: skip
+"""What a bundle says of a model as the pack does."""
 
 
 def check_pack_has(request: PackageRequest, manifest: Manifest) -> None:
@@ -75,23 +71,14 @@ def chosen_manifest(request: PackageRequest, manifest: Manifest) -> Manifest:
     return replace(manifest, models=models)
 
 
-def copy_models(root: Path, request: PackageRequest, manifest: Manifest, *, roles: Iterable[str]) -> Parts:
-    """Copy the models of these roles, and the adapters, into the bundle at `root`; texts are the caller's."""
+def copy_models(
+    root: Path, request: PackageRequest, manifest: Manifest, *, roles: Iterable[str]
+) -> dict[str, BundleModel]:
+    """Copy the models of these roles into the bundle at `root`."""
     models: dict[str, BundleModel] = {}
     for role in roles:
         entry = manifest.located(role)
-        plain = BundleModel(
-            architecture=entry.architecture,
-            rows=entry.rows,
-            context=entry.context,
-            layers=entry.layers,
-            kv_heads=entry.kv_heads,
-            head_size=entry.head_size,
-            parameters=entry.parameters,
-            license=entry.license,
-            source=entry.source,
-            window=entry.window,
-        )
+        plain = BundleModel(**{name: getattr(entry, name) for name in _FACTS})
         if not request.target.provider:
             models[role] = replace(plain, gguf=_write_gguf(root, request.pack, entry, role))
             continue
@@ -99,13 +86,7 @@ def copy_models(root: Path, request: PackageRequest, manifest: Manifest, *, role
         weights = _copy(request.pack / entry.weights, root, f"{folder}/{Path(entry.weights).name}")
         graphs = tuple(each for graph in entry.graphs.values() for each in _copy_graph(root, request.pack, graph, role))
         models[role] = replace(plain, weights=weights, graphs=graphs)
-    return Parts(models, _copy_adapters(root, request, manifest, models))
-
-
-def gguf_nbytes(manifest: Manifest, pack: Path, role: str) -> int:
-    """Return the bytes of a role's GGUF file, about, if it is not made yet."""
-    entry = manifest.located(role)
-    return (pack / entry.gguf).stat().st_size if entry.gguf else manifest.weights_nbytes(role)
+    return models
 
 
 def soc_map_of(models: Mapping[str, BundleModel]) -> dict[str, JsonValue]:
@@ -143,14 +124,15 @@ def _copy_graph(root: Path, pack: Path, graph: Graph, role: str) -> list[BundleG
     return found
 
 
-def _copy_adapters(
-    root: Path, request: PackageRequest, manifest: Manifest, models: Mapping[str, BundleModel]
+def copy_adapters(
+    root: Path, request: PackageRequest, manifest: Manifest, *, roles: Iterable[str]
 ) -> dict[str, BundleAdapter]:
+    """Copy the adapters of these roles into the bundle at `root`, in the target's format."""
     found = {}
     for name in manifest.adapters:
         entry = manifest.located_adapter(name)
         suits = entry.file.endswith(".gguf") != bool(request.target.provider)
-        if entry.role in models and suits:
+        if entry.role in roles and suits:
             folder = f"{_ADAPTERS}/{name.replace(':', '-')}"
             file = _copy(request.pack / entry.file, root, f"{folder}/{Path(entry.file).name}")
             if entry.config:

@@ -26,7 +26,7 @@ from ..stages import Stages
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
 from .llama_commands import llama_commands
-from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_models, gguf_nbytes, soc_map_of
+from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_adapters, copy_models, soc_map_of
 from .recording import record_answers, try_lengths, write_prompts
 from .request import PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
@@ -87,7 +87,11 @@ def _fit(request: PackageRequest, manifest: Manifest, tokenizer: Tokenizer) -> M
         return fit_npu(manifest, request.pack, device=request.device, context=request.context)
     if request.target.provider:
         return fit_onnx(manifest, request.pack, tokenizer, device=request.device, context=request.context)
-    models = {role: (entry, gguf_nbytes(manifest, request.pack, role)) for role, entry in manifest.models.items()}
+    models = {}
+    for role in manifest.models:
+        entry = manifest.located(role)
+        file = request.pack / entry.gguf  # if it is not made yet, it has about the weights' size
+        models[role] = (entry, file.stat().st_size if entry.gguf else manifest.weights_nbytes(role))
     return fit_llama(models, name=manifest.name, device=request.device, context=request.context)
 
 
@@ -129,7 +133,7 @@ def _copied(
     """Copy everything but the templates; return the bundle without its listing."""
     target, device = request.target, request.device
     roles = [role for role in manifest.models if role != "draft" or fit.drafts]
-    parts = copy_models(root, request, manifest, roles=roles)
+    models = copy_models(root, request, manifest, roles=roles)
     for source, name in ((manifest.tokenizer, "tokenizer.json"), (manifest.chat_template, "chat_template.jinja")):
         if source is not None:
             shutil.copyfile(request.pack / source, root / "models" / name)
@@ -137,7 +141,7 @@ def _copied(
     if licenses.is_dir():
         shutil.copytree(licenses, root / "licenses")
     if target.provider == "qnn":
-        text = json.dumps(soc_map_of(parts.models), indent=1) + "\n"
+        text = json.dumps(soc_map_of(models), indent=1) + "\n"
         (root / SOC_MAP).write_bytes(text.encode())
     plan = DevicePlan(
         device=device.soc,
@@ -164,7 +168,7 @@ def _copied(
         abi=target.abi,
         min_sdk=target.min_sdk,
         runtime=target.runtime,
-        models=parts.models,
+        models=models,
         vocabulary_size=manifest.vocabulary_size,
         tokenizer="models/tokenizer.json",
         tokenizer_digest=manifest.tokenizer_digest,
@@ -173,7 +177,7 @@ def _copied(
         plan=plan,
         selftest=_SELFTEST,
         files={},
-        adapters=parts.adapters,
+        adapters=copy_adapters(root, request, manifest, roles=roles),
         libraries=target.libraries,
     )
 

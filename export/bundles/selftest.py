@@ -28,14 +28,6 @@ _SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the user chose. sysroot: an arm64 Python's folder. threads: None: as planned."""
-
-    sysroot: Path | None = None
-    threads: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
     """How one prompt was answered. equal: as expected. lossless: the same text with and without drafts.
 
@@ -99,8 +91,13 @@ def check_bundle(root: Path) -> Bundle:
     return Bundle.load(root)
 
 
-def run_lanes(root: Path, bundle: Bundle, options: Options, names: Sequence[str] | None) -> Iterator[LaneResult]:
-    """Run all lanes, or those named, which must be able to run. Raises InputError."""
+def run_lanes(
+    root: Path, bundle: Bundle, names: Sequence[str] | None, *, sysroot: Path | None = None, threads: int | None = None
+) -> Iterator[LaneResult]:
+    """Run all lanes, or those named, which must be able to run. Raises InputError.
+
+    sysroot: an arm64 Python's folder. threads: None: as planned.
+    """
     if unknown := [name for name in names or () if name not in LANES]:
         raise InputError(f"--lane {unknown[0]}: the lanes are {', '.join(LANES)}")
     if all(graph.provider != "cpu" for graph in bundle.models["target"].graphs):
@@ -110,7 +107,7 @@ def run_lanes(root: Path, bundle: Bundle, options: Options, names: Sequence[str]
     found: dict[str, Interpreter | RuntimeUnavailable] = {}
     for name in names or LANES:
         try:
-            found[name] = LANES[name](options)
+            found[name] = LANES[name](sysroot)
         except RuntimeUnavailable as error:
             if names:
                 raise InputError(f"--lane {name}: {error}") from None
@@ -119,21 +116,21 @@ def run_lanes(root: Path, bundle: Bundle, options: Options, names: Sequence[str]
         if isinstance(python, RuntimeUnavailable):
             yield LaneResult(name, reason=str(python), ran=False)
         else:
-            yield _run(name, python, root, options.threads or min(bundle.plan.threads, os.cpu_count() or 1))
+            yield _run(name, python, root, threads or min(bundle.plan.threads, os.cpu_count() or 1))
 
 
-def own_python(options: Options) -> Interpreter:
+def own_python(sysroot: Path | None) -> Interpreter:
     """Return the interpreter that runs this. Raises RuntimeUnavailable."""
     if find_spec("onnxruntime") is None:
         raise RuntimeUnavailable("onnxruntime is not installed: pip install 'edgedecode[onnx]'")
     return Interpreter([sys.executable], os.environ)
 
 
-def arm64_python(options: Options) -> Interpreter:
+def arm64_python(sysroot: Path | None) -> Interpreter:
     """Return an arm64 Python under qemu-user: the kernels of phones, slowly. Raises RuntimeUnavailable."""
     if shutil.which("qemu-aarch64") is None:
         raise RuntimeUnavailable("qemu-aarch64 is not installed: apt install qemu-user (10 or later)")
-    sysroot = options.sysroot or Path(os.environ.get(SYSROOT, ""))
+    sysroot = sysroot or Path(os.environ.get(SYSROOT, ""))
     if sysroot == Path():
         raise RuntimeUnavailable(
             f"there is no arm64 Python: give --sysroot, or {SYSROOT} (docs/android.md says how to make one)"
@@ -146,7 +143,7 @@ def arm64_python(options: Options) -> Interpreter:
     return Interpreter(["qemu-aarch64", "-L", str(sysroot), str(pythons[-1])], environment)
 
 
-LANES: Mapping[str, Callable[[Options], Interpreter]] = {"cpu": own_python, "arm64": arm64_python}
+LANES: Mapping[str, Callable[[Path | None], Interpreter]] = {"cpu": own_python, "arm64": arm64_python}
 
 
 def _run(lane: str, python: Interpreter, root: Path, threads: int) -> LaneResult:

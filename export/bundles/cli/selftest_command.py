@@ -23,22 +23,19 @@ class SelftestCommand:
         parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
         parser.add_argument("--lane", metavar="A,B", help="cpu, arm64 (under qemu) (default: all)")
         parser.add_argument(
-            "--sysroot",
-            type=Path,
-            metavar="DIR",
-            help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)",
+            "--sysroot", type=Path, metavar="DIR", help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)"
         )
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="default: as planned")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        from ..selftest import Options, check_bundle, run_lanes
+        from ..selftest import check_bundle, run_lanes
 
-        options = Options(sysroot=arguments.sysroot, threads=arguments.threads)
         names = None if arguments.lane is None else [name.strip() for name in arguments.lane.split(",")]
         bundle = check_bundle(arguments.bundle)
+        given = {"sysroot": arguments.sysroot, "threads": arguments.threads}
         results: list[LaneResult] = []
-        for result in run_lanes(arguments.bundle, bundle, options, names):
+        for result in run_lanes(arguments.bundle, bundle, names, **given):
             _show(result)
             results.append(result)
         ran = [result for result in results if result.ran]

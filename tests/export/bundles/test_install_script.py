@@ -13,8 +13,6 @@ import pytest
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
-pytest.importorskip("onnx_ir", reason="the export extras are not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytestmark = [
     pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"),
     pytest.mark.skipif(sys.platform != "linux", reason="the script needs a Unix shell and sha256sum"),

@@ -12,26 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.cli import main
 from edgedecode.export.bundles.bundle import Bundle
+from edgedecode.export.bundles.device.decode import Round
+from edgedecode.export.bundles.device.run import Opener, Selftest
 from edgedecode.export.bundles.devices import GB, usual_share
 from edgedecode.export.bundles.speeds import Speeds, best_length
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-
-pytest.importorskip("onnx_ir", reason="the export extras are not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-
-from edgedecode.export.bundles.device.decode import Round
-from edgedecode.export.bundles.device.run import Opener, Selftest
+from tests.export.conftest import run
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
-
-
-def run(*words: str | Path) -> int:
-    return main([str(word) for word in words])
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.cli import main
 from edgedecode.export.bundles import selftest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
-
-pytest.importorskip("onnx_ir", reason="the export extras are not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+from tests.export.conftest import run
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
 )
-
-
-def run(*words: str | Path) -> int:
-    return main([str(word) for word in words])
 
 
 @pytest.fixture
