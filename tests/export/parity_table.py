@@ -13,7 +13,8 @@ from transformers.utils import logging
 from edgedecode.pack.manifest import ModelEntry
 
 from .conftest import export, recipe
-from .test_architectures import SHAPES, WAYS
+from .shapes import ARCHITECTURAL
+from .test_architectures import WAYS
 from .tiny import TinyModel, write_model
 
 COLUMNS = ("float", "int8", "int4", "kernels int8", "kernels int4")
@@ -38,7 +39,7 @@ def main() -> None:
     print(f"largest of {', '.join(way.removesuffix('_error') for way in WAYS)}; logits' deviation 0.6 to 2.4")
     print("| architecture | window | " + " | ".join(COLUMNS) + " |")
     print("|---" * (len(COLUMNS) + 2) + "|")
-    for name, tiny in {"llama": TinyModel(), "qwen2": TinyModel(family="qwen2"), **SHAPES}.items():
+    for name, tiny in ARCHITECTURAL.items():
         print("| " + " | ".join(measured(name, tiny)) + " |", flush=True)
 
 

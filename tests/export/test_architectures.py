@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,61 +17,37 @@ from safetensors.numpy import load_file, save_file
 
 import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.arrays import FloatArray
-from edgedecode.errors import ExportError
-from edgedecode.export.graph.graph_request import Span
+from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.bench.scale.scaled import scaled_pack
+from edgedecode.errors import CapabilityError, ExportError
+from edgedecode.export.graph.graph_request import GraphRequest, Span
+from edgedecode.export.npu.parity_passes import compared_passes
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
+from edgedecode.export.trim.trimmed_graph import write_trimmed
 from edgedecode.gguf.architectures import ARCHITECTURES
-from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.pack.token_map import write_token_ids
+from tests.contract.static_graph import add_static
 
-from .conftest import export, recipe
-from .test_parity import engine_logits, framework_logits, open_target
+from .conftest import Floats, engine_logits, export, framework_logits, logits_of, opened, random_tokens, recipe
+from .shapes import ARCHITECTURAL, FACTORS, LONG, PLAIN, SHAPES, WINDOWED
 from .tiny import TinyModel, write_model
 
 pytestmark = pytest.mark.export
 
-FACTORS = {"short_factor": [1.0 + 0.1 * step for step in range(8)], "long_factor": [1.0 + step for step in range(8)]}
-LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **FACTORS}
-PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-SOME_WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
-MULTIPLIERS = {
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-    "residual_multiplier": 0.5,
-    "attention_multiplier": 0.2,
-}
-CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
-SHAPES = {
-    "gemma": TinyModel(family="gemma", tied=True),
-    "gemma2": TinyModel(family="gemma2", layers=4, tied=True, more={"sliding_window": 24, **CAPS}),
-    "gemma2 bfloat16": TinyModel(family="gemma2", tied=True, dtype="bfloat16", more={"sliding_window": 24, **CAPS}),
-    "gemma3": TinyModel(
-        family="gemma3",
-        layers=4,
-        tied=True,
-        more={"sliding_window": 24, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
-    ),
-    "granite": TinyModel(family="granite", more=MULTIPLIERS),
-    "granite tied float16": TinyModel(family="granite", tied=True, dtype="float16", more=MULTIPLIERS),
-    "mistral": TinyModel(family="mistral", more={"sliding_window": 24}),
-    "mistral without window": TinyModel(family="mistral", more={"sliding_window": None}),
-    "phi3": TinyModel(family="phi3", more={"pad_token_id": 0, "sliding_window": 24}),
-    "phi3 sharded bfloat16": TinyModel(family="phi3", dtype="bfloat16", shard="60KB", more={"pad_token_id": 0}),
-    "phi3 partial rotary": TinyModel(
-        family="phi3", heads=2, kv_heads=1, head_size=32, more={"pad_token_id": 0, "rope_parameters": PARTIAL}
-    ),
-    "qwen2 some windows": TinyModel(family="qwen2", layers=3, more=SOME_WINDOWS),
-    "qwen3": TinyModel(family="qwen3"),
-    "qwen3 tied some windows": TinyModel(family="qwen3", layers=3, tied=True, more=SOME_WINDOWS),
-    "smollm3": TinyModel(family="smollm3", layers=4, tied=True, more={"pad_token_id": 0}),
-}
-WINDOWED = [name for name, tiny in SHAPES.items() if tiny.more.get("sliding_window")]
-LONG = TinyModel(
-    family="phi3",
-    more={"pad_token_id": 0, "rope_parameters": LONG_ROPE, "original_max_position_embeddings": 64},
-)
+WIDTH, SLOTS = 8, 100
+KEPT: IntArray = np.arange(0, 352, 11)
+"""The ids of a trimmed graph; 32 of them, so that no kernel's tile comes out odd."""
 WAYS = ("max_error", "crop_error", "pieces_error", "tree_error", "branches_error")
+
+
+class Rounded(NamedTuple):
+    """A model's pack at 4 or 8 bits."""
+
+    bits: int
+    pack: Path
+    manifest: Manifest
 
 
 def export_span(folder: Path, out: Path, span: Span) -> Manifest:
@@ -76,52 +55,92 @@ def export_span(folder: Path, out: Path, span: Span) -> Manifest:
     return export_pair(request, Stages())
 
 
-def random_tokens(count: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(1).integers(0, 320, count)]
-
-
-def in_chunks(manifest: Manifest, pack: Path, tokens: Sequence[int], *, chunk: int) -> FloatArray:
-    """Return the logits of the tokens, computed `chunk` at a time."""
-    model = open_target(manifest, pack)
-    state = model.new_state(len(tokens))
-    rows: list[FloatArray] = []
-    for start in range(0, len(tokens), chunk):
-        piece = tokens[start : start + chunk]
-        rows.append(model.forward(piece, state, rows="all").logits.copy())
-        state.keep(range(len(piece)))
-    model.close()
-    return np.concatenate(rows)
-
-
 def test_shapes_cover_all_architectures() -> None:
-    families = {name.split()[0] for name in SHAPES} | {"llama"}
-    assert {name.removesuffix("ForCausalLM").lower() for name in ARCHITECTURES} == families
+    assert {name.removesuffix("ForCausalLM").lower() for name in ARCHITECTURES} == set(PLAIN)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_export_of_floats_is_exact_beyond_every_window(name: str, tmp_path: Path) -> None:
+def test_export_of_floats_is_exact_beyond_every_window(name: str, floats: Callable[[str], Floats]) -> None:
     """In one pass and in many, over a text four times as long as the window, against the transformers model."""
-    folder = write_model(tmp_path / "model", SHAPES[name])
-    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
-    entry = manifest.models["target"]
-    assert entry.window == (24 if name in WINDOWED else 0)
-    assert set(WAYS) <= entry.parity.keys()
-    tokens = random_tokens(100)
-    expected = framework_logits(folder, tokens)
+    made = floats(name)
+    assert made.entry.window == (24 if name in WINDOWED else 0)
+    assert set(WAYS) <= made.entry.parity.keys()
+    expected = made.expected()
     assert expected.std() > 0.3
-    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
-    assert np.abs(in_chunks(manifest, tmp_path / "pack", tokens, chunk=7) - expected).max() < 1e-3
+    with closing(opened(made.entry, made.pack)) as model:
+        for width in (100, 7):
+            assert np.abs(logits_of(model, random_tokens(100), width=width) - expected).max() < 1e-3
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", [name for name in SHAPES if " " not in name])
-def test_export_of_rounded_weights_is_exact(name: str, bits: int, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", SHAPES[name])
-    parity = export(folder, tmp_path / "pack", stored=recipe(bits)).models["target"].parity
+@pytest.mark.parametrize("name", ARCHITECTURAL)
+def test_static_graph_of_floats_is_exact_beyond_every_window(
+    name: str, floats: Callable[[str], Floats], tmp_path: Path
+) -> None:
+    made = floats(name)
+    shutil.copytree(made.pack / "target", tmp_path / "target")
+    static = add_static(tmp_path, made.entry, slots=SLOTS, widths=[WIDTH])
+    base, fixed, tokens = opened(made.entry, made.pack), opened(static, tmp_path, "static"), random_tokens(90)
+    for wanted, found in compared_passes(base, fixed, tokens, width=WIDTH, count=14):
+        assert np.abs(wanted - found).max() < 1e-4 * max(1.0, float(wanted.std()))
+    assert 4 * made.entry.window < SLOTS
+
+
+def trimmed_logits(entry: ModelEntry, root: Path, out: Path) -> FloatArray:
+    """Return the logits of a trim to `KEPT`, whose graph lies next to a copy of the weights."""
+    shutil.copytree(root / "target", out / "target")
+    graph = write_trimmed(entry.graphs["base"], entry, root, out=out / "target/trim.onnx", ids=KEPT)
+    write_token_ids(out / "target/trim.ids", KEPT)
+    graph = replace(graph, file="target/trim.onnx", token_ids="target/trim.ids")
+    with closing(opened(replace(entry, rows=len(KEPT), graphs={"base": graph}), out, size=entry.rows)) as model:
+        return logits_of(model, random_tokens(100))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURAL)
+def test_trimmed_graph_of_floats_has_the_kept_logits(
+    name: str, floats: Callable[[str], Floats], tmp_path: Path
+) -> None:
+    made = floats(name)
+    assert np.abs(trimmed_logits(made.entry, made.pack, tmp_path) - made.expected()[:, KEPT]).max() < 1e-3
+
+
+@pytest.fixture(scope="module", params=[(name, bits) for name in PLAIN for bits in (4, 8)], ids=str)
+def rounded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rounded:
+    """Each architecture at 4 and at 8 bits, with MLPs that can be widened."""
+    name, bits = request.param
+    folder = tmp_path_factory.mktemp("rounded")
+    model = write_model(folder / "model", replace(SHAPES[name], mlp=128))
+    graphs = GraphRequest(("base", "lora"))
+    return Rounded(bits, folder / "pack", export(model, folder / "pack", stored=recipe(bits), graphs=graphs))
+
+
+def test_export_of_rounded_weights_is_exact(rounded: Rounded) -> None:
+    parity, bits = rounded.manifest.models["target"].parity, rounded.bits
     for way in WAYS:
         assert parity[way] < 5e-5 * max(1.0, parity["deviation"]), way
     assert parity["kernel_rms_error"] < 0.1
     assert 0 < parity["loss_kl"] < (2 if bits == 4 else 0.05)  # random weights, hence large logits
+
+
+def test_trimmed_graph_of_rounded_weights_has_the_kept_logits(rounded: Rounded, tmp_path: Path) -> None:
+    expected = engine_logits(rounded.manifest, rounded.pack, random_tokens(100))[:, KEPT]
+    found = trimmed_logits(rounded.manifest.models["target"], rounded.pack, tmp_path)
+    assert np.array_equal(found, expected) or np.abs(found - expected).max() < 1e-3 * expected.std()
+
+
+def test_widening_keeps_the_logits(rounded: Rounded) -> None:
+    """`bench --scale` on packs of every architecture."""
+    folder = scaled_pack(Namespace(scale="1MB", model=rounded.pack, runtime=None))
+    wider = Manifest.load(folder)
+    assert abs(wider.weights_nbytes("target") / 1e6 - 1) < 0.05
+    tokens = random_tokens(60)
+    before, after = engine_logits(rounded.manifest, rounded.pack, tokens), engine_logits(wider, folder, tokens)
+    assert np.abs(before - after).max() < 2e-2  # the order of summation differs, and 8-bit rounding amplifies that
+    assert (before.argmax(-1) == after.argmax(-1)).mean() > 0.97
+
+
+def test_widening_refuses_floats(floats: Callable[[str], Floats]) -> None:
+    with pytest.raises(CapabilityError, match="0 of the 2 MLPs of the target can be widened"):
+        scaled_pack(Namespace(scale="1MB", model=floats("llama").pack, runtime=None))
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 
+from .conftest import run
+
 pytestmark = pytest.mark.export
-
-
-def run(*words: str | Path) -> int:
-    return main([str(word) for word in words])
 
 
 @pytest.mark.usefixtures("tables_too")

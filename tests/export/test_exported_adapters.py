@@ -24,9 +24,9 @@ from edgedecode.export.graph.graph_request import GraphRequest
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import export, recipe
+from tests.export.conftest import export, random_tokens, recipe
 from tests.export.gguf.test_stock import EXACT
-from tests.export.test_architectures import SHAPES, random_tokens
+from tests.export.shapes import SHAPES
 from tests.export.tiny import TinyModel, write_model
 from tests.hub import Hub, check_download
 from tests.shared_paths import SHARED

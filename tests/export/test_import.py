@@ -15,7 +15,6 @@ import pytest
 
 import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.export.graph.passes.stored_weights import viewed_tables
 from edgedecode.export.imports.imported_pack import ImportRequest
@@ -25,6 +24,7 @@ from edgedecode.pack.manifest import Manifest
 from tests.hub import Hub, check_download
 from tests.small_tokenizers import byte_fallback
 
+from .conftest import run
 from .genai import build
 from .tiny import TinyModel, write_model
 
@@ -290,10 +290,6 @@ def test_import_checks_the_rewritten_graph(built: Path, tmp_path: Path, monkeypa
     with pytest.raises(EdgeDecodeError):
         imported(built, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
-
-
-def run(*words: str | Path) -> int:
-    return main([str(word) for word in words])
 
 
 def test_import_prints_a_json_report(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,12 +84,7 @@ def uninterrupted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     ],
 )
 def test_an_interrupted_export_makes_no_slow_step_twice(
-    step: str,
-    resumed: list[str],
-    uninterrupted: dict[str, bytes],
-    units: Path,
-    source: Path,
-    tmp_path: Path,
+    step: str, resumed: list[str], uninterrupted: dict[str, bytes], units: Path, source: Path, tmp_path: Path
 ) -> None:
     interrupted(source, tmp_path / "pack", step=step)
     assert not (tmp_path / "pack").exists()

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.export.recipes.loss import divergences, measure_loss
 
-from .conftest import export, recipe
+from .conftest import export, opened, recipe
 from .test_calibration import reference_of
-from .test_parity import open_target
 
 pytestmark = pytest.mark.export
 
@@ -32,7 +31,7 @@ def test_measure_loss_is_the_divergence_computed_by_hand(llama: Path, tmp_path: 
     kl, same = [], []
     with (
         reference_of(llama, recipe(4)) as reference,
-        closing(open_target(manifest, tmp_path / "pack")) as model,
+        closing(opened(manifest.models["target"], tmp_path / "pack", size=size)) as model,
     ):
         found = measure_loss(model, reference, TEXTS)
         for text in TEXTS:

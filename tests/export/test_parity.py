@@ -7,95 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
-from edgedecode.engines.interface import ModelRequest
-from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.export.checks import model_checks as checks
 from edgedecode.export.checks.parity import NODES, ParityText, check_exact, check_kernels
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.memory.budget import Budget
-from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.testing import TableModel, toy_tables
 
-from .conftest import export, recipe
+from .conftest import export, opened, recipe
+from .shapes import SHAPES
 from .tiny import TinyModel, write_model
 
 pytestmark = pytest.mark.export
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "rope_theta": 10000.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-SHAPES = {
-    "llama": TinyModel(),
-    "llama tied": TinyModel(tied=True),
-    "llama one kv head": TinyModel(kv_heads=1),
-    "llama all kv heads": TinyModel(kv_heads=4),
-    "llama wide heads": TinyModel(head_size=32, mlp=224),
-    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
-    "llama rope llama3": TinyModel(more={"rope_parameters": LLAMA3}),
-    "llama rope linear": TinyModel(more={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
-    "llama bfloat16": TinyModel(dtype="bfloat16"),
-    "llama sharded": TinyModel(shard="60KB"),
-    "qwen2": TinyModel(family="qwen2"),
-    "qwen2 tied float16": TinyModel(family="qwen2", tied=True, dtype="float16"),
-    "qwen2 rope yarn": TinyModel(family="qwen2", more={"rope_parameters": YARN}),
-}
-
-
-def open_target(manifest: Manifest, pack: Path) -> LanguageModel:
-    return find_runtime("onnx").open(
-        ModelRequest(
-            manifest.models["target"],
-            pack,
-            name="target",
-            vocabulary_size=manifest.vocabulary_size,
-            budget=Budget(),
-            threads=1,
-            provider="cpu",
-        )
-    )
-
-
-def engine_logits(manifest: Manifest, pack: Path, tokens: list[int]) -> FloatArray:
-    model = open_target(manifest, pack)
-    state = model.new_state(len(tokens))
-    try:
-        return model.forward(tokens, state, rows="all").logits.copy()
-    finally:
-        state.close()
-        model.close()
-
-
-def framework_logits(folder: Path, tokens: list[int]) -> FloatArray:
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        return np.asarray(network(torch.tensor([tokens])).logits[0].numpy())
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_export_of_floats_matches_transformers(name: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", SHAPES[name])
-    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
-    tokens = [int(token) for token in np.random.default_rng(1).integers(0, 320, 100)]
-    expected = framework_logits(folder, tokens)
-    assert expected.std() > 0.3
-    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
-
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen2 tied float16"])
+@pytest.mark.parametrize("name", ["llama tied", "qwen2 tied float16"])
 def test_export_of_rounded_weights_passes_parity(name: str, bits: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", SHAPES[name])
     parity = export(folder, tmp_path / "pack", stored=recipe(bits)).models["target"].parity
@@ -128,18 +58,9 @@ def test_export_with_blocks_of_128(tmp_path: Path) -> None:
     assert entry.parity["max_error"] < 1e-4
 
 
-def test_export_at_4_bits_has_a_moderate_loss(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", TinyModel())
-    manifest = export(folder, tmp_path / "pack", stored=recipe(4))
-    tokens = list(range(3, 90))
-    expected = framework_logits(folder, tokens)
-    loss = np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).mean()
-    assert 0.01 < loss / expected.std() < 0.5
-
-
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_forward_rows_do_not_depend_on_the_other_requested_rows(bits: int, llama: Path, tmp_path: Path) -> None:
-    model = open_target(export(llama, tmp_path / "pack", stored=recipe(bits)), tmp_path / "pack")
+    model = opened(export(llama, tmp_path / "pack", stored=recipe(bits)).models["target"], tmp_path / "pack")
     for width in (2, 3, 9):
         tokens = list(range(20, 20 + width))
         state = model.new_state(2 * width)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("onnx_ir")
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 from onnx import helper, numpy_helper
 
 from edgedecode.errors import ExportError

@@ -15,47 +15,24 @@ from transformers import AutoModelForCausalLM
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
-from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
-from edgedecode.engines.interface import ModelRequest
-from edgedecode.engines.registry import find_runtime
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export.checks import model_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
-from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 
-from .conftest import export, recipe
-from .tiny import TinyModel, write_model
+from .conftest import export, opened, recipe
+from .shapes import SHAPES
+from .tiny import write_model
 
 pytestmark = pytest.mark.export
 
 ALL = GraphRequest(GRAPHS, lora_rank=6)
-SHAPES = {
-    "llama": TinyModel(),
-    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
-    "qwen2": TinyModel(family="qwen2"),
-    "qwen2 tied": TinyModel(family="qwen2", tied=True),
-}
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 320, 60)]
 USE = AdapterUse(name="trial", digest="t")
 
 
-def open_graph(manifest: Manifest, pack: Path, *needs: str) -> LanguageModel:
-    return find_runtime("onnx").open(
-        ModelRequest(
-            manifest.models["target"],
-            pack,
-            name="target",
-            vocabulary_size=manifest.vocabulary_size,
-            budget=Budget(),
-            threads=1,
-            provider="cpu",
-            needs=needs,
-        )
-    )
-
-
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=["llama", "llama biases", "qwen2", "qwen2 tied float16"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "model", SHAPES[request.param])
 
@@ -75,7 +52,6 @@ def manifest(pack: Path) -> Manifest:
 def test_variants_share_quantized_weights(source: Path, bits: int, tmp_path: Path) -> None:
     entry = export(source, tmp_path / "pack", stored=recipe(bits), graphs=ALL).models["target"]
     assert set(entry.graphs) == set(GRAPHS)
-    assert 0 < entry.parity["hidden_max_error"] < 2e-5
     assert 0 < entry.parity["lora_max_error"] < 1e-4
     assert 0 < entry.parity["kv8_rms_error"] < 0.2
     assert entry.parity["kv8_top1"] > 0.7
@@ -86,23 +62,13 @@ def test_manifest_lists_the_capabilities_of_each_graph(manifest: Manifest) -> No
     graphs = manifest.models["target"].graphs
     assert {name: graph.capabilities for name, graph in graphs.items()} == {
         "base": ("tree", "rows"),
-        "hidden": ("tree", "rows", "hidden"),
         "lora": ("tree", "rows", "lora"),
         "kv8": ("tree", "rows"),
     }
     assert [name for name, graph in graphs.items() if graph.kv_type == "int8"] == ["kv8"]
     assert graphs["lora"].lora_rank == 6
-    assert graphs["lora"].lora_modules == (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+    assert graphs["lora"].lora_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert "lora.1.qkv_proj.a" in graphs["lora"].inputs
-    assert "hidden" in graphs["hidden"].outputs
 
 
 def test_variants_have_no_weights_of_their_own(manifest: Manifest, pack: Path) -> None:
@@ -114,25 +80,13 @@ def test_variants_have_no_weights_of_their_own(manifest: Manifest, pack: Path) -
         assert named == {"weights.bin"}
 
 
-def test_hidden_graph_returns_the_last_hidden_state(source: Path, manifest: Manifest, pack: Path) -> None:
-    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    with torch.inference_mode():
-        expected = network.model(torch.tensor([TOKENS])).last_hidden_state[0].numpy()
-    model = open_graph(manifest, pack, "hidden")
-    output = model.forward(TOKENS, model.new_state(60), rows=[59, 3, 30])
-    assert output.hidden is not None
-    assert model.card.hidden_size == expected.shape[1]
-    assert np.abs(output.hidden - expected[[59, 3, 30]]).max() < 1e-4
-    model.close()
-
-
 @pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ()], ids=["k", "q and v", "all"])
 def test_lora_graph_matches_merged_weights(
     source: Path, manifest: Manifest, pack: Path, modules: tuple[str, ...]
 ) -> None:
     network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     rng, matrices = np.random.default_rng(2), []
-    model = open_graph(manifest, pack, "lora")
+    model = opened(manifest.models["target"], pack, "lora")
     assert isinstance(model, AdapterModel)
     for layer, block in enumerate(network.model.layers):
         for path, part in block.named_modules():
@@ -155,7 +109,7 @@ def test_lora_graph_matches_merged_weights(
 
 
 def test_kv8_graph_is_close_to_float_and_exact_for_trees(manifest: Manifest, pack: Path) -> None:
-    base, model = open_graph(manifest, pack), open_graph(manifest, pack, "kv:int8")
+    base, model = opened(manifest.models["target"], pack), opened(manifest.models["target"], pack, "kv:int8")
     found = model.forward(TOKENS, model.new_state(60), rows="all").logits.copy()
     expected = base.forward(TOKENS, base.new_state(60), rows="all").logits
     assert 0 < np.sqrt(np.mean((found - expected) ** 2)) / expected.std() < 0.2
@@ -199,7 +153,7 @@ def test_graph_request_refuses_invalid_values(graphs: str, rank: int, words: str
 
 
 def test_graph_request_always_starts_with_the_base_graph() -> None:
-    assert GraphRequest.of("kv8, hidden,kv8") == GraphRequest(("base", "hidden", "kv8"))
+    assert GraphRequest.of("kv8, lora,kv8") == GraphRequest(("base", "lora", "kv8"))
 
 
 def test_export_with_kv8_generates_with_kv_type_int8(
@@ -238,8 +192,8 @@ def test_load_int8_keeps_floats_for_a_draft_without_kv8(llama: Path, tmp_path: P
 
 def test_open_names_the_missing_graph(llama: Path, tmp_path: Path) -> None:
     manifest = export(llama, tmp_path / "pack")
-    with pytest.raises(CapabilityError, match="--graphs base,hidden"):
-        open_graph(manifest, tmp_path / "pack", "hidden")
+    with pytest.raises(CapabilityError, match="--graphs base,lora"):
+        opened(manifest.models["target"], tmp_path / "pack", "lora")
 
 
 def test_variants_add_at_most_3_percent_to_the_size(demo_pair: Path, tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from edgedecode.errors import ExportError
 from edgedecode.export.gguf.row_source import kind_of, transcode
 from edgedecode.export.gguf.tensors import Tensor, write_file
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
-from tests.export.conftest import recipe
-from tests.export.test_architectures import random_tokens
+from tests.export.conftest import random_tokens, recipe
 from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits

@@ -48,10 +48,7 @@ def test_export_without_formats_writes_no_gguf_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        (("--formats", "gguf"), "give onnx,gguf"),
-        (("--formats", "onnx,pickle"), "is not a list of onnx and gguf"),
-    ],
+    [(("--formats", "gguf"), "give onnx,gguf"), (("--formats", "onnx,pickle"), "is not a list of onnx and gguf")],
 )
 def test_gguf_options_refuse_bad_arguments(
     more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.engines.interface import ModelRequest
-from edgedecode.engines.registry import find_runtime
-from edgedecode.export.graph.graph_request import Span
-from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
-from tests.export.conftest import recipe
-from tests.export.test_architectures import LONG, random_tokens
-from tests.export.test_parity import framework_logits
+from tests.export.conftest import Floats, framework_logits, logits_of, opened, random_tokens, recipe
+from tests.export.shapes import IN_LLAMA_CPP
 from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits, stock_quantize
 from .test_import_back import imported
-from .test_stock import ROPES, largest_error
-from .writing import GGUF_SHAPES, WIDE, context_in, export_gguf, needs_engine
+from .writing import GGUF_SHAPES, WIDE, context_in, export_gguf, largest_error, long_rope, needs_engine
 
 pytestmark = [pytest.mark.export, pytest.mark.skipif(tried() is None, reason="no kernels for this processor")]
 EXACT = 2e-4
@@ -35,53 +31,24 @@ def open_file(path: Path, out: Path) -> LanguageModel:
     """Import the file and open it on ONNX Runtime."""
     manifest: Manifest = imported(path, out)
     assert not manifest.models["target"].graphs
-    entry = manifest.located("target")
-    return find_runtime("onnx").open(
-        ModelRequest(
-            entry,
-            out,
-            name="target",
-            vocabulary_size=manifest.vocabulary_size,
-            budget=Budget(),
-            threads=1,
-            provider="cpu",
-        )
-    )
-
-
-def logits_in(model: LanguageModel, tokens: list[int], *, width: int) -> FloatArray:
-    """Return the logits of all tokens, in passes of `width` rows."""
-    state = model.new_state(len(tokens))
-    try:
-        parts = [
-            model.forward(tokens[start : start + width], state, rows="all").logits.copy()
-            for start in range(0, len(tokens), width)
-        ]
-    finally:
-        state.close()
-    return np.concatenate(parts)
+    return opened(manifest.located("target"), out)
 
 
 def own_logits(path: Path, tokens: list[int]) -> FloatArray:
     """Return the logits of a file on our own kernels, in one pass."""
-    with closing(open_file(path, path.parent / "imported")) as opened:
-        assert opened.card.row_invariant
-        return logits_in(opened, tokens, width=len(tokens))
+    with TemporaryDirectory() as folder, closing(open_file(path, Path(folder) / "imported")) as model:
+        assert model.card.row_invariant
+        return logits_of(model, tokens)
 
 
-@pytest.mark.parametrize("name", GGUF_SHAPES)
-def test_own_graph_matches_transformers(name: str, tmp_path: Path) -> None:
-    assert largest_error(GGUF_SHAPES[name], tmp_path, logits=own_logits) < EXACT
-
-
-@pytest.mark.parametrize("name", ROPES)
-def test_own_graph_matches_transformers_for_every_rope_type(name: str, tmp_path: Path) -> None:
-    assert largest_error(ROPES[name], tmp_path, logits=own_logits) < EXACT
+@pytest.mark.parametrize("name", IN_LLAMA_CPP)
+def test_own_graph_matches_transformers(name: str, floats: Callable[[str], Floats]) -> None:
+    assert largest_error(floats(name), own_logits) < EXACT
 
 
 @pytest.mark.parametrize("long", [False, True])
 def test_own_graph_matches_transformers_for_long_rope(long: bool, tmp_path: Path) -> None:
-    assert largest_error(LONG, tmp_path, span=Span(long_rope=long), logits=own_logits) < EXACT
+    assert largest_error(long_rope(tmp_path, long=long), own_logits) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -96,7 +63,7 @@ def test_quantized_blocks_give_the_same_bits_at_every_width(family: str, bits: i
 
     Blocks do not depend on the family: each has one of the two widths, llama both.
     """
-    shape = TinyModel(tied=True) if family == "llama tied" else GGUF_SHAPES.get(family, TinyModel(family="qwen2"))
+    shape = TinyModel(tied=True) if family == "llama tied" else GGUF_SHAPES[family]
     model = write_model(tmp_path / "model", replace(shape, context=128))
     manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
     path = tmp_path / "pack" / manifest.models["target"].gguf
@@ -126,9 +93,9 @@ def tokens_for(path: Path) -> list[int]:
 
 def same_at_every_width(path: Path, out: Path) -> FloatArray:
     """Return a file's logits, whose bits passes of every width have."""
-    with closing(open_file(path, out)) as opened:
-        found = [logits_in(opened, tokens_for(path), width=width) for width in (60, 7, 1)]
-        assert opened.card.row_invariant
+    with closing(open_file(path, out)) as model:
+        found = [logits_of(model, tokens_for(path), width=width) for width in (60, 7, 1)]
+        assert model.card.row_invariant
     assert all(np.array_equal(found[0], other) for other in found[1:])
     return found[0]
 

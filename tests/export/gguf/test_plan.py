@@ -21,7 +21,7 @@ from edgedecode.export.stages import Stages
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
-from tests.export.test_architectures import LONG
+from tests.export.shapes import LONG
 from tests.export.tiny import TinyModel, write_model
 
 from .writing import GGUF_SHAPES, export_gguf
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.export
 
 MODELS = {
     **{name: GGUF_SHAPES[name] for name in ("llama", "mistral", "phi3", "gemma2", "qwen3", "smollm3")},
-    "qwen2": TinyModel(family="qwen2"),
+    "qwen2": GGUF_SHAPES["qwen2"],
     "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
     "long rope": LONG,
 }
@@ -108,10 +108,7 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
         (lambda value: first(value, "F32").update(offset=10**9), "does not fit the weights file"),
         (lambda value: first(value, "F32").update(offset=-4), ">= 0"),
         (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="AAAA")], "does not fit"),
-        (
-            lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")],
-            "valid base64",
-        ),
+        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")], "valid base64"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "<= 12"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4, "value": "two"}}), "is damaged"),
         (lambda value: value["keys"].update({"llama.block_count": None}), "'llama.block_count' is no name"),

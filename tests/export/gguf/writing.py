@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -18,23 +18,15 @@ from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.export.conftest import recipe
-from tests.export.test_architectures import CAPS, SHAPES
-from tests.export.tiny import TinyModel
+from tests.export.conftest import Floats, framework_logits, random_tokens, recipe
+from tests.export.shapes import ARCHITECTURAL, GEMMA2, LIKE_LLAMA_CPP, LONG
+from tests.export.tiny import TinyModel, write_model
 
 WIDE = TinyModel(hidden=256, mlp=512, heads=4, head_size=64)
 """A model for K-quants, whose blocks span 256 columns."""
 needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 
-GGUF_SHAPES = {
-    **SHAPES,
-    "llama": TinyModel(),
-    # llama.cpp always scales Gemma 2's queries by the head size
-    **{
-        name: replace(SHAPES[name], more={"sliding_window": 24, **CAPS, "query_pre_attn_scalar": 16})
-        for name in ("gemma2", "gemma2 bfloat16")
-    },
-}
+GGUF_SHAPES = {**ARCHITECTURAL, "gemma2": replace(ARCHITECTURAL["gemma2"], more={**GEMMA2, **LIKE_LLAMA_CPP})}
 
 
 def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE) -> Manifest:
@@ -50,6 +42,21 @@ def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None, span: 
         gguf=True,
     )
     return export_pair(request, Stages())
+
+
+def long_rope(folder: Path, *, long: bool) -> Floats:
+    """Export a long-rope model with its long factors or with the short ones."""
+    model = write_model(folder / "model", LONG)
+    export_gguf(model, folder / "pack", span=Span(long_rope=long))
+    np.save(folder / "logits.npy", framework_logits(model, random_tokens(100 if long else 64)))
+    return Floats(folder)
+
+
+def largest_error(made: Floats, logits: Callable[[Path, list[int]], FloatArray]) -> float:
+    """Return the largest logit difference to transformers over the context of a GGUF file, up to 100 ids."""
+    path = made.pack / made.entry.gguf
+    tokens = random_tokens(min(100, context_in(path)))
+    return float(np.abs(logits(path, tokens) - made.expected(len(tokens))).max())
 
 
 def tensors_in(path: Path) -> Mapping[str, gguf.ReaderTensor]:

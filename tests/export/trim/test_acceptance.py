@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.verify import Outcome
 from edgedecode.drafters.model_drafter import ModelDrafter
-from edgedecode.export.trim.forced_acceptance import LENGTHS, Nested, accepted_by_round, forced_hits, measure_acceptance
-from edgedecode.export.trim.id_ranking import rank_ids
-from edgedecode.export.trim.texts import ScoredText
+from edgedecode.export.trim.forced_acceptance import (
+    LENGTHS,
+    accepted_by_round,
+    forced_hits,
+    likeliest,
+    measure_acceptance,
+)
+from edgedecode.export.trim.id_ranking import Ranking, rank_ids
+from edgedecode.export.trim.texts import AnsweredText
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import TrimmedTable, draft_setting, padded, run, toy_model
 
@@ -25,9 +34,13 @@ def draft_tables(seed: int) -> TableModel:
     return TableModel(padded(toy_tables(VOCABULARY, seed=seed + 1, scale=0.7, near=base)))
 
 
-def ranking_of(seed: int, *, always: frozenset[int] = frozenset()):  # type: ignore[no-untyped-def]
+def ranking_of(seed: int, *, always: frozenset[int] = frozenset()) -> Ranking:
     counted = [run(toy_model(VOCABULARY, seed=seed), (token, 2, 6), max_tokens=40).tokens for token in range(4)]
     return rank_ids(counted, always=always, vocabulary_size=VOCABULARY)
+
+
+def vocabularies_of(ranking: Ranking, sizes: Sequence[int] = SIZES) -> list[IntArray]:
+    return [*(ranking.vocabulary(size).ids for size in sizes), np.arange(ranking.vocabulary_size)]
 
 
 def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[int]) -> tuple[list[int], list[int]]:
@@ -44,18 +57,17 @@ def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[i
 @pytest.mark.parametrize("seed", range(4))
 def test_forced_hits_match_a_real_drafter_for_every_size_and_length(seed: int, ends: frozenset[int]) -> None:
     ranking = ranking_of(seed, always=ends)
-    nested = Nested.of(ranking, SIZES)
     answer = run(toy_model(VOCABULARY, seed=seed), PROMPT, max_tokens=LIMIT, ends=ends).tokens
     ended = answer[-1] in ends and len(answer) < LIMIT
-    text = ScoredText((*PROMPT, *answer), len(PROMPT), ended=ended)
-    hits = forced_hits(draft_tables(seed), text, nested)
+    text = AnsweredText((*PROMPT, *answer), len(PROMPT), ended=ended)
+    hits = forced_hits(draft_tables(seed), text, vocabularies_of(ranking))
     accepted = 0
     for column, size in enumerate([*SIZES, None]):
         ids = None if size is None else ranking.vocabulary(size).ids
         for length in LENGTHS:
             tokens, real = drafted(seed, ids, length=length, ends=ends)
             assert tokens == answer
-            forced = list(accepted_by_round(hits.hits[:, column], length=length, ended=ended))
+            forced = list(accepted_by_round(hits[:, column], length=length, ended=ended))
             assert forced == real, f"size {size}, drafts of {length}"
             accepted += sum(real)
     assert accepted > 0
@@ -72,35 +84,30 @@ def test_toy_answers_end_in_both_ways() -> None:
     assert len(ends) > 1
 
 
-def test_nested_likeliest_takes_the_lowest_id_of_a_tie() -> None:
+def test_likeliest_takes_the_lowest_id_of_a_tie() -> None:
     ranking = rank_ids([(6, 6, 6, 2, 2, 4)], always=frozenset({7}), vocabulary_size=8)
     assert ranking.order.tolist()[:4] == [7, 6, 2, 4]
-    nested = Nested.of(ranking, (2, 4))
-    # the last column is padding
-    logits = np.array([[0, 5, 3, 0, 3, 0, 3, 1, 99], [0, 0, 0, 0, 0, 0, 0, 0, 99]], np.float32)
-    assert nested.likeliest(logits).tolist() == [[6, 2, 1], [6, 2, 0]]
+    logits = np.array([[0, 5, 3, 0, 3, 0, 3, 1], [0, 0, 0, 0, 0, 0, 0, 0]], np.float32)
+    assert likeliest(logits, vocabularies_of(ranking, (2, 4))).tolist() == [[6, 2, 1], [6, 2, 0]]
 
 
 def test_forced_hits_read_long_texts_in_chunks() -> None:
-    ranking = ranking_of(0)
-    nested = Nested.of(ranking, SIZES)
     tokens = run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=400).tokens
-    text = ScoredText((*PROMPT, *tokens), 200)
+    text = AnsweredText((*PROMPT, *tokens), 200)
     model = draft_tables(0)
-    hits = forced_hits(model, text, nested)
-    assert model.passes == [199, 128, 75]
+    hits = forced_hits(model, text, vocabularies_of(ranking_of(0)))
+    assert model.passes == [199, 64, 64, 64, 11]
     expected = [int(np.argmax(model.logits_after(text.tokens[:place])[:VOCABULARY])) for place in range(200, 403)]
-    assert hits.hits[:, -1].tolist() == [guess == token for guess, token in zip(expected, text.scored, strict=True)]
+    assert hits[:, -1].tolist() == [guess == token for guess, token in zip(expected, text.answer, strict=True)]
 
 
 def test_measure_acceptance_counts_all_tokens_and_covers_all_with_the_full_vocabulary() -> None:
-    text = ScoredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
-    small, *_, whole = measure_acceptance(draft_tables(0), [text], Nested.of(ranking_of(0), SIZES))
+    text = AnsweredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
+    small, *_, whole = measure_acceptance(draft_tables(0), [text], vocabularies_of(ranking_of(0)))
     assert small.tokens == whole.tokens == 50
     assert small.coverage < whole.coverage == 1.0
 
 
 def test_measure_acceptance_of_one_token_has_no_round() -> None:
-    nested = Nested.of(ranking_of(0), SIZES)
-    (found, *_) = measure_acceptance(draft_tables(0), [ScoredText((1, 2), 1)], nested)
+    (found, *_) = measure_acceptance(draft_tables(0), [AnsweredText((1, 2), 1)], vocabularies_of(ranking_of(0)))
     assert found.per_round == dict.fromkeys(LENGTHS, 1.0)

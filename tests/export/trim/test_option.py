@@ -72,11 +72,7 @@ def test_trim_vocab_trims_the_exported_pack(
     ids=["refused", "budget", "disk"],
 )
 def test_trim_vocab_that_fails_reports_the_untrimmed_pack(
-    error: Exception,
-    message: str,
-    toy: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: Exception, message: str, toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error

@@ -7,7 +7,7 @@ import pytest
 
 from edgedecode.errors import InputError
 from edgedecode.export.trim.id_ranking import always_kept, rank_ids, sweep_sizes
-from edgedecode.export.trim.texts import ScoredText, split_texts
+from edgedecode.export.trim.texts import AnsweredText, split_texts
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
@@ -99,7 +99,7 @@ def test_wide_tokenizer_has_the_assumed_sizes() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5, 40])
 def test_split_texts_measures_on_other_prompts_than_it_counts(count: int) -> None:
-    texts = [[ScoredText((1, 2, number), 1), ScoredText((9, number), 1)] for number in range(count)]
+    texts = [[AnsweredText((1, 2, number), 1), AnsweredText((9, number), 1)] for number in range(count)]
     split = split_texts(texts)
     assert split == split_texts(texts)
     of = {name: {text.tokens[-1] for text in getattr(split, name)} for name in ("counted", "choosing", "measured")}
@@ -117,8 +117,8 @@ def test_rank_ids_does_not_depend_on_the_order_of_texts() -> None:
     assert one.order.tolist() == two.order.tolist()
 
 
-def test_scored_text_cut_drops_tokens_beyond_the_context() -> None:
-    text = ScoredText(tuple(range(10)), 4, ended=True)
+def test_answered_text_cut_drops_tokens_beyond_the_context() -> None:
+    text = AnsweredText(tuple(range(10)), 4, ended=True)
     assert text.cut(10) is text
-    assert text.cut(6) == ScoredText(tuple(range(6)), 4)
-    assert text.cut(3).scored == ()
+    assert text.cut(6) == AnsweredText(tuple(range(6)), 4)
+    assert text.cut(3).answer == ()
