@@ -17,39 +17,45 @@ from edgedecode.typed_json import JsonValue
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .frameworks import refused
 from .graph.checkpoint import weight_files
-from .graph.model_shape import ModelConfig, Shape, read_config
+from .graph.model_shape import EndIds, ModelConfig, Shape, read_config
 from .stages import Stages
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
-_TEXTS = ("*.json", "*.jinja", "README.md", *_LICENSES)
+LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
+_TEXTS = ("*.json", "*.jinja", "README.md", *LICENSES)
 _LARGEST_JSON = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A model folder whose configuration and tokenizer have passed the checks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model in a folder, whose tokenizer has passed the checks."""
 
     name: str
     """The hub id, or the folder's name without its path."""
     folder: Path
+    tokenizer: Tokenizer
+    rows: int
+    """Width of the logits."""
+    ends: EndIds
+    """Ids that end an answer, as the configuration names them."""
+    license: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(ModelFolder):
+    """A folder of Hugging Face, whose configuration has passed the checks too."""
+
     config: ModelConfig
     shape: Shape
     commit: str | None
     """The commit downloaded from the hub; None for a local folder."""
     download_nbytes: int
     """Bytes left to download; 0 for a local folder, and when the hub could not be reached."""
-    tokenizer: Tokenizer
-    license: str
 
     @property
     def origin(self) -> str:
         """The model's source as the manifest names it: the name, with the commit if there is one."""
         return f"{self.name}@{self.commit}" if self.commit else self.name
-
-    @property
-    def rows(self) -> int:
-        return self.shape.rows
 
 
 def open_source(name: str) -> Source:
@@ -69,13 +75,18 @@ def open_source(name: str) -> Source:
             f"{title}: its tokenizer has {tokenizer.size} ids, but vocab_size in its config.json is "
             f"{shape.rows}: the files do not belong together"
         )
-    commit, nbytes = (snapshot.commit, snapshot.weights_nbytes) if snapshot else (None, 0)
-    return Source(title, folder, config, shape, commit, nbytes, tokenizer, read_license(folder, config.license))
-
-
-def license_files(folder: Path) -> list[Path]:
-    """Return the licence files in a model's folder."""
-    return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
+    return Source(
+        name=title,
+        folder=folder,
+        tokenizer=tokenizer,
+        rows=shape.rows,
+        ends=config.eos_token_id,
+        license=read_license(folder, config.license),
+        config=config,
+        shape=shape,
+        commit=snapshot.commit if snapshot else None,
+        download_nbytes=snapshot.weights_nbytes if snapshot else 0,
+    )
 
 
 def find_weights(source: Source, stages: Stages) -> list[Path]:

@@ -6,7 +6,6 @@ from .base_model import Source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest
 from .graph.graph_request import BASE_ONLY, GraphRequest, Span
-from .graph.model_shape import Shape
 from .graph.recipe import Recipe
 from .recipes.calibration import Tokens
 
@@ -30,11 +29,6 @@ class ModelJob:
     """The request for a GGUF file or its plan; None: neither is made."""
 
     @property
-    def measures_activations(self) -> bool:
-        """Whether activation bits are chosen by measurement."""
-        return self.activations != "8" and self.recipe.quantized
-
-    @property
     def context(self) -> int:
         """Maximum number of positions the exported graph supports."""
         return self.span.context_of(self.source.shape)
@@ -42,12 +36,7 @@ class ModelJob:
     @property
     def nbytes(self) -> int:
         """Estimated size of its files; a model calibrated on its own text is written twice."""
-        weights = weights_nbytes(self.source.shape, self.recipe, context=self.context)
-        gguf = 0 if self.gguf is None else self.gguf.nbytes(self.recipe, self.source.shape)
-        return weights * (2 if self.recipe.calibrated and not self.calibration else 1) + gguf
-
-
-def weights_nbytes(shape: Shape, recipe: Recipe, *, context: int) -> int:
-    """Estimate the size of a model's weights file."""
-    rotary = 2 * 4 * context * shape.head_size // 2
-    return recipe.nbytes(shape) + rotary
+        shape, weights = self.source.shape, self.recipe.nbytes(self.source.shape)
+        rotary = 2 * 4 * self.context * shape.head_size // 2
+        copies = 2 if self.recipe.calibrated and not self.calibration else 1
+        return copies * (weights + rotary) + (weights if self.gguf is not None and not self.gguf.planned else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import ModelEntry
 
-from .checks.model_checks import check_noise, check_parity, opened, with_noise
+from .checks.model_checks import check_noise, check_parity, opened
 from .checks.reference import Reference
 from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
 from .gguf.plan import PLAN_FILE
@@ -48,14 +49,12 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, steps: K
     steps: what is kept of an earlier run. Raises ExportError when a check fails.
     """
     (pack / job.role).mkdir()
-    checkpoint = Checkpoint(weights)
-    try:
+    with closing(Checkpoint(weights)) as checkpoint:
         entry = _checked(job, checkpoint, pack=pack, steps=steps, stages=stages)
-    finally:
-        checkpoint.close()
     if positions := job.texts.noise_positions:
         noise = steps.value(f"noise over {positions}", KernelNoise, lambda: _noise(entry, job, pack, stages))
-        entry = with_noise(entry, noise)
+        measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
+        entry = replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
     return entry
 
 
@@ -77,7 +76,7 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
     text: Tokens = ()
     if job.recipe.quantized:
         text = steps.value("text", list[list[int]], lambda: work.own_text(entry))
-    if job.measures_activations:
+    if job.activations != "8" and job.recipe.quantized:
         chosen = steps.value("activations", ActivationsEntry, lambda: work.chosen(entry, reference, text))
         set_activations(drawing.model, chosen.wide)
         entry = replace(entry, activations=chosen)
@@ -164,7 +163,7 @@ class _ModelSteps:
             return self._with_plan(entry, request, reference.network, windows=windows)
         stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
-            gguf = write_gguf(
+            reading = write_gguf(
                 request,
                 job.source,
                 reference.network,
@@ -177,8 +176,8 @@ class _ModelSteps:
         return replace(
             entry,
             gguf=f"{job.role}/{GGUF_FILE}",
-            notes=(*entry.notes, *gguf.notes),
-            parity={**entry.parity, **gguf.measured},
+            notes=(*entry.notes, *reading.notes),
+            parity={**entry.parity, **reading.measured},
         )
 
     def _moments(self, texts: Tokens, reference: Reference, *, wanted: Collection[str]) -> dict[str, Moments]:

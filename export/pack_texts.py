@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import edgedecode
 from edgedecode.errors import ExportError, IncompatiblePair, cause
@@ -16,7 +16,7 @@ from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import Count, Finite, JsonValue
 
-from .base_model import license_files, read_json
+from .base_model import LICENSES, ModelFolder, read_json
 from .frameworks import fields_of, refused
 from .graph.model_shape import EndIds
 
@@ -45,29 +45,7 @@ class _Tokens:
     chat_template: Any = None
 
 
-class NamesEnds(Protocol):
-    """A model's configuration, which names the ids that end an answer."""
-
-    @property
-    def eos_token_id(self) -> EndIds: ...
-
-
-class GenerationSource(Protocol):
-    """The facts about a model that its generation defaults are read from."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def config(self) -> NamesEnds: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def rows(self) -> int: ...
-
-
-def read_generation(source: GenerationSource, *, otherwise: JsonValue = None) -> Generation:
+def read_generation(source: ModelFolder, *, otherwise: JsonValue = None) -> Generation:
     """Collect end-of-sequence ids from every file that names them, and sampling values if the model samples.
 
     otherwise: used if generation_config.json does not exist.
@@ -122,8 +100,8 @@ def _token_config(folder: Path) -> _Tokens:
     return fields_of(read_json(folder / "tokenizer_config.json") or {}, _Tokens, "tokenizer_config.json")
 
 
-def _end_ids(source: GenerationSource, defaults: _Defaults, tokens: _Tokens) -> tuple[int, ...]:
-    found = [*_ids(defaults.eos_token_id), *_ids(source.config.eos_token_id)]
+def _end_ids(source: ModelFolder, defaults: _Defaults, tokens: _Tokens) -> tuple[int, ...]:
+    found = [*_ids(defaults.eos_token_id), *_ids(source.ends)]
     named = _id_of(source.tokenizer, _token(tokens.eos_token))
     found += [named] if named is not None else []
     if outside := [token for token in found if token >= source.rows]:
@@ -148,7 +126,7 @@ def _token(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def check_tokenizers(target: GenerationSource, draft: GenerationSource) -> None:
+def check_tokenizers(target: ModelFolder, draft: ModelFolder) -> None:
     """Raise IncompatiblePair if the tokenizers differ: speculation compares ids, so both must share one vocabulary."""
     if target.tokenizer.digest == draft.tokenizer.digest:
         return
@@ -180,7 +158,7 @@ def copy_texts(source: Path, pack: Path, *, template: ChatTemplate | None) -> No
 def copy_licenses(source: Path, pack: Path, *, role: str) -> None:
     """Copy a model's licence files, if it has any."""
     folder = pack / _LICENSES / role
-    for path in license_files(source):
+    for path in sorted({path for pattern in LICENSES for path in source.glob(pattern) if path.is_file()}):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / path.name)
 

@@ -32,7 +32,6 @@ from .pack_texts import (
     read_generation,
     write_manifest,
 )
-from .recipes.calibration import Tokens
 from .recipes.calibration_texts import read_texts
 from .stages import Stages
 
@@ -162,7 +161,9 @@ def _job(
         license=request.license or source.license,
         texts=texts,
         span=request.span,
-        calibration=_texts(request.calibration_text, source, template=template, context=context),
+        calibration=()
+        if request.calibration_text is None
+        else read_texts(request.calibration_text, tokenizer=source.tokenizer, template=template, context=context),
         graphs=request.graphs,
         activations=request.activations,
         gguf=_gguf(request, source, template=template, generation=generation),
@@ -182,12 +183,6 @@ def _gguf(
         _log.info("no GGUF file can be made of %s: %s", source.name, error)
         return None
     return gguf
-
-
-def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
-    if path is None:
-        return ()
-    return read_texts(path, tokenizer=source.tokenizer, template=template, context=context)
 
 
 @contextmanager

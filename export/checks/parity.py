@@ -7,6 +7,7 @@ over text and tree.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +65,7 @@ def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
 def own_rows(model: LanguageModel, text: ParityText) -> FloatArray:
     """Return a model's logits, [text and tree, rows]: the text in one pass, each branch of the tree as a chain."""
     length = len(text.text)
-    state = model.new_state(length + len(text.tree), rows=length)
-    try:
+    with closing(model.new_state(length + len(text.tree), rows=length)) as state:
         rows = [model.forward(text.text, state, rows="all").logits.copy()]
         state.keep(range(length))
         for node in range(len(text.tree) if model.card.tree else 0):
@@ -73,13 +73,11 @@ def own_rows(model: LanguageModel, text: ParityText) -> FloatArray:
             rows.append(model.forward(branch, state, rows="last").logits.copy())
             state.crop(length)
         return np.concatenate(rows)
-    finally:
-        state.close()
 
 
 def check_exact(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
     """Check a model that does not round activations, in every way a state can grow. Raises ExportError."""
-    errors = {way: float(np.abs(found.rows - found.expected).max()) for way, found in _ways(model, text, expected)}
+    errors = {way: float(np.abs(found - wanted).max()) for way, found, wanted in _ways(model, text, expected)}
     limit = TOLERANCE * max(1.0, float(expected.std()))
     if wrong := {way: error for way, error in errors.items() if not error <= limit}:
         found = ", ".join(f"{way}_error {error:.2g}" for way, error in wrong.items())
@@ -93,44 +91,30 @@ def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) 
     Returns the maximum error, the root mean square error relative to the logits' deviation, and the share of rows with
     the same arg-max. Raises ExportError if the relative error is larger than rounding of activations could explain.
     """
-    ways = dict(_ways(model, text, expected))
-    errors = {way: relative_error(found.rows, found.expected) for way, found in ways.items()}
+    ways = [*_ways(model, text, expected)]
+    errors = {way: relative_error(found, wanted) for way, found, wanted in ways}
     if wrong := {way: error for way, error in errors.items() if not error <= LOOSE}:
-        found = ", ".join(f"{way} {error:.2g}" for way, error in wrong.items())
+        described = ", ".join(f"{way} {error:.2g}" for way, error in wrong.items())
         raise ExportError(
-            f"the shipped kernels' results do not match the weights (relative error {found}, allowed {LOOSE}): "
+            f"the shipped kernels' results do not match the weights (relative error {described}, allowed {LOOSE}): "
             f"export with --activations 16, with other --bits, or with another release of onnxruntime"
         )
-    full = ways["max"]
-    return {
-        "kernel_max_error": float(np.abs(full.rows - full.expected).max()),
-        "kernel_rms_error": errors["max"],
-        "kernel_top1": agreement(full.rows, full.expected),
-    }
+    _, found, wanted = ways[0]
+    largest = float(np.abs(found - wanted).max())
+    return {"kernel_max_error": largest, "kernel_rms_error": errors["max"], "kernel_top1": agreement(found, wanted)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The logits from one way to grow a state, and the expected ones."""
-
-    rows: FloatArray
-    expected: FloatArray
-
-
-def _ways(model: LanguageModel, text: ParityText, expected: FloatArray) -> Iterator[tuple[str, _Found]]:
-    """Grow one state in every way; the names match the numbers in the manifest."""
+def _ways(model: LanguageModel, text: ParityText, expected: FloatArray) -> Iterator[tuple[str, FloatArray, FloatArray]]:
+    """Grow one state in every way; yield its name in the manifest, the logits and the expected ones."""
     length = len(text.text)
-    state = model.new_state(length + len(text.tree))
-    try:
-        yield "max", _Found(_whole(model, state, text), expected[:length])
-        yield "crop", _Found(_after_crop(model, state, text), expected[length // 2 : length])
-        yield "pieces", _Found(_in_pieces(model, state, text), expected[length // 2 : length])
+    with closing(model.new_state(length + len(text.tree))) as state:
+        yield "max", _whole(model, state, text), expected[:length]
+        yield "crop", _after_crop(model, state, text), expected[length // 2 : length]
+        yield "pieces", _in_pieces(model, state, text), expected[length // 2 : length]
         if model.card.tree:
             first = length + len(_PARENTS)
-            yield "branches", _Found(_as_branches(model, state, text), expected[first:])
-            yield "tree", _Found(_as_tree(model, state, text), expected[length:first])
-    finally:
-        state.close()
+            yield "branches", _as_branches(model, state, text), expected[first:]
+            yield "tree", _as_tree(model, state, text), expected[length:first]
 
 
 def _branch(node: int) -> list[int]:

@@ -57,26 +57,23 @@ class Reference:
 
     def of_originals(self) -> Reference:
         """Return a reference with the checkpoint's original weights."""
-        other = copy(self)
-        other._recipe, other._stored, other._deltas = UNROUNDED, None, {}
-        return other
+        return self._with(_recipe=UNROUNDED, _stored=None, _deltas={})
 
     def reading(self, stored: StoredRows) -> Reference:
         """Return a reference that reads 4-bit weights from a pack's file: their rounding by a text is not repeated."""
-        other = copy(self)
-        other._stored = stored
-        return other
+        return self._with(_stored=stored)
 
     def narrowed(self, window: int) -> Reference:
         """Return a reference whose windowed layers see at most `window` positions."""
-        other = copy(self)
-        other._windows = self._windows and self._windows.narrowed(window)
-        return other
+        return self._with(_windows=self._windows and self._windows.narrowed(window))
 
     def with_deltas(self, deltas: Sequence[LowRank]) -> Reference:
         """Return a reference with these deltas added to its weights."""
+        return self._with(_deltas={f"model.layers.{delta.layer}.{delta.module}": delta for delta in deltas})
+
+    def _with(self, **changes: object) -> Reference:
         other = copy(self)
-        other._deltas = {f"model.layers.{delta.layer}.{delta.module}": delta for delta in deltas}
+        vars(other).update(changes)
         return other
 
     def projections(self, modules: Collection[str]) -> Iterator[Projection]:

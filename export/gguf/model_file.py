@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from edgedecode.gguf.architectures import ARCHITECTURES
 from edgedecode.pack.manifest import Generation
 
 from ..base_model import Source
-from ..graph.model_shape import Shape
 from ..graph.network import Windows
 from ..graph.recipe import Recipe
 from ..graph.weights_file import Weights
@@ -25,7 +24,7 @@ from .rotation import Rotation, read_rotation
 from .row_source import StoredRows, kind_of
 from .specials import Specials, file_name, read_specials, write_vocabulary
 from .tensors import Tensor, fields_of, tensors_of, write_file
-from .tokenizer_check import check_reading
+from .tokenizer_check import Reading, check_reading
 from .vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
@@ -43,18 +42,6 @@ class GgufRequest:
     chat_template: str | None
     planned: bool = False
     """Write only a plan, from which the file is built on first use."""
-
-    def nbytes(self, recipe: Recipe, shape: Shape) -> int:
-        """Return the approximate disk space needed to make the file."""
-        return 0 if self.planned else recipe.nbytes(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class GgufResult:
-    """Notes for the user and measured values of a written file."""
-
-    notes: tuple[str, ...]
-    measured: dict[str, float]
 
 
 def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
@@ -91,8 +78,8 @@ def write_gguf(
     folder: Path,
     progress: Callable[[int], None],
     release: Callable[[], None],
-) -> GgufResult:
-    """Write `folder`/model.gguf from the same weights as the pack's graphs, and check its tokenizer with llama.cpp.
+) -> Reading:
+    """Write `folder`/model.gguf from the same weights as the pack's graphs; return how llama.cpp reads texts with it.
 
     Raises ExportError if llama.cpp does not support the model or the tokenizer.
     """
@@ -104,7 +91,7 @@ def write_gguf(
         windows, ARCHITECTURES[source.shape.architecture], context=network.config.max_position_embeddings
     )
     notes = (*limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
-    return GgufResult(notes, reading.measured)
+    return replace(reading, notes=notes)
 
 
 def write_plan(
@@ -150,15 +137,11 @@ def _content(
         query_factor=query_factor(network, source.shape, layout),
     )
     writer = gguf.GGUFWriter(None, layout.name)
-    identity = Identity(file_name(source.name, inner), source.license, _main_type(tensors))
+    kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
+    main = max(sorted(set(kinds)), key=kinds.count)
+    identity = Identity(file_name(source.name, inner), source.license, main)
     write_metadata(
-        writer,
-        network,
-        shape=source.shape,
-        layout=layout,
-        rotation=rotation,
-        windows=windows,
-        identity=identity,
+        writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
     return _Content(writer, tensors, inner, vocabulary, specials)
@@ -171,9 +154,3 @@ def _specials(inner: tokenizers.Tokenizer, request: GgufRequest, source: Source)
 
 def _tokenizer(source: Source) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
-
-
-def _main_type(tensors: Sequence[Tensor]) -> str:
-    """Return the most common type of matrices, not counting embedding and head."""
-    kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
-    return max(sorted(set(kinds)), key=kinds.count)

@@ -34,7 +34,7 @@ class Identity:
     name: str
     license: str
     kind: str
-    """The ggml type of most tensors."""
+    """The ggml type of most matrices, not counting embedding and head."""
 
 
 def write_metadata(

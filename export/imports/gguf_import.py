@@ -15,16 +15,10 @@ from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..gguf.pretokenizers import splits_of
-from ..gguf.tokenizer_check import Reading, compare_reading
+from ..gguf.tokenizer_check import compare_reading
 from ..pack_texts import TEMPLATE, TOKENIZER, PackTexts, write_manifest
 from ..stages import Stages
-from .gguf_source import (
-    GgufSource,
-    open_gguf_source,
-    read_gguf_generation,
-    read_gguf_template,
-    read_widths,
-)
+from .gguf_source import GgufSource, open_gguf_source, read_gguf_generation, read_gguf_template, read_widths
 from .gguf_tokenizer import ImportedTokenizer, read_tokenizer
 from .gguf_vocabulary import first_difference
 from .imported_pack import Imported, ImportRequest, outside_weights, place_file
@@ -100,7 +94,12 @@ def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: 
         note = f"the file was not checked with llama.cpp: {fault}"
         return Imported(replace(entry, notes=(*entry.notes, note)), outside)
     with stages.stage(f"{role}: check with llama.cpp"):
-        reading = try_file(source, checked.tokenizer)
+        splits = splits_of(source.vocabulary.pre)
+        try:
+            form = splits.normal_form if splits is not None else ""
+            reading = compare_reading(source.path, checked.tokenizer.inner(), normal_form=form)
+        except ExportError as error:
+            raise ExportError(f"{source.name} cannot be used: {error}") from None
         entry = replace(entry, notes=(*entry.notes, *reading.notes), parity=reading.measured)
     return Imported(entry, outside)
 
@@ -139,13 +138,3 @@ def engine_fault() -> str | None:
     except RuntimeUnavailable as error:
         return str(error)
     return None if device.available else device.reason
-
-
-def try_file(source: GgufSource, tokenizer: ImportedTokenizer) -> Reading:
-    """Open the file in a child process and compare tokenizations. Raises ExportError if it cannot be opened."""
-    splits = splits_of(source.vocabulary.pre)
-    try:
-        form = splits.normal_form if splits is not None else ""
-        return compare_reading(source.path, tokenizer.inner(), normal_form=form)
-    except ExportError as error:
-        raise ExportError(f"{source.name} cannot be used: {error}") from None

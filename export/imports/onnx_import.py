@@ -27,13 +27,7 @@ from ..pack_texts import (
     write_manifest,
 )
 from ..stages import Stages
-from .foreign_graphs import (
-    ContextLimit,
-    check_builder_graph,
-    check_operators,
-    context_limit,
-    rewrite_builder_graph,
-)
+from .foreign_graphs import ContextLimit, check_builder_graph, check_operators, context_limit, rewrite_builder_graph
 from .imported_pack import Imported, ImportRequest, WeightWidths, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import OriginalGraph, check_import

@@ -11,7 +11,7 @@ from edgedecode.errors import ExportError
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import Count, JsonValue, Positive
 
-from ..base_model import read_json, read_license
+from ..base_model import ModelFolder, read_json, read_license
 from ..frameworks import fields_of, reason_of, refused
 from ..graph.model_shape import EndIds
 from ..pack_texts import TOKENIZER
@@ -58,11 +58,6 @@ class GenaiModel:
         found = self.decoder.sliding_window
         return (found.window_size if isinstance(found, _Window) else found) or 0
 
-    @property
-    def has_several_graphs(self) -> bool:
-        parts = (self.decoder.pipeline, self.vision, self.speech, self.embedding, self.encoder)
-        return any(part is not None for part in parts)
-
 
 @dataclass(frozen=True, slots=True)
 class _Genai:
@@ -70,12 +65,10 @@ class _Genai:
     search: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSource:
-    """A folder whose graph and tokenizer have been checked. The weights are not read."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSource(ModelFolder):
+    """A folder whose graph has been checked too. The weights are not read."""
 
-    name: str
-    folder: Path
     graph: Path
     model: ir.Model
     weights: Path
@@ -83,9 +76,6 @@ class OnnxSource:
     config: GenaiModel
     search: JsonValue
     """The decoding defaults of genai_config.json."""
-    tokenizer: Tokenizer
-    rows: int
-    license: str
 
 
 def open_onnx_source(folder: Path) -> OnnxSource:
@@ -125,13 +115,15 @@ def _open(folder: Path) -> OnnxSource:
         search=genai.search,
         tokenizer=tokenizer,
         rows=rows,
+        ends=config.eos_token_id,
         license=read_license(folder, config.license),
     )
 
 
 def _graph_file(folder: Path, config: GenaiModel) -> Path:
     """Return the graph that genai_config.json names."""
-    if config.has_several_graphs:
+    parts = (config.decoder.pipeline, config.vision, config.speech, config.embedding, config.encoder)
+    if any(part is not None for part in parts):
         raise ExportError(f"{folder} has a model of several graphs: only plain decoders can be imported")
     name = config.decoder.filename
     if Path(name).name != name or not (folder / name).is_file():

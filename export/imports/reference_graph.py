@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from ..checks.parity import TOLERANCE, check_exact, check_kernels, own_rows
 from ..frameworks import reason_of
 from ..graph.passes.stored_weights import exact_products
 from .onnx_source import OnnxSource
-
-if TYPE_CHECKING:
-    pass
 
 _FATAL_ONLY = 4
 """ONNX Runtime's log severity."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgedecode import Pair, SessionOptions
 from edgedecode.decoding.stats import FinishReason
+from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import Prompt, interleaved, parse_prompts, read_prompts
@@ -20,22 +21,20 @@ _PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredText:
-    """A text of which the tokens from `start` on are scored; at least 1, because a proposal needs a context."""
+class AnsweredText(ScoredText):
+    """A conversation's tokens, up to an answer, whose tokens are scored."""
 
-    tokens: tuple[int, ...]
-    start: int
     ended: bool = False
-    """Whether the text ended by itself; if it was cut, its last token would not have been drafted."""
+    """Whether the answer ended by itself; if it was cut, its last token would not have been drafted."""
 
-    def cut(self, length: int) -> ScoredText:
+    def cut(self, length: int) -> AnsweredText:
         """Return the text cut to at most `length` tokens."""
         if len(self.tokens) <= length:
             return self
         return replace(self, tokens=self.tokens[:length], start=min(self.start, length), ended=False)
 
     @property
-    def scored(self) -> tuple[int, ...]:
+    def answer(self) -> tuple[int, ...]:
         return self.tokens[self.start :]
 
 
@@ -43,10 +42,10 @@ class ScoredText:
 class Texts:
     """Texts by their use, of different prompts: a size covers the text it was chosen on by construction."""
 
-    counted: tuple[ScoredText, ...]
+    counted: tuple[AnsweredText, ...]
     """Texts whose token frequencies rank the ids."""
-    choosing: tuple[ScoredText, ...]
-    measured: tuple[ScoredText, ...]
+    choosing: tuple[AnsweredText, ...]
+    measured: tuple[AnsweredText, ...]
 
 
 def bundled_prompts() -> list[Prompt]:
@@ -67,7 +66,7 @@ def chosen_prompts(file: Path | None, *, most: int | None) -> list[Prompt]:
 
 def answer_prompts(
     pair: Pair, prompts: Sequence[Prompt], *, max_tokens: int, advance: Callable[[int], None] = lambda amount: None
-) -> list[list[ScoredText]]:
+) -> list[list[AnsweredText]]:
     """Return the target's greedy answers to each prompt: for every turn, its context followed by its answer.
 
     Each prompt has a session of its own, without drafts. Raises ContextExceeded if a conversation does not fit.
@@ -83,20 +82,20 @@ def answer_prompts(
                     raise ContextExceeded(f"the prompt {turn[:40]!r} cannot be answered: {error}") from None
                 start = len(session.tokens) - len(reply.tokens)
                 ended = reply.finish_reason is FinishReason.STOP and len(reply.tokens) < max_tokens
-                texts.append(ScoredText(session.tokens, start, ended=ended))
+                texts.append(AnsweredText(session.tokens, start, ended=ended))
         found.append(texts)
         advance(1)
     return found
 
 
-def split_texts(texts: Sequence[Sequence[ScoredText]]) -> Texts:
+def split_texts(texts: Sequence[Sequence[AnsweredText]]) -> Texts:
     """Split the texts of at least two prompts by their use, always alike."""
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
     measured, choosing = order[::_PARTS], order[_PARTS // 2 :: _PARTS]
     held_out = {*measured, *choosing}
 
-    def of(places: Sequence[int]) -> tuple[ScoredText, ...]:
-        return tuple(text for place in places for text in texts[place] if text.scored)
+    def of(places: Sequence[int]) -> tuple[AnsweredText, ...]:
+        return tuple(text for place in places for text in texts[place] if text.answer)
 
     counted = [place for place in order if place not in held_out]
     return Texts(of(counted), of(choosing or measured), of(measured))

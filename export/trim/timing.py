@@ -5,13 +5,14 @@ Samples are interleaved, so that changes in machine load affect all of them alik
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from statistics import median
 from time import perf_counter
 
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.engines.pass_timing import filled_state, timed_pass
 
 from .forced_acceptance import LENGTHS
@@ -54,18 +55,18 @@ def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: in
     widths = (1, *(length + 1 for length in LENGTHS))
     room = max(widths)
     text = _text(tokens, min(CONTEXT, target.card.context - room) + room)
-    samples: dict[int, list[float]] = {width: [] for width in widths}
     state = filled_state(target, text[:-room], room=room, rows=room)
+
+    def second_pass(width: int) -> float:
+        piece = text[-room : len(text) - room + width]
+        timed_pass(target, state, piece, rows="all")
+        return timed_pass(target, state, piece, rows="all")
+
     try:
-        for repetition in _samples(repetitions):
-            for width in widths:
-                timed_pass(target, state, text[-room : len(text) - room + width], rows="all")
-                seconds = timed_pass(target, state, text[-room : len(text) - room + width], rows="all")
-                if repetition >= 0:
-                    samples[width].append(seconds)
+        samples = _interleaved([partial(second_pass, width) for width in widths], repetitions)
     finally:
         state.close()
-    return PassTimes({width: median(each) for width, each in samples.items()})
+    return PassTimes({width: median(each) for width, each in zip(widths, samples, strict=True)})
 
 
 def time_drafts(
@@ -82,31 +83,32 @@ def time_drafts(
     target_state = filled_state(target, text[:context], room=1, rows=1)
     whole_state = filled_state(whole, text[:context], room=_STEPS, rows=1)
     trimmed_state = filled_state(trimmed, text[:context], room=_STEPS, rows=1)
-    samples: tuple[list[float], list[float]] = ([], [])
+
+    def step(model: LanguageModel, state: State) -> float:
+        timed_pass(target, target_state, text[context : context + 1], rows="all")
+        return sum(timed_pass(model, state, [token], rows="last") for token in text[context:]) / _STEPS
+
     try:
-        for repetition in _samples(repetitions):
-            for seconds, model, state in ((samples[0], whole, whole_state), (samples[1], trimmed, trimmed_state)):
-                timed_pass(target, target_state, text[context : context + 1], rows="all")
-                taken = sum(timed_pass(model, state, [token], rows="last") for token in text[context:]) / _STEPS
-                if repetition >= 0:
-                    seconds.append(taken)
+        steps = [partial(step, whole, whole_state), partial(step, trimmed, trimmed_state)]
+        samples = _interleaved(steps, repetitions)
     finally:
         for state in (target_state, whole_state, trimmed_state):
             state.close()
     return DraftTimes(median(samples[0]), median(less / full for full, less in zip(*samples, strict=True)))
 
 
-def _samples(least: int) -> Iterator[int]:
-    """Yield sample numbers, negative ones for warm-up: `least` samples, and more for short passes.
+def _interleaved(measures: Sequence[Callable[[], float]], least: int) -> list[list[float]]:
+    """Take samples of all measures in turn, after a warm-up: `least` of each, and more of short passes.
 
     A `least` below REPETITIONS is also the maximum.
     """
-    started = perf_counter()
+    started, samples = perf_counter(), []
     for number in count(-_WARM_UP):
         enough = least < REPETITIONS or number >= _MOST or perf_counter() - started > _SECONDS
         if number >= least and enough:
-            return
-        yield number
+            break
+        samples.append([measure() for measure in measures])
+    return [[*each] for each in zip(*samples[_WARM_UP:], strict=True)]
 
 
 def _text(tokens: Sequence[int], length: int) -> list[int]:

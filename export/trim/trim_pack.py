@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median
 from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from edgedecode import Pair, load
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
-from edgedecode.errors import ExportError, InputError, ManifestError
+from edgedecode.errors import ExportError, InputError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import DRAFT, HEADS_NAMES, TRIM, TRIM_NAMES
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimmedDraft
+from edgedecode.pack.new_folder import check_room
 from edgedecode.pack.pack_change import changed_pack, check_own
 from edgedecode.pack.token_map import write_token_ids
 
 from ..frameworks import require_frameworks
 from ..stages import Stages
 from .draft_sizes import SizeRow, Sizes, size_row
-from .forced_acceptance import Nested, measure_acceptance
+from .forced_acceptance import measure_acceptance
 from .id_ranking import Ranking, always_kept, rank_ids, sweep_sizes
 from .texts import Texts, answer_prompts, chosen_prompts, split_texts
 from .timing import REPETITIONS, DraftTimes, time_drafts, time_target
@@ -79,15 +81,17 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
         size, always = pair.tokenizer.size, always_kept(pair.tokenizer, manifest.generation)
         sizes = sweep_sizes(vocabulary_size=size, always=len(always)) if request.size is None else (request.size,)
         unranked = rank_ids([], always=always, vocabulary_size=size)
-        _check_room(root, entry, size=max(len(unranked.vocabulary(each)) for each in sizes))
+        row_nbytes = entry.hidden_size * entry.head_bits // 8 + 4 * entry.hidden_size // (entry.block_size or 32) + 4
+        rows = max(len(unranked.vocabulary(each)) for each in sizes)
+        check_room(root, rows * row_nbytes + _GRAPH_NBYTES, remedy="give a smaller --size")
         measure = _Measure(pair, root, stages, request.threads)
         measure.check(unranked)
         with stages.stage("answers", len(prompts)) as advance:
             answers = answer_prompts(pair, prompts, max_tokens=request.max_tokens, advance=advance)
         texts = split_texts([[text.cut(measure.context) for text in each] for each in answers])
-        ranking = rank_ids([text.scored for text in texts.counted], always=always, vocabulary_size=size)
+        ranking = rank_ids([text.answer for text in texts.counted], always=always, vocabulary_size=size)
         if request.size is None:
-            sizes = ranking.with_covering(sizes, [token for text in texts.choosing for token in text.scored])
+            sizes = ranking.with_covering(sizes, [token for text in texts.choosing for token in text.answer])
         found = measure.sizes(ranking, sizes, texts)
     chosen = found.best if request.size is None else found.row(request.size)
     if chosen is None:
@@ -166,17 +170,6 @@ def _remove_trims(draft: dict[str, object]) -> None:
         draft.pop(key, None)
 
 
-def _check_room(root: Path, entry: ModelEntry, *, size: int) -> None:
-    """Raise ManifestError if the disk has no room for `size` rows, before anything is measured."""
-    row_nbytes = entry.hidden_size * entry.head_bits // 8 + 4 * entry.hidden_size // (entry.block_size or 32) + 4
-    needed, free = size * row_nbytes + _GRAPH_NBYTES, shutil.disk_usage(root).free
-    if free < needed:
-        raise ManifestError(
-            f"{size} ids need about {needed / 1e6:.1f} MB and {root} has {free / 1e6:.1f} MB left: make room, or give "
-            f"a smaller --size"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Measure:
     """Measures vocabularies of an open pair's draft."""
@@ -208,8 +201,8 @@ class _Measure:
     def sizes(self, ranking: Ranking, sizes: Sequence[int], texts: Texts) -> Sizes:
         """Measure these sizes and the full vocabulary."""
         with self.stages.stage("acceptance", len(texts.measured)) as advance:
-            nested = Nested.of(ranking, sizes)
-            *accepted, whole = measure_acceptance(self.draft, texts.measured, nested, advance=advance)
+            kept = [ranking.vocabulary(size).ids for size in sizes] + [np.arange(ranking.vocabulary_size)]
+            *accepted, whole = measure_acceptance(self.draft, texts.measured, kept, advance=advance)
         tokens = [token for text in texts.measured for token in text.tokens]
         with self.stages.stage("target's passes"):
             target = time_target(self.pair.target, tokens)
@@ -232,24 +225,16 @@ class _Measure:
     @contextmanager
     def _opened(self, vocabulary: TrimmedVocabulary) -> Iterator[LanguageModel]:
         """Open a trim in a temporary folder, over the pack's weights."""
+        from .trimmed_graph import write_trimmed
+
         entry = self.pair.manifest.located(DRAFT)
         with TemporaryDirectory() as folder:
-            graph = _written(entry, self.root, Path(folder), vocabulary)
+            file, ids = Path(folder) / "trim.onnx", Path(folder) / "trim.ids"
+            graph = write_trimmed(_full_graph(entry), entry, self.root, out=file, ids=vocabulary.ids)
+            write_token_ids(ids, vocabulary.ids)
+            graph = replace(graph, file=str(file), token_ids=str(ids))
             located = replace(entry, rows=len(vocabulary), graphs={"base": graph}, gguf="", gguf_plan="")
             size = self.pair.tokenizer.size
             request = ModelRequest(located, self.root, TRIM, size, Budget(), threads=self.threads)
-            model = find_runtime(self.pair.runtime).open(request)
-            try:
+            with closing(find_runtime(self.pair.runtime).open(request)) as model:
                 yield model
-            finally:
-                model.close()
-
-
-def _written(entry: ModelEntry, root: Path, folder: Path, vocabulary: TrimmedVocabulary) -> Graph:
-    """Write a trim into a folder; return its graph with absolute paths."""
-    from .trimmed_graph import write_trimmed
-
-    file, ids = folder / "trim.onnx", folder / "trim.ids"
-    graph = write_trimmed(_full_graph(entry), entry, root, out=file, ids=vocabulary.ids)
-    write_token_ids(ids, vocabulary.ids)
-    return replace(graph, file=str(file), token_ids=str(ids))
