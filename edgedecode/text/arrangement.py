@@ -1,8 +1,8 @@
 """Arrange messages so that a chat template leaves none of them out.
 
 What a template cannot write is folded into messages that it can, or refused. Whether it can is found out by rendering
-marks in place of the contents, once for each sequence of roles. So a part of a content that a template strips on
-purpose, such as the reasoning in earlier answers, is no loss.
+marks in place of the contents, once for each sequence of roles, and behind contents whose end is not in the text. So a
+part of a content that a template strips on purpose, such as the reasoning in earlier answers, is no loss.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _TOOL_ROLES = ("ipython", "function", "observation", "tool_response")
 """Other names of the role `tool` in published templates (Llama 3.1, Command-R, GLM-4)."""
 _MOST_KEPT = 256
 """Sequences of roles whose arrangement is kept."""
+_END = 12
+"""Characters at the end of a content that are looked for in the text."""
 _MARK = re.compile(r"mark(\d+)end", re.IGNORECASE)
 
 
@@ -96,7 +98,14 @@ class Arranger:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = arrangement
-        return render(arrangement, messages)
+        text = render(arrangement, messages)
+        if any(each.content.rstrip()[-_END:] not in text for each in messages):
+            marked = [replace(each, content=f"{each.content}mark{n}end") for n, each in enumerate(messages)]
+            if (lost := _lost(render(arrangement, marked), len(messages))) is not None:
+                raise InputError(
+                    f"the chat template leaves out a part of message {lost + 1}, the {messages[lost].role}'s"
+                )
+        return text
 
     def _rendered(
         self,
@@ -114,11 +123,10 @@ class Arranger:
         marked, reason = [Sent(role, f"mark{place}end") for place, role in enumerate(roles)], ""
         for arrangement in self._candidates(roles):
             try:
-                written = {int(place) for place in _MARK.findall(render(arrangement, marked))}
+                lost = _lost(render(arrangement, marked), len(roles))
             except InputError as error:
                 reason = reason or str(error)
                 continue
-            lost = next((place for place in range(len(roles)) if place not in written), None)
             if lost is None:
                 return arrangement
             reason = reason or f"the chat template leaves out message {lost + 1}, the {roles[lost]}'s"
@@ -132,6 +140,12 @@ class Arranger:
         systems = ("each", "first", "user") if "system" in roles else ("each",)
         for parts, system, tool, alternating in product((False, True), systems, tools, (False, True)):
             yield _Arrangement(tool, system, alternating, parts)
+
+
+def _lost(text: str, count: int) -> int | None:
+    """Return the first of so many marks that a text lacks; None: it has all."""
+    written = {int(place) for place in _MARK.findall(text)}
+    return next((place for place in range(count) if place not in written), None)
 
 
 def _with_system_in_user(messages: Sequence[Sent], *, keep_first: bool) -> Iterator[Sent]:

@@ -106,3 +106,20 @@ def test_a_template_that_does_not_end_is_stopped() -> None:
     source = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
     with pytest.raises((InputError, ManifestError)):
         rendered(source, CONVERSATION[:2])
+
+
+LONG = [Sent("user", "What is it? Say so in\ntwo lines & <b>"), Sent("assistant", "a frog"), Sent("user", "Why?")]
+
+
+@pytest.mark.parametrize("part", ["[:20]", ".split('\\n')[0]", ".split(' ')[0]", "*('?' not in m.content)"])
+def test_a_template_that_leaves_out_what_some_contents_have_is_refused(part: str) -> None:
+    arranger = Arranger(ChatTemplate(f"{EACH}[{{{{ m.role }}}}]{{{{ m.content{part} }}}}{END}"))
+    assert arranger.render([Sent("user", "short")]) == "[user]short"
+    with pytest.raises(InputError, match="leaves out a part of message 1, the user's"):
+        arranger.render(LONG)
+
+
+@pytest.mark.parametrize("changed", ["|upper", "|tojson", "|e", "|trim", ".split('in')[-1]", "|title"])
+def test_a_template_may_write_contents_in_its_own_way(changed: str) -> None:
+    arranger = Arranger(ChatTemplate(f"{EACH}[{{{{ m.role }}}}]{{{{ m.content{changed} }}}}{END}"))
+    assert arranger.render(LONG).count("[") == 3
