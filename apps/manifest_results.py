@@ -12,8 +12,12 @@ from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.pack.pack_change import changed_pack
 
 
-def saves_by_default(root: Path) -> bool:
-    """Return whether a pack is the user's own and writable: not the bundled one, not one downloaded from the hub."""
+def saves_result(root: Path, asked: bool | None) -> bool:
+    """Return whether a result is saved in a pack. asked: by the user; None: in the user's own packs that are writable,
+    neither in the bundled one nor in one downloaded from the hub.
+    """
+    if asked is not None:
+        return asked
     shared = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
     return not shared and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
 

@@ -1,4 +1,4 @@
-"""Statistics of one answer for the user: as a table, and as one line."""
+"""Statistics of one answer and the memory of the process, for the user: as tables, lines and JSON."""
 
 import sys
 from argparse import ArgumentParser
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
 from edgedecode.decoding.stats import DrafterCount
-
-from .memory_table import memory_line
+from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
+from edgedecode.memory.sizes import format_nbytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,7 +125,8 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
         yield "drafted", f"{stats.proposed}, accepted {stats.accepted} ({stats.accepted / stats.proposed:.0%})"
         yield "accepted by position", "  ".join(f"{share:.0%}" for share in acceptance_per_position(stats))
     yield "time", _split(stats)
-    yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first token; prefill {_prefill(stats)}"
+    prefill = f"{stats.prefill_tokens_per_second:.0f} tokens/s" if stats.prefill_seconds else "not needed"
+    yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first token; prefill {prefill}"
     yield "time to first token", f"{1000 * stats.time_to_first_token:.1f} ms"
     yield "memory", memory_line(stats.planned_nbytes, stats.peak_nbytes)
 
@@ -144,5 +145,29 @@ def _split(stats: Stats) -> str:
     return f"{1000 * time.total:.1f} ms: " + ", ".join(f"{name} {part / total:.0%}" for name, part in shares)
 
 
-def _prefill(stats: Stats) -> str:
-    return f"{stats.prefill_tokens_per_second:.0f} tokens/s" if stats.prefill_seconds else "not needed"
+KINDS = ("resident", "anonymous", "proportional")
+
+
+def memory_line(planned: int, peak: int | None) -> str:
+    """Return the plan and the resident peak in one line."""
+    known = "not available on this system" if peak is None else f"{format_nbytes(peak)} resident"
+    return f"planned {format_nbytes(planned)}; peak of the process: {known}"
+
+
+def memory_table(planned: int) -> "Table":
+    """Return a table of this process's planned, current and peak memory."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "planned", *KINDS):
+        table.add_column(column, justify="right" if column else "left")
+    peak = peak_nbytes()
+    for name, memory in (("now", memory_now()), ("peak", None if peak is None else ProcessMemory(peak))):
+        cells = (None if memory is None else getattr(memory, kind) for kind in KINDS)
+        table.add_row(name, format_nbytes(planned), *("-" if each is None else format_nbytes(each) for each in cells))
+    return table
+
+
+def memory_json(planned: int, peak: int | None) -> dict[str, int | None]:
+    """Return the plan and the resident peak in bytes; null: not available on this system."""
+    return {"planned_nbytes": planned, "peak_resident_nbytes": peak}

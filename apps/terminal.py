@@ -2,17 +2,19 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from edgedecode.user_notices import NOTICES, NoticeLines, ProgressLines, show_work
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from edgedecode.library.offers import Offer
 
+_Item = TypeVar("_Item")
 _PASTED_WIDTH = 150
 """Columns where the output is not a terminal, so that a redirected table is not wrapped."""
 
@@ -22,6 +24,16 @@ def table_console() -> "Console":
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
+
+
+def plain_table(*titles: str, left: int = 0) -> "Table":
+    """Return a table without lines, whose columns after the first `left` are aligned to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="left" if number < left else "right")
+    return table
 
 
 def show_notices() -> None:
@@ -46,6 +58,15 @@ def _agreed(offer: "Offer") -> bool:
     sys.stderr.flush()
     answer = sys.stdin.readline()
     return bool(answer) and answer.strip().lower() in ("", "y", "yes")
+
+
+def tracked(items: Iterable[_Item], what: str) -> Iterator[_Item]:
+    """Yield items while `progress` shows how many are done."""
+    every = [*items]
+    with progress(what, len(every)) as advance:
+        for item in every:
+            yield item
+            advance()
 
 
 @contextmanager

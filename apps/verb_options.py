@@ -1,22 +1,12 @@
 """Options that several verbs share: pack and engine, drafting, sampling."""
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode import (
-    InputError,
-    Message,
-    Pair,
-    Rule,
-    SamplingOptions,
-    SessionOptions,
-    SwitchOptions,
-    WhenFull,
-    load,
-)
+from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull, load
 from edgedecode.commands import (
     add_pack,
     answer_seed,
@@ -45,10 +35,30 @@ from .interrupts import leaving_at_once
 from .terminal import show_notices
 
 
-def add_pack_options(parser: ArgumentParser) -> None:
-    """Add the options that choose the pack, the engine and the memory limits."""
+def add_shared_pack_options(parser: ArgumentParser, *, kv_type: str) -> _ArgumentGroup:
+    """Add the options of the pack and its memory that apply to several engines too. kv_type: the help of --kv-type."""
     group = parser.add_argument_group("pack and engine")
     add_pack(parser, group)
+    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for the engine")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="hard limit on the memory of the process, for example 800MB (default: EDGEDECODE_MEMORY; the container's "
+        "limit and the machine's memory always apply)",
+    )
+    group.add_argument("--kv-type", choices=KV_TYPES, help=kv_type)
+    group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
+    return group
+
+
+def add_pack_options(parser: ArgumentParser) -> None:
+    """Add the options that choose the pack, the engine and the memory limits."""
+    group = add_shared_pack_options(
+        parser,
+        kv_type="type of the KV cache; int8 takes a quarter of float32's memory and changes results slightly (lossy). "
+        "onnx: float32 (default), or int8 if the pack was exported with --graphs base,kv8; llama: float32 for float "
+        "weights, float16 for others (defaults), or int8",
+    )
     group.add_argument(
         "--draft",
         metavar="MODEL",
@@ -70,22 +80,8 @@ def add_pack_options(parser: ArgumentParser) -> None:
         metavar="ENGINE[:PROVIDER]",
         help="run the draft model on another engine or provider than the target, for example onnx:webgpu",
     )
-    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for the engine")
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="hard limit on the memory of the process, for example 800MB (default: EDGEDECODE_MEMORY; the container's "
-        "limit and the machine's memory always apply)",
-    )
     group.add_argument(
         "-c", "--ctx-size", type=positive_count, metavar="N", help="context size in tokens to plan memory for"
-    )
-    group.add_argument(
-        "--kv-type",
-        choices=KV_TYPES,
-        help="type of the KV cache; int8 takes a quarter of float32's memory and changes results slightly (lossy). "
-        "onnx: float32 (default), or int8 if the pack was exported with --graphs base,kv8; llama: float32 for float "
-        "weights, float16 for others (defaults), or int8",
     )
     group.add_argument(
         "--no-mmap",
@@ -99,7 +95,6 @@ def add_pack_options(parser: ArgumentParser) -> None:
         help="llama: use the weights as they are in the file instead of repacking a copy for the CPU's kernels: "
         "slower, but memory holds them once, in pages that the system can reclaim",
     )
-    group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 
 
 def add_session_options(parser: ArgumentParser) -> None:
@@ -136,12 +131,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     form.add_argument("--regex", metavar="TEXT", help="answers match this regular expression")
     form.add_argument("--grammar", type=Path, metavar="FILE", help="answers follow this grammar (Lark or GBNF)")
-    group.add_argument(
-        "--rule",
-        choices=[rule.value for rule in Rule],
-        default=Rule.MATCH.value,
-        help="verification rule for sampled drafts; both preserve the target's distribution (default: %(default)s)",
-    )
+    add_rule(group, "verification rule for sampled drafts; both preserve the target's distribution")
     group.add_argument(
         "--reproducible",
         action="store_true",
@@ -155,17 +145,25 @@ def add_session_options(parser: ArgumentParser) -> None:
         help="LoRA adapter of the pack to answer with, and the scale of its change (default: 1)",
     )
     _add_switching_options(parser)
-    add_sampling_options(parser, defaults="the pack's", first_seed="random")
+    _add_sampling_options(parser)
+
+
+def add_rule(group: _ArgumentGroup, help: str) -> None:
+    """Add --rule."""
+    default, choices = Rule.MATCH.value, [rule.value for rule in Rule]
+    group.add_argument("--rule", choices=choices, default=default, help=f"{help} (default: %(default)s)")
+
+
+def add_mode(group: _ArgumentGroup, help: str) -> None:
+    """Add --mode."""
+    choices = ("verify", "switch")
+    group.add_argument("--mode", choices=choices, default="verify", help=f"{help} (default: %(default)s)")
 
 
 def _add_switching_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("switching between the models (answers may be worse)")
-    group.add_argument(
-        "--mode",
-        choices=("verify", "switch"),
-        default="verify",
-        help="verify: every token is the target's; switch: the draft model writes what it is sure of, unverified "
-        "(default: %(default)s)",
+    add_mode(
+        group, "verify: every token is the target's; switch: the draft model writes what it is sure of, unverified"
     )
     group.add_argument(
         "--quality",
@@ -203,9 +201,8 @@ def _switch_options(arguments: Namespace) -> SwitchOptions | None:
     return None
 
 
-def add_sampling_options(parser: ArgumentParser, *, defaults: str, first_seed: str) -> None:
-    """Add the options for sampling. defaults, first_seed: what applies where they are not given, for the help."""
-    group = parser.add_argument_group(f"sampling (defaults: {defaults})")
+def _add_sampling_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling (defaults: the pack's)")
     for option in sampling_table():
         flag, metavar = option.flag.split()
         kind = count if option.whole else real_number
@@ -217,16 +214,15 @@ def add_sampling_options(parser: ArgumentParser, *, defaults: str, first_seed: s
         metavar="ID=X",
         help="add X to the logit of a token id, -100 (never) to 100; may be repeated",
     )
-    group.add_argument(
-        "--seed", type=answer_seed, metavar="N", help=f"seed of the first answer (default: {first_seed})"
-    )
+    group.add_argument("--seed", type=answer_seed, metavar="N", help="seed of the first answer (default: random)")
 
 
-def given_sampling(arguments: Namespace, defaults: SamplingOptions) -> SamplingOptions:
-    """Return these options with the given ones in their place. Raises InputError for a value out of range."""
+def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
+    """Return the pack's options with the given ones in their place. Raises InputError for a value out of range."""
     given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
     given["logit_bias"] = arguments.logit_bias and dict(arguments.logit_bias)
-    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(sampling_defaults(generation), **chosen)
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, swaps: bool = False) -> Pair:
@@ -331,7 +327,3 @@ def _check_early(arguments: Namespace) -> None:
         _grammar(arguments)
         if arguments.drafter not in (None, NO_DRAFTER):
             find_drafter(arguments.drafter)
-
-
-def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
-    return given_sampling(arguments, sampling_defaults(generation))

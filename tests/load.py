@@ -29,7 +29,7 @@ from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.memory.process_memory import memory_of
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.hub import BUNDLED_PACK
-from tests.apps.test_serve_memory import serving
+from tests.apps.serving import serving
 
 QUESTIONS, SEEDS, MOST = 24, 4, 80
 """Prompts, seeds of each, and tokens of an answer: the lone answers take a minute."""

@@ -11,8 +11,7 @@ from edgedecode import Completion, ContextExceeded, Pair, Session, SessionOption
 from edgedecode.pack.switch_curve import SwitchPoint
 from edgedecode.switching.rule import SwitchRule
 
-from .answer_numbers import last_number
-from .task_files import Kind, Task
+from .task_files import Kind, Task, last_number
 
 TARGET, SPECULATION, DRAFT = "target", "speculation", "draft"
 DRAFT_ALONE = SwitchOptions(rule=SwitchRule(up=1e9))

@@ -1,11 +1,13 @@
-"""Run a calibration: choose a signal and thresholds, measure the curve, check it on other prompts, save it."""
+"""Run a calibration: choose a signal and thresholds, measure the curve, check it on other prompts, show and save it."""
 
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.table import Table
 
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
 from edgedecode.commands import print_json
@@ -18,11 +20,10 @@ from edgedecode.switching.rule import SwitchRule
 from edgedecode.text.messages import Message
 
 from ..machine import engine_versions
-from ..manifest_results import save_result, saves_by_default
-from ..terminal import progress
+from ..manifest_results import save_result, saves_result
+from ..terminal import progress, table_console, tracked
 from ..verb_options import open_pair
 from .arms import DRAFT, DRAFT_ALONE, SPECULATION, TARGET, ArmResult, measure_arms, point_of, quality_low
-from .curve_tables import show_arms, verdict
 from .task_files import Task, read_tasks
 from .text_signals import AnswerSignals, answer_signals, best_signal, joined, thresholds
 
@@ -55,7 +56,7 @@ def run_calibration(arguments: Namespace) -> int:
     signal = found.curve.signal
     show_arms(f"{name}: {found.curve.prompts} prompts, switching by {signal}", found.arms, signal=signal)
     show_arms(f"{len(found.held_out[TARGET].correct)} held-out prompts", found.held_out, signal=signal)
-    saves = saves_by_default(root) if arguments.save is None else arguments.save
+    saves = saves_result(root, arguments.save)
     if saves:
         save_result(root, lambda manifest: manifest.update(switching=asdict(found.curve)))
     print(verdict(found.chosen, found.held_out, place=f"{root}'s manifest" if saves else None))
@@ -74,8 +75,7 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     _check_lengths(pair, tasks)
     choosing, held_out = halves(tasks)
     limit = arguments.max_tokens
-    with progress("signals", len(choosing)) as advance:
-        found = _signals(pair, choosing, max_tokens=limit, advance=advance)
+    found = _signals(pair, choosing, max_tokens=limit)
     signal = best_signal(found) if arguments.signal == "auto" else arguments.signal
     ups = thresholds(found.values[signal], arguments.points)
     ways = {
@@ -89,13 +89,14 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     target = results[TARGET]
     if not any(target.correct):
         raise InputError("the target answers none of these prompts correctly: give prompts that it can answer")
+    texts = [[*((message.role, message.content) for message in task.history), *task.turns] for task in choosing]
     curve = SwitchCurve(
         signal=signal,
         window=1,
         dwell=1,
         points=tuple(point_of(up, results[f"{up:.4g}"], target) for up in ups),
         prompts=len(choosing),
-        prompts_digest=_digest(choosing),
+        prompts_digest=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         target_accuracy=target.accuracy,
         draft_accuracy=results[DRAFT].accuracy,
         engine=f"{pair.runtime}: {engine_versions(pair.runtime)}",
@@ -135,27 +136,21 @@ def _check_lengths(pair: Pair, tasks: Sequence[Task]) -> None:
             raise InputError(f"{task.name} has {count} tokens, the context holds {context}: leave it out")
 
 
-def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int, advance: Callable[[], None]) -> AnswerSignals:
+def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int) -> AnswerSignals:
     """Return the draft model's signals on the target's answers."""
     parts, row_draw, draft = [], pair.shared.row_draw(), pair.draft
     assert draft is not None
-    for task in tasks:
+    for task in tracked(tasks, "signals"):
         with pair.session(PLAIN, messages=task.history) as session:
             answer = session.generate(task.turns[0], max_tokens=max_tokens).tokens
             prompt = session.tokens[: session.stats.prompt_tokens]
         size = pair.tokenizer.size
         parts.append(answer_signals(draft, prompt, answer, vocabulary_size=size, row_draw=row_draw))
-        advance()
     return joined(parts)
 
 
 def _switched(rule: SwitchRule) -> SessionOptions:
     return SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule))
-
-
-def _digest(tasks: Sequence[Task]) -> str:
-    texts = [[*((message.role, message.content) for message in task.history), *task.turns] for task in tasks]
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _as_dict(found: Calibrated, root: Path, *, saves: bool) -> dict[str, object]:
@@ -180,3 +175,46 @@ def _as_dict(found: Calibrated, root: Path, *, saves: bool) -> dict[str, object]
         "calibration": figures(found.arms),
         "held_out": figures(found.held_out),
     }
+
+
+def show_arms(title: str, arms: Mapping[str, ArmResult], *, signal: str) -> None:
+    """Print a line for each arm; those of a threshold have its number as their name."""
+    table = Table(title=title)
+    for column in ("answers by", "accuracy", "of the target's", "at least", "target's tokens", "speed"):
+        table.add_column(column, justify="left" if column == "answers by" else "right")
+    target = arms[TARGET]
+    for arm, found in arms.items():
+        label = f"{signal} ≥ {arm}" if arm[0].isdigit() else arm
+        quality = _quality(found, target) or ("", "")
+        share, speed = f"{found.target_share:.0%}", f"{found.speed / target.speed:.2f}"
+        table.add_row(label, f"{found.accuracy:.1%}", *quality, share, speed)
+    table_console().print(table)
+
+
+def verdict(chosen: SwitchPoint | None, held_out: Mapping[str, ArmResult], *, place: str | None) -> str:
+    """Return what a user can act on. place: where the curve was saved, if it was."""
+    saved = f" Saved in {place}." if place else " Not saved: give --save to keep the curve in the pack."
+    if chosen is None:
+        kept = f"{DEFAULT_QUALITY:.0%} of the target's accuracy"
+        return f"No measured threshold keeps {kept}: leave out --mode switch.{saved}"
+    switch, speculation, target = (held_out[name] for name in ("switch", SPECULATION, TARGET))
+    kept, least = _quality(switch, target) or ("an unknown share", "unknown: the target answers no held-out prompt")
+    line = (
+        f"--mode switch keeps {kept} of the target's accuracy (at least {least}) with {switch.target_share:.0%} of its "
+        f"tokens, at {switch.speed / target.speed:.2f} of its speed."
+    )
+    if speculation.speed >= switch.speed:
+        line += (
+            f" Verified speculation is faster here, {speculation.speed / target.speed:.2f}, and loses nothing: prefer "
+            f"it (--mode verify, the default)."
+        )
+    else:
+        line += f" Verified speculation runs at {speculation.speed / target.speed:.2f} and loses nothing."
+    return line + saved
+
+
+def _quality(found: ArmResult, target: ArmResult) -> tuple[str, str] | None:
+    """Return the accuracy relative to the target's, and its lower bound; None if the target's is 0."""
+    if not target.accuracy:
+        return None
+    return f"{found.accuracy / target.accuracy:.1%}", f"{quality_low(found.correct, target.correct):.1%}"

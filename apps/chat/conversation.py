@@ -1,16 +1,17 @@
-"""The chat loop: read a message, run it as a command or answer it, until the end.
+"""The chat loop: read a message, run it as a command or answer it, until the end; and the modes, ways to answer.
 
 At a terminal, Ctrl-C stops the current command or answer, not the program, and a message that is not valid text is
 refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outside an answer.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Thread
 
 from edgedecode import (
+    CapabilityError,
     ContextExceeded,
     EdgeDecodeError,
     FinishReason,
@@ -19,8 +20,12 @@ from edgedecode import (
     Pair,
     SessionOptions,
     Stats,
+    SwitchOptions,
     WhenFull,
 )
+from edgedecode.decoding.policy import NO_DRAFTER
+from edgedecode.engines.registry import drafter_names
+from edgedecode.pack.integrity import models_digest
 from edgedecode.sampling.sampler import answer_seed
 from edgedecode.text.printable import shown, shown_lines
 
@@ -28,7 +33,77 @@ from ..colour import Paint, dim
 from ..interrupts import until_interrupted
 from ..stats_table import show_stats, stats_line
 from .lines import PROMPT, Lines
-from .modes import mode_of
+
+SCHEDULED, PLAIN, SWITCH, FIXED = "scheduled", "plain", "switch", "fixed"
+TREE_NODES = 8
+"""Size of draft trees where the chat began without a fixed length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to make answers."""
+
+    name: str
+    help: str
+    options: SessionOptions
+
+
+def chat_modes(pair: Pair, start: SessionOptions) -> dict[str, Mode]:
+    """Return the modes that a chat may choose, by name. start: the options it began with, whose other values stay."""
+    return {mode.name: mode for mode in _modes(pair, start)}
+
+
+def chosen_mode(name: str, pair: Pair, start: SessionOptions) -> Mode:
+    """Return the mode of this name. Raises InputError for an unknown one, CapabilityError for one without calibration.
+
+    Switching without a calibrated curve has an unknown quality: only the options that start a chat may ask for it.
+    """
+    modes = chat_modes(pair, start)
+    if name not in modes:
+        raise InputError(f"there is no mode {name!r}; there are: {', '.join(modes)}")
+    curve = pair.manifest.switching
+    calibrated = curve is not None and curve.models == models_digest(pair.manifest)
+    if name == SWITCH and start.switch is None and not calibrated:
+        raise CapabilityError(
+            "the pack is not calibrated for switching: run `edgedecode calibrate`, or start with --mode switch "
+            "--switch-threshold H"
+        )
+    return modes[name]
+
+
+def mode_of(options: SessionOptions) -> str:
+    """Return the name of the mode that these options are."""
+    if options.switch is not None:
+        return SWITCH
+    if options.drafter == NO_DRAFTER or options.draft_max == 0:
+        return PLAIN
+    if options.drafter is not None:
+        return options.drafter
+    return FIXED if options.fixed else SCHEDULED
+
+
+def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
+    clear = replace(start, drafter=None, draft_max=None, switch=None)
+    yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", clear)
+    if mode_of(start) == FIXED:
+        yield Mode(FIXED, "drafts of the fixed length that the chat started with", start)
+    yield Mode(PLAIN, "the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
+    if "draft" in pair.manifest.models and not start.reproducible:
+        switch = start.switch or SwitchOptions()
+        yield Mode(SWITCH, "the draft model writes what it is sure of, unverified", replace(clear, switch=switch))
+    length = start.draft_max or None
+    for name in drafter_names():
+        if _can_draft(name, pair):
+            nodes = TREE_NODES if pair.drafter_source(name).branches else None
+            options = replace(clear, drafter=name, draft_max=length or nodes)
+            yield Mode(name, f"only the drafter {name} drafts", options)
+
+
+def _can_draft(name: str, pair: Pair) -> bool:
+    """Return whether a drafter can be loaded and has the draft model that it needs."""
+    with suppress(EdgeDecodeError):
+        return "draft" in pair.manifest.models or not pair.drafter_source(name).needs_model
+    return False
 
 
 class Conversation:
@@ -110,21 +185,19 @@ class Conversation:
                 Thread(target=self._prepare, daemon=True).start()
 
     def _take(self, line: str) -> bool:
-        """Run a command or answer one message; return False to end the chat. Ctrl-C at a terminal stops either."""
+        """Run a line that begins with a slash as a command, and answer any other; // begins a message with a slash.
+
+        Return False to end the chat. Ctrl-C at a terminal stops the command or the answer.
+        """
         try:
-            return self._run_or_answer(line)
+            if line.startswith("/") and not line.startswith("//"):
+                return self._run_slash(line, self)
+            if line.strip():
+                self.answer(line.removeprefix("/") if line.startswith("//") else line)
         except KeyboardInterrupt:
             if not self.lines.interactive:
                 raise
             self.say("\n(interrupted)")
-            return True
-
-    def _run_or_answer(self, line: str) -> bool:
-        """Run a line that begins with a slash as a command, and answer any other; // begins a message with a slash."""
-        if line.startswith("/") and not line.startswith("//"):
-            return self._run_slash(line, self)
-        if line.strip():
-            self.answer(line.removeprefix("/") if line.startswith("//") else line)
         return True
 
     def _prepare(self) -> None:
@@ -194,16 +267,12 @@ class Conversation:
         try:
             self.session = self.pair.session(options, messages=old.messages)
         except BaseException:
-            self._open_again(replace(before, seed=seed), old.messages)
+            try:
+                self.session = self.pair.session(replace(before, seed=seed), messages=old.messages)
+            except EdgeDecodeError as error:  # the closed session keeps the messages
+                self.refuse(f"{' '.join(str(error).split())}; /mode opens the conversation again, /save keeps it")
             raise
         self.options = options
-
-    def _open_again(self, options: SessionOptions, messages: Sequence[Message]) -> None:
-        """Open a session as it was. If even that fails, the closed one keeps the messages."""
-        try:
-            self.session = self.pair.session(options, messages=messages)
-        except EdgeDecodeError as error:
-            self.refuse(f"{' '.join(str(error).split())}; /mode opens the conversation again, /save keeps it")
 
     def say(self, text: str) -> None:
         """Write a message, dimmed on a terminal."""

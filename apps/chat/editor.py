@@ -40,7 +40,7 @@ class EditedLines:
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
-            prompt_continuation=_continuation,
+            prompt_continuation=lambda width, _, wraps: " " * width if wraps else CONTINUED,  # wraps: of a long line
             history=_KeptHistory(history),
             key_bindings=_key_bindings(),
             complete_while_typing=False,
@@ -127,11 +127,6 @@ class _KeptHistory(History):
 
     def store_string(self, string: str) -> None:
         self._history.add(string)
-
-
-def _continuation(width: int, line: int, wraps: int) -> str:
-    """Return what precedes a line; wraps: above 0 where the line itself did not fit."""
-    return " " * width if wraps else CONTINUED
 
 
 def _key_bindings() -> KeyBindings:

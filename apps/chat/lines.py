@@ -52,10 +52,7 @@ class TerminalLines:
     """Lines from a terminal. A backslash at the end continues a message on the next line."""
 
     interactive = True
-    keys: Mapping[str, str] = {
-        "\\ Enter": "begin a new line of the message",
-        **QUITTING,
-    }
+    keys: Mapping[str, str] = {"\\ Enter": "begin a new line of the message", **QUITTING}
 
     def __init__(self, history: InputHistory) -> None:
         self._history = history

@@ -16,22 +16,17 @@ from edgedecode.text.printable import shown
 from edgedecode.text.template_switches import EFFORTS, idle_switch
 
 from ..colour import Paint
-from ..memory_table import memory_table
-from .conversation import Conversation
-from .modes import chat_modes, chosen_mode, mode_of
+from ..stats_table import memory_table
+from .conversation import Conversation, chat_modes, chosen_mode, mode_of
 from .saved_messages import load_messages, save_messages
 
 _SHOWN = 60
 """Characters of a message that /undo quotes."""
 
 
-def _no_values(conversation: Conversation) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A command: its argument's name, its help, and its function, which returns False to end the chat.
+    """A command: its argument's name, its help, and its function, which raises EOFError to end the chat.
 
     argument: in brackets if it may be left out; empty if there is none. values: the arguments to complete,
     and their meanings; None: files.
@@ -39,8 +34,8 @@ class Slash:
 
     argument: str
     help: str
-    run: Callable[[Conversation, str], bool]
-    values: Callable[[Conversation], Mapping[str, str]] | None = _no_values
+    run: Callable[[Conversation, str], None]
+    values: Callable[[Conversation], Mapping[str, str]] | None = lambda _: {}
 
     def takes(self, argument: str) -> bool:
         """Return whether an argument may be given, or left out if it is empty."""
@@ -77,7 +72,9 @@ def run_slash(line: str, conversation: Conversation) -> bool:
             raise InputError(f"there is no command /{name}: {hint} (begin a message with // to send a slash)")
         if not slash.takes(rest):
             raise InputError(f"usage: /{name} {slash.argument}".rstrip())
-        return slash.run(conversation, rest)
+        slash.run(conversation, rest)
+    except EOFError:
+        return False
     except EdgeDecodeError as error:
         conversation.refuse(" ".join(str(error).split()))
     except OSError as error:
@@ -85,34 +82,30 @@ def run_slash(line: str, conversation: Conversation) -> bool:
     return True
 
 
-def _help(conversation: Conversation, rest: str) -> bool:
+def _help(conversation: Conversation, rest: str) -> None:
     commands = {f"  /{name} {slash.argument}".rstrip(): slash.help for name, slash in SLASHES.items()}
     conversation.say_list(commands | {f"  {key}": effect for key, effect in conversation.lines.keys.items()})
-    return True
 
 
-def _reset(conversation: Conversation, rest: str) -> bool:
-    conversation.start_over(_system(conversation))
+def _reset(conversation: Conversation, rest: str) -> None:
+    conversation.start_over([each for each in conversation.session.messages[:1] if each.role == "system"])
     conversation.say("the conversation was reset")
-    return True
 
 
-def _set_system(conversation: Conversation, rest: str) -> bool:
+def _set_system(conversation: Conversation, rest: str) -> None:
     conversation.start_over([Message("system", rest)])
     conversation.say("the conversation was reset, with this system message")
-    return True
 
 
-def _undo(conversation: Conversation, rest: str) -> bool:
+def _undo(conversation: Conversation, rest: str) -> None:
     messages = conversation.session.messages
     start = _last_turn(messages)
     text = " ".join(messages[start].content.split())
     conversation.start_over(messages[:start])
     conversation.say(f"dropped the last turn: {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}")
-    return True
 
 
-def _retry(conversation: Conversation, rest: str) -> bool:
+def _retry(conversation: Conversation, rest: str) -> None:
     messages = conversation.session.messages
     _last_turn(messages)
     answered = [place for place, message in enumerate(messages) if message.role in ("user", "tool")]
@@ -121,7 +114,6 @@ def _retry(conversation: Conversation, rest: str) -> bool:
     if conversation.session.sampling.greedy:
         conversation.say("greedy: expect the same answer unless mode or adapter changed; --temp 0.8 samples")
     conversation.answer_again(answered[-1])
-    return True
 
 
 def _last_turn(messages: Sequence[Message]) -> int:
@@ -132,48 +124,44 @@ def _last_turn(messages: Sequence[Message]) -> int:
     return starts[-1]
 
 
-def _stats(conversation: Conversation, rest: str) -> bool:
+def _stats(conversation: Conversation, rest: str) -> None:
     if conversation.last_finish is None:
         raise InputError("there is no answer yet")
     conversation.show_stats(conversation.last_finish)
-    return True
 
 
-def _memory(conversation: Conversation, rest: str) -> bool:
+def _memory(conversation: Conversation, rest: str) -> None:
     from rich.console import Console
 
     budget = conversation.pair.budget
     conversation.say(f"planned:\n{budget.table()}\nthis process:")
     Console(stderr=True).print(memory_table(budget.used_nbytes))
-    return True
 
 
-def _mode(conversation: Conversation, rest: str) -> bool:
+def _mode(conversation: Conversation, rest: str) -> None:
     present = mode_of(conversation.session.options)
     if not rest:
         _list(conversation, _modes(conversation), present=present)
-        return True
+        return
     mode = chosen_mode(rest, conversation.pair, conversation.start)
     conversation.use_options(replace(mode.options, think=conversation.options.think))
     found = mode_of(conversation.session.options)  # not the chosen one if memory is short
     conversation.say(f"mode {found}: {_modes(conversation)[found]}")
-    return True
 
 
-def _think(conversation: Conversation, rest: str) -> bool:
+def _think(conversation: Conversation, rest: str) -> None:
     if rest:
         conversation.use_options(replace(conversation.options, think=rest))
     think = conversation.options.think
     said = f"thinking is {think}" if think else "thinking is as the chat template has it"
     conversation.say(idle_switch(conversation.pair.tokenizer.chat_template.source, think) or said)
-    return True
 
 
-def _adapter(conversation: Conversation, rest: str) -> bool:
+def _adapter(conversation: Conversation, rest: str) -> None:
     names = _adapters(conversation)
     if not rest:
         _list(conversation, names, present=conversation.options.adapter or NO_ADAPTER)
-        return True
+        return
     try:
         name, scale = (None, 1.0) if rest == NO_ADAPTER else scaled_name(rest)
     except ArgumentTypeError as error:
@@ -182,10 +170,9 @@ def _adapter(conversation: Conversation, rest: str) -> bool:
         raise InputError("the pack has no adapters: `edgedecode adapter` adds one to a pack")
     conversation.use_adapter(name, scale=scale)
     conversation.say("the next answer uses no adapter" if name is None else f"the next answer uses the adapter {name}")
-    return True
 
 
-def _color(conversation: Conversation, rest: str) -> bool:
+def _color(conversation: Conversation, rest: str) -> None:
     if rest not in ("", *_SWITCH):
         raise InputError("usage: /color [on|off]")
     if rest:
@@ -193,25 +180,22 @@ def _color(conversation: Conversation, rest: str) -> bool:
     conversation.say(f"tokens are {'coloured by source' if conversation.paint.on else 'not coloured'}")
     for line in Paint.for_stream(sys.stderr).legend():
         print(f"  {line}", file=sys.stderr, flush=True)
-    return True
 
 
-def _save(conversation: Conversation, rest: str) -> bool:
+def _save(conversation: Conversation, rest: str) -> None:
     messages = conversation.session.messages
     save_messages(_path(rest), messages)
     conversation.say(f"{len(messages)} messages saved to {rest}")
-    return True
 
 
-def _load(conversation: Conversation, rest: str) -> bool:
+def _load(conversation: Conversation, rest: str) -> None:
     messages = load_messages(_path(rest), context=conversation.session.context)
     conversation.start_over(messages)
     conversation.say(f"{len(messages)} messages loaded from {rest}")
-    return True
 
 
-def _quit(conversation: Conversation, rest: str) -> bool:
-    return False
+def _quit(conversation: Conversation, rest: str) -> None:
+    raise EOFError
 
 
 def _path(name: str) -> Path:
@@ -221,11 +205,6 @@ def _path(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError:  # ~ names a user that the system does not know
         return Path(name)
-
-
-def _system(conversation: Conversation) -> list[Message]:
-    """Return the conversation's system message, if it has one."""
-    return [message for message in conversation.session.messages[:1] if message.role == "system"]
 
 
 def _list(conversation: Conversation, names: Mapping[str, str], *, present: str) -> None:

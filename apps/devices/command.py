@@ -14,7 +14,7 @@ from edgedecode.memory.sizes import format_nbytes
 from edgedecode.text.printable import shown
 
 from ..machine import Machine, versions
-from ..terminal import show_notices, table_console
+from ..terminal import plain_table, show_notices, table_console
 
 TIMEOUT_SECONDS = 120.0
 
@@ -94,44 +94,34 @@ class DevicesCommand:
 
 
 def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("runtime", "provider", "available", "description, or why not", box=None, pad_edge=False)
+    table = plain_table("runtime", "provider", "available", "description, or why not", left=4)
     for device in devices:
         available = Text("yes", style="green") if device.available else Text("no", style="red")
         table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
-    console = table_console()
-    console.print(table)
-    console.print()
-    console.print(f"{machine.processor}, {machine.cores} cores, {_memory(machine)}", highlight=False, markup=False)
-    console.print(f"{machine.system}, Python {machine.python}", highlight=False, markup=False)
-    console.print(", ".join(f"{name} {number}" for name, number in found.items()), highlight=False, markup=False)
+    table_console().print(table)
+    memory = "memory unknown"
+    if machine.total_nbytes is not None and machine.available_nbytes is not None:
+        memory = f"{format_nbytes(machine.total_nbytes)} of memory, {format_nbytes(machine.available_nbytes)} available"
+    print(f"\n{machine.processor}, {machine.cores} cores, {memory}")
+    print(f"{machine.system}, Python {machine.python}")
+    print(", ".join(f"{name} {number}" for name, number in found.items()))
 
 
 def _show_kernels(kernels: list[tuple[str, str, GraphKernels]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("model", "graph", "kernels", box=None, pad_edge=False)
-    table.add_column("matrices", justify="right")
-    for title in ("results of a row", "left to the engine"):
-        table.add_column(title)
+    table = plain_table("model", "graph", "kernels", "matrices", "results of a row", "left to the engine", left=6)
+    table.columns[3].justify = "right"
     for name, role, graph in kernels:
         own = graph.kernels or f"{name}'s own"
         bits = "identical at every width" if graph.row_invariant else "depend on the width"
         left = ", ".join(f"{count} {what}" for what, count in graph.left.items())
         cells = (role, graph.graph, own, str(graph.matrices), bits, graph.reason or left or "nothing")
         table.add_row(*(Text(shown(cell)) for cell in cells))
-    console = table_console()
-    console.print()
-    console.print(table)
-
-
-def _memory(machine: Machine) -> str:
-    if machine.total_nbytes is None or machine.available_nbytes is None:
-        return "memory unknown"
-    return f"{format_nbytes(machine.total_nbytes)} of memory, {format_nbytes(machine.available_nbytes)} available"
+    print()
+    table_console().print(table)
 
 
 command: Command = DevicesCommand()

@@ -2,8 +2,9 @@
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
-from edgedecode.commands import Command, add_json, add_pack, name_list, positive_count
-from edgedecode.open_pack import KV_TYPES
+from edgedecode.commands import Command, add_json, name_list, positive_count
+
+from ..verb_options import add_shared_pack_options
 
 ROLES = ("target", "draft", "both")
 PROMPT_TOKENS = 64
@@ -35,10 +36,7 @@ class EvalCommand:
             "--prompts", metavar="FILE", help="prompts as jsonl, as in `bench` (default: the bundled prompts)"
         )
         how.add_argument(
-            "--limit",
-            type=positive_count,
-            metavar="N",
-            help="use at most N prompts, evenly from every family",
+            "--limit", type=positive_count, metavar="N", help="use at most N prompts, evenly from every family"
         )
         how.add_argument(
             "-n",
@@ -65,7 +63,11 @@ class EvalCommand:
             "nor downloaded)",
         )
         add_json(parser)
-        _add_engine_options(parser)
+        add_shared_pack_options(
+            parser,
+            kv_type="for --equality: KV cache type of both engines (default: each engine's own); for --kv-types: the "
+            "only type to compare with float32",
+        )
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
@@ -78,26 +80,6 @@ class EvalCommand:
         from .evaluation import run_evaluation
 
         return run_evaluation(arguments)
-
-
-def _add_engine_options(parser: ArgumentParser) -> None:
-    """Add the options of `verb_options.add_pack_options` that apply to more than one engine."""
-    group = parser.add_argument_group("pack and engines")
-    add_pack(parser, group)
-    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for each engine")
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="hard limit on the memory of the process, for example 800MB (default: EDGEDECODE_MEMORY; the container's "
-        "limit and the machine's memory always apply)",
-    )
-    group.add_argument(
-        "--kv-type",
-        choices=KV_TYPES,
-        help="for --equality: KV cache type of both engines (default: each engine's own); for --kv-types: the only "
-        "type to compare with float32",
-    )
-    group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 
 
 command: Command = EvalCommand()

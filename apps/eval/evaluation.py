@@ -24,16 +24,21 @@ from edgedecode.text.tokenizer import Tokenizer
 from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
-from ..manifest_results import save_result, saves_by_default
-from .equality_tables import equality_json, equality_verdict, quantization, show_equality
+from ..manifest_results import save_result, saves_result
+from .equality import Setting, compare_engines, equality_of
 from .greedy_texts import EncodedPrompt
-from .kv_quality import KvQuality
-from .kv_tables import KvFound, kv_json, kv_numbers, show_kv_types
-from .kv_types import compare_types, installed_runtimes, refused_types, scoring_nbytes, types_to_compare
-from .tally import equality_of
-from .two_engines import Setting, compare_engines
+from .kv_types import KvQuality, compare_types, installed_runtimes, refused_types, scoring_nbytes, types_to_compare
+from .tables import (
+    KvFound,
+    equality_json,
+    equality_verdict,
+    kv_json,
+    kv_numbers,
+    quantization,
+    show_equality,
+    show_kv_types,
+)
 
-EQUAL, DIFFERENT = 0, 1
 BOTH = ("onnx", "llama")
 """The default engines of --equality."""
 
@@ -49,7 +54,7 @@ class Found:
 def run_evaluation(arguments: Namespace) -> int:
     """Run the chosen comparisons, print and save the results, and return the exit code.
 
-    EQUAL if the engines are equal and, with --kv-types, at least one has a KV type to compare with its reference.
+    0 if the engines are equal and, with --kv-types, at least one has a KV type to compare with its reference.
     """
     prompts = _prompts(arguments)
     root = find_pack(arguments.model)
@@ -58,14 +63,12 @@ def run_evaluation(arguments: Namespace) -> int:
     found, lines = Found(), []
     if arguments.equality:
         encoded = _encoded(prompts, arguments, runtime=(arguments.runtimes or BOTH)[0])
-        found.equality.update(
-            {role: _compared(role, encoded, manifest=manifest, arguments=arguments) for role in roles}
-        )
+        for role in roles:
+            found.equality[role] = _compared(role, encoded, manifest=manifest, arguments=arguments)
         lines.append(equality_verdict(found.equality))
     if arguments.kv_types:
         lines += _compare_kv_types(found, prompts, roles, manifest=manifest, root=root, arguments=arguments)
-    saves = bool(found.equality or found.kv_types)
-    saves = saves and (saves_by_default(root) if arguments.save is None else arguments.save)
+    saves = bool(found.equality or found.kv_types) and saves_result(root, arguments.save)
     if saves:
         save_found(root, found)
     saved = f" (saved in {root}'s manifest)" if saves else ""
@@ -74,7 +77,7 @@ def run_evaluation(arguments: Namespace) -> int:
     if arguments.json:
         print_json(_json(found, roles, root=root, saved=saves))
     equal = all(equality.equal for equality in found.equality.values())
-    return EQUAL if equal and bool(found.kv_types) >= arguments.kv_types else DIFFERENT
+    return int(not equal or (arguments.kv_types and not found.kv_types))
 
 
 def save_found(root: Path, found: Found) -> None:
@@ -94,13 +97,12 @@ def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest
     """Compare the engines on one model and print the result."""
     engines = arguments.runtimes or BOTH
     setting = Setting(arguments.max_tokens, manifest.end_ids, trusted_noise=arguments.kv_type is None)
-    opened = partial(_opened, role, kv_type=arguments.kv_type, arguments=arguments)
-    comparison = compare_engines(opened, engines, prompts, setting, role=role)
+    comparison = compare_engines(partial(_opened, role, arguments), engines, prompts, setting, role=role)
     equality = equality_of(
         comparison.prompts,
         engines={name: engine_versions(name) for name in engines},
         noise=comparison.noise,
-        prompts_digest=_digest(prompts),
+        prompts_digest=hashlib.sha256(json.dumps([prompt.tokens for prompt in prompts]).encode()).hexdigest(),
         max_tokens=arguments.max_tokens,
         kv_type=arguments.kv_type or "",
     )
@@ -147,7 +149,7 @@ def _opened_for_scores(
     role: str, runtime: str, prompts: Sequence[EncodedPrompt], arguments: Namespace, kv_type: str
 ) -> Iterator[LanguageModel]:
     """Open a model with a KV type and reserve memory for the scores."""
-    with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
+    with _pair(runtime, arguments, kv_type=kv_type if role == "target" else None) as pair:
         model = pair.target if role == "target" else pair.drafts.hold(needs=(f"kv:{kv_type}",))
         assert model is not None
         nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
@@ -156,21 +158,17 @@ def _opened_for_scores(
 
 
 @contextmanager
-def _opened(role: str, runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[LanguageModel]:
-    with _opened_pair(runtime, kv_type=kv_type, arguments=arguments) as pair:
+def _opened(role: str, arguments: Namespace, runtime: str) -> Iterator[LanguageModel]:
+    with _pair(runtime, arguments, kv_type=arguments.kv_type) as pair:
         model = pair.target if role == "target" else pair.draft
         assert model is not None
         yield model
 
 
-@contextmanager
-def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[Pair]:
-    given = {name: getattr(arguments, name) for name in ("memory", "threads")}
-    options = LoadOptions(verify=arguments.verify)
+def _pair(runtime: str, arguments: Namespace, *, kv_type: str | None) -> Pair:
+    memory, threads, options = arguments.memory, arguments.threads, LoadOptions(verify=arguments.verify)
     with leaving_at_once():
-        pair = load(arguments.model, runtime=runtime, kv_type=kv_type, options=options, **given)
-    with pair:
-        yield pair
+        return load(arguments.model, runtime=runtime, memory=memory, threads=threads, kv_type=kv_type, options=options)
 
 
 def _prompts(arguments: Namespace) -> list[Prompt]:
@@ -190,8 +188,7 @@ def _encoded(prompts: Sequence[Prompt], arguments: Namespace, *, runtime: str) -
 
 
 def _encode(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
-    messages = [*prompt.history, Message("user", prompt.turns[0])]
-    text = tokenizer.render(messages)
+    text = tokenizer.render([*prompt.history, Message("user", prompt.turns[0])])
     return EncodedPrompt(prompt.turns[0], tuple(tokenizer.encode(text)))
 
 
@@ -199,10 +196,6 @@ def _roles(asked: str, manifest: Manifest) -> list[str]:
     if asked != "both" and asked not in manifest.models:
         raise CapabilityError(f"the pack {manifest.name!r} has no {asked} model: leave out --role")
     return [role for role in ("target", "draft") if role in manifest.models and asked in ("both", role)]
-
-
-def _digest(prompts: Sequence[EncodedPrompt]) -> str:
-    return hashlib.sha256(json.dumps([prompt.tokens for prompt in prompts]).encode()).hexdigest()
 
 
 def _json(found: Found, roles: Sequence[str], *, root: Path, saved: bool) -> dict[str, object]:

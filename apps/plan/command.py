@@ -13,7 +13,7 @@ from edgedecode.open_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console
-from ..verb_options import add_pack_options, load_options, locate_pack
+from ..verb_options import add_mode, add_pack_options, add_rule, load_options, locate_pack
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,19 +31,9 @@ class PlanCommand:
         group.add_argument("--drafter", metavar="NAME", help="plan for this drafter only, or for none")
         group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
         group.add_argument("--adapter", metavar="NAME", help="plan for answers with this adapter of the pack")
-        group.add_argument(
-            "--rule",
-            choices=[rule.value for rule in Rule],
-            default=Rule.MATCH.value,
-            help="plan for this verification rule (default: %(default)s)",
-        )
+        add_rule(group, "plan for this verification rule")
         group.add_argument("--reproducible", action="store_true", help="refuse any kernels but ours")
-        group.add_argument(
-            "--mode",
-            choices=("verify", "switch"),
-            default="verify",
-            help="switch: plan for switching between the models (default: %(default)s)",
-        )
+        add_mode(group, "switch: plan for switching between the models")
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 from edgedecode.structured.guidance import GrammarFailed
 
-from .guards import CORS, Guards, JsonResponse, error_response
+from .guards import CORS, Guards, JsonResponse, Limits, error_response
 from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
@@ -53,22 +53,7 @@ _Form: TypeAlias = Callable[[Asked, str], _Reply]
 _NOTE = "Edgedecode-Note"
 """A header of replies: what of the request was not followed."""
 _LONGEST_NOTE = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none.
-
-    origins: of web pages that may use the server; "*": any. strict_model: refuse other models' names. seconds: for a
-    client to send a body, and to read an event.
-    """
-
-    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
-    origins: tuple[str, ...] = ()
-    key: str = ""
-    strict_model: bool = False
-    most_nbytes: int = 8 << 20
-    seconds: float = 30.0
+"""Characters that clients and proxies take."""
 
 
 def create_app(service: Service, limits: Limits) -> Starlette:
@@ -81,14 +66,16 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         yield
         await service.close()
 
-    guards = Middleware(
-        Guards,
-        hosts=limits.hosts,
-        origins=limits.origins,
-        key=limits.key,
-        most_nbytes=limits.most_nbytes,
-        seconds=limits.seconds,
-    )
+    kept = KeptItems(service.pair.budget)
+    forms: list[tuple[str, _Read, _Form]] = [
+        ("/v1/chat/completions", read_chat, CompletionsReply),
+        ("/v1/completions", read_completion, CompletionsReply),
+        (
+            "/v1/responses",
+            partial(read_response, find=kept.find, before=kept.before),
+            partial(ResponsesReply, keep=kept.keep),
+        ),
+    ]
     routes = [
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics_text),
@@ -97,29 +84,34 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         Route("/openapi.json", endpoints.openapi),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.one_model),
-        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-        Route("/v1/completions", endpoints.completion, methods=["POST"]),
-        Route("/v1/responses", endpoints.response, methods=["POST"]),
+        *(
+            Route(path, partial(endpoints.answered, read=read, form=form), methods=["POST"])
+            for path, read, form in forms
+        ),
         *page_routes(),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
     counting = Middleware(Counting, metrics=metrics, paths=[each.path for each in routes if isinstance(each, Route)])
-    return Starlette(routes=routes, middleware=[counting, guards], lifespan=lifespan, exception_handlers=handlers)
+    return Starlette(
+        routes=routes,
+        middleware=[counting, Middleware(Guards, limits=limits)],
+        lifespan=lifespan,
+        exception_handlers=handlers,
+    )
 
 
 class _Endpoints:
     def __init__(self, service: Service, metrics: Metrics, limits: Limits) -> None:
         self._service, self._metrics, self._seconds = service, metrics, limits.seconds
-        self._strict, items = limits.strict_model, KeptItems(service.pair.budget)
-        read = partial(read_response, find=items.find, before=items.before)
-        self._responses = read, partial(ResponsesReply, keep=items.keep)
+        self._strict = limits.strict_model
         self._defaults = service.options.sampling or sampling_defaults(service.pair.manifest.generation)
 
     async def health(self, _: Request) -> Response:
         """Answer whether requests are taken."""
-        if self._service.closing:
-            return JsonResponse(Health("closing"), 503)
-        return JsonResponse(Health("ok", edgedecode.__version__))
+        closing = self._service.closing
+        return JsonResponse(
+            Health("closing") if closing else Health("ok", edgedecode.__version__), 503 if closing else 200
+        )
 
     async def metrics_text(self, _: Request) -> Response:
         return PlainTextResponse(self._metrics.text(self._service), media_type="text/plain; version=0.0.4")
@@ -143,16 +135,8 @@ class _Endpoints:
             return _unknown_model(name, self._service.pair)
         return JsonResponse(described_model(name, self._service))
 
-    async def chat(self, request: Request) -> Response:
-        return await self._answered(request, read_chat)
-
-    async def completion(self, request: Request) -> Response:
-        return await self._answered(request, read_completion)
-
-    async def response(self, request: Request) -> Response:
-        return await self._answered(request, *self._responses)
-
-    async def _answered(self, request: Request, read: _Read, form: _Form = CompletionsReply) -> Response:
+    async def answered(self, request: Request, *, read: _Read, form: _Form) -> Response:
+        """Answer a request that `read` reads, in the form of its endpoint."""
         data = await request.body()
         try:
             asked = await asyncio.to_thread(read, data, self._defaults)
@@ -164,7 +148,9 @@ class _Endpoints:
             response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
             if asked.notes:
                 self._metrics.count_notes(len(asked.notes))
-                response.headers[_NOTE] = _header(asked.notes)
+                notes = "; ".join(" ".join(note.split()) for note in asked.notes).encode("ascii", "replace").decode()
+                more = f" and more: {len(asked.notes)} in all" if len(notes) > _LONGEST_NOTE else ""
+                response.headers[_NOTE] = notes[:_LONGEST_NOTE] + more
             return response
         except EdgeDecodeError as error:
             return _refused(error)
@@ -339,12 +325,6 @@ async def _disconnected(request: Request) -> None:
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return
-
-
-def _header(notes: Sequence[str]) -> str:
-    """Return notes as a header, of a length that clients and proxies take."""
-    found = "; ".join(" ".join(note.split()) for note in notes).encode("ascii", "replace").decode()
-    return found if len(found) <= _LONGEST_NOTE else f"{found[:_LONGEST_NOTE]} and more: {len(notes)} in all"
 
 
 def _unknown_model(name: str, pair: Pair) -> Response:

@@ -22,7 +22,7 @@ from ..verb_options import add_pack_options, add_session_options, open_pair, ses
 if TYPE_CHECKING:
     from edgedecode import Pair
 
-    from .application import Limits
+    from .guards import Limits
 
 _PORT = 8000
 _NOTICE_SECONDS = 600.0
@@ -138,7 +138,7 @@ def _answered(arguments: Namespace) -> int:
 
 
 def _limits(arguments: Namespace) -> "Limits":
-    from .application import Limits
+    from .guards import Limits
 
     hosts = (*Limits().hosts, *arguments.allow_host)
     key = "" if arguments.api_key_file is None else _key(arguments.api_key_file)

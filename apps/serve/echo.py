@@ -9,8 +9,7 @@ from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import TARGET_SOURCE
 from edgedecode.text.tokenizer import Tokenizer
 
-from .requests.asked import Asked
-from .requests.prompts import Prompt
+from .requests.asked import Asked, Prompt
 
 
 class Echo:

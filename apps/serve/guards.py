@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Collection, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Literal, TypeAlias
@@ -72,25 +72,30 @@ class _Body:
     refusal: Response | None = None
 
 
-class Guards:
-    """ASGI middleware. hosts: allowed names in the Host header; empty: all. key: the bearer key; empty: none.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """hosts: names that the Host header may have; empty: any. key: the bearer key; empty: none.
 
-    origins: of other web pages that may use the server; "*": all. Checking Host keeps web pages elsewhere from reaching
-    this server under a name of their own (DNS rebinding).
+    origins: of web pages that may use the server; "*": any. strict_model: refuse other models' names. seconds: for a
+    client to send a body, and to read an event.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        hosts: Collection[str],
-        key: str,
-        most_nbytes: int,
-        seconds: float,
-        origins: Collection[str] = (),
-    ) -> None:
-        self._app, self._hosts, self._key = app, frozenset(_name(host) for host in hosts), key.encode()
-        self._most_nbytes, self._seconds, self._origins = most_nbytes, seconds, frozenset(origins)
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    origins: tuple[str, ...] = ()
+    key: str = ""
+    strict_model: bool = False
+    most_nbytes: int = 8 << 20
+    seconds: float = 30.0
+
+
+class Guards:
+    """ASGI middleware. Checking Host keeps web pages elsewhere from reaching this server under a name of their own (DNS
+    rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+        self._app, self._hosts, self._key = app, frozenset(map(_name, limits.hosts)), limits.key.encode()
+        self._most_nbytes, self._seconds, self._origins = limits.most_nbytes, limits.seconds, frozenset(limits.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,7 +143,8 @@ class Guards:
         name = _name(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
         if self._hosts and name not in self._hosts:
             return error_response(421, f"the Host header names {name[:80]!r}, which this server is not", code="host")
-        if not allowed and headers.get(b"origin") is not None and not self._same_origin(headers, host):
+        origin = headers.get(b"origin", b"").decode("latin-1").casefold()
+        if not allowed and b"origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
             message = "requests of other web pages are refused: --allow-origin names those that are allowed"
             return error_response(403, message, code="origin")
         if self._key and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
@@ -147,9 +153,6 @@ class Guards:
                 message = "the API key is missing or wrong: give it as `Authorization: Bearer KEY`"
                 return error_response(401, message, code="invalid_api_key")
         return None
-
-    def _same_origin(self, headers: dict[bytes, bytes], host: str) -> bool:
-        return headers[b"origin"].decode("latin-1").casefold() in {f"http://{host}", f"https://{host}"}
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes], *, keep: bool) -> _Body:
         """Read a body, and keep it if asked to. A little more than the limit is read, so that the client reads why."""

@@ -109,8 +109,5 @@ def _by_text(entry: Entry) -> dict[str, float]:
 
 def response_form(entries: Sequence[Entry]) -> list[Logprob]:
     """Return `logprobs` of a response's text."""
-    return [Logprob(each.token, each.logprob, [*each.data], [*map(_plain, each.top)]) for each in entries]
-
-
-def _plain(entry: Entry) -> TopLogprob:
-    return TopLogprob(entry.token, entry.logprob, [*entry.data])
+    tops = ([TopLogprob(top.token, top.logprob, [*top.data]) for top in each.top] for each in entries)
+    return [Logprob(each.token, each.logprob, [*each.data], top) for each, top in zip(entries, tops, strict=True)]

@@ -1,7 +1,7 @@
 """Counters in Prometheus's text format."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,23 +37,22 @@ class Metrics:
 
     def text(self, service: Service) -> str:
         """Return all figures."""
-        lines = ["# TYPE edgedecode_requests_total counter"]
-        for (path, status), count in sorted(self._requests.items()):
-            lines.append(f'edgedecode_requests_total{{path="{path}",status="{status}"}} {count}')
-        lines.append("# TYPE edgedecode_tokens_total counter")
-        kinds = ("prompt", "cached", "written", "drafted", "accepted")
-        lines += [f'edgedecode_tokens_total{{kind="{kind}"}} {self._tokens[kind]}' for kind in kinds]
-        lines += ["# TYPE edgedecode_notes_total counter", f"edgedecode_notes_total {self._notes}"]
-        lines += ["# TYPE edgedecode_call_faults_total counter", f"edgedecode_call_faults_total {self._faults}"]
-        budget = service.pair.budget
-        gauges = {
-            "answers_running": service.running,
-            "requests_waiting": service.queued,
-            "memory_leased_bytes": budget.used_nbytes,
-            "memory_limit_bytes": budget.limit_nbytes or 0,
-        }
-        for name, value in gauges.items():
-            lines += [f"# TYPE edgedecode_{name} gauge", f"edgedecode_{name} {value}"]
+        budget, kinds = service.pair.budget, ("prompt", "cached", "written", "drafted", "accepted")
+        requests = sorted(self._requests.items())
+        figures: list[tuple[str, str, Mapping[str, int]]] = [
+            ("requests_total", "counter", {f'{{path="{path}",status="{code}"}}': n for (path, code), n in requests}),
+            ("tokens_total", "counter", {f'{{kind="{kind}"}}': self._tokens[kind] for kind in kinds}),
+            ("notes_total", "counter", {"": self._notes}),
+            ("call_faults_total", "counter", {"": self._faults}),
+            ("answers_running", "gauge", {"": service.running}),
+            ("requests_waiting", "gauge", {"": service.queued}),
+            ("memory_leased_bytes", "gauge", {"": budget.used_nbytes}),
+            ("memory_limit_bytes", "gauge", {"": budget.limit_nbytes or 0}),
+        ]
+        lines = []
+        for name, kind, values in figures:
+            lines.append(f"# TYPE edgedecode_{name} {kind}")
+            lines += [f"edgedecode_{name}{labels} {value}" for labels, value in values.items()]
         return "\n".join(lines) + "\n"
 
 

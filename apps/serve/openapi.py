@@ -74,10 +74,7 @@ def description(models: list[str]) -> _Object:
             "/v1/completions": {"post": _post("Continue a text", CompletionBody, Completion)},
             "/v1/responses": {"post": _post("Answer a conversation, in the form of responses", ResponseBody, Response)},
         },
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 

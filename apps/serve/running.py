@@ -4,7 +4,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from time import monotonic, time
 
 from edgedecode import BudgetExceeded, Chunk, EdgeDecodeError, Pair, Session, SessionOptions
@@ -31,13 +32,6 @@ class Busy(EdgeDecodeError):
     """The queue is full, or a request waited too long: HTTP 503."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """What ended an answer's thread with an error."""
-
-    error: Exception
-
-
 class Running:
     """An answer in a thread of its own: an asynchronous iterator of chunks. rounds: report how they were made."""
 
@@ -51,7 +45,7 @@ class Running:
     ) -> None:
         self._session, self._start, self._rounds, self._thoughts = session, start, rounds, thoughts
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Piece | Failed | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
         self._stopping = threading.Event()
         self._refusal: Busy | None = None
         self._answer: Answer | Echo | None = None
@@ -72,8 +66,8 @@ class Running:
             found = await self._queue.get()
             if found is None:
                 self._ended = True
-            elif isinstance(found, Failed):
-                raise found.error
+            elif isinstance(found, Exception):
+                raise found
             else:
                 yield found
 
@@ -102,9 +96,9 @@ class Running:
             if self._stopping.is_set():
                 answer.close()
             if self._refusal is not None and not complete:
-                self._put(Failed(self._refusal))
+                self._put(self._refusal)
         except Exception as error:
-            self._put(Failed(self._refusal or error))
+            self._put(self._refusal or error)
         finally:
             self._put(None)
             self._call(self._done.set)
@@ -119,7 +113,7 @@ class Running:
             stats.thought_tokens += len(chunk.tokens)
         return Piece(replace(chunk, text=text), report, thought)
 
-    def _put(self, item: Piece | Failed | None) -> None:
+    def _put(self, item: Piece | Exception | None) -> None:
         self._call(self._queue.put_nowait, item)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
@@ -166,12 +160,8 @@ class Service:
         except BaseException:
             self._slots.release()
             raise
-        running = Running(
-            session,
-            lambda session: self._start(session, asked, number),
-            rounds=asked.rounds,
-            thoughts=self._thoughts(asked, number),
-        )
+        thoughts = self._thoughts(asked, number)
+        running = Running(session, partial(self._start, asked, number), rounds=asked.rounds, thoughts=thoughts)
         self._answers.add(running)
         if self.closing:
             running.halt(Busy(_CLOSING))
@@ -242,7 +232,7 @@ class Service:
             async with self._freed:
                 self._freed.notify_all()
 
-    def _start(self, session: Session, asked: Asked, number: int) -> Answer | Echo:
+    def _start(self, asked: Asked, number: int, session: Session) -> Answer | Echo:
         if not asked.chat:
             if asked.echo or asked.max_tokens == 0:
                 return Echo(session, self.pair.tokenizer, asked, number=number)

@@ -1,21 +1,28 @@
 """Fixtures for the verbs: a toy pair in this process, and a real pack in child processes."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import edgedecode
 from edgedecode import Pair
 from edgedecode.apps.chat.conversation import Conversation
+from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from tests.apps.chat_script import conversation_of
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+Refusal = Callable[..., str]
+Told = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +30,28 @@ def pack() -> Path:
     """The bundled pack, which needs ONNX Runtime."""
     pytest.importorskip("onnxruntime")
     return BUNDLED_PACK
+
+
+@pytest.fixture
+def pack_copy(pack: Path, tmp_path: Path) -> Path:
+    """A copy of the bundled pack that a test may change."""
+    return Path(shutil.copytree(pack, tmp_path / "pack"))
+
+
+@pytest.fixture(scope="session")
+def pair(pack: Path) -> Iterator[Pair]:
+    """The bundled pack, opened once."""
+    with edgedecode.load(pack, runtime="onnx") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, pair: Pair) -> Iterator[Any]:
+    """A server of the bundled pack; the file's `SERVER` has what it is made with."""
+    from tests.apps.serving import Running
+
+    with Running(pair, **getattr(request.module, "SERVER", {})) as running:
+        yield running
 
 
 def opened_toy(root: Path) -> Pair:
@@ -53,6 +82,31 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
 def chat(toy: Pair) -> Conversation:
     """A chat on the toy pair; `talk` runs it on scripted input."""
     return conversation_of(toy)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Run a command that is refused; return its error, which is one line."""
+
+    def refusal(*words: object) -> str:
+        assert main([*map(str, words)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("edgedecode: ")
+        assert error.count("\n") == 1, error
+        return error
+
+    return refusal
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Run a command with --json; return what it prints so."""
+
+    def told(*words: object, code: int = 0) -> Any:
+        assert main([*map(str, words), "--json"]) == code
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return told
 
 
 def command_line(words: Sequence[str]) -> list[str]:

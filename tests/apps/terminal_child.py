@@ -61,6 +61,11 @@ class TerminalChild:
         """Wait until the editor takes input: it has shown its prompt and its status line."""
         self.until(r"\d+ tokens\s*$")
 
+    def quit(self) -> None:
+        """Press Ctrl-D, and check that the command ends well."""
+        self.send("\x04")
+        assert self.end() == 0
+
     def end(self) -> int:
         """Return the exit code once the command has ended."""
         code = self._process.wait(_SECONDS)

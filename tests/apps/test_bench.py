@@ -1,29 +1,29 @@
 """`bench`: prompts, results, and full runs on a toy pair and on the bundled pack."""
 
 import json
-import shutil
-import subprocess
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgedecode import InputError, Pair
+from edgedecode import InputError, Pair, SamplingOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
 from edgedecode.bench.kinds import QUICK_EXTRACTIONS
-from edgedecode.bench.measure import placements
+from edgedecode.bench.measure import cost_meter, placements
+from edgedecode.bench.measure.cost_meter import CostMeter, Costs, DraftCosts
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
 from edgedecode.bench.measure.structured import WAYS
 from edgedecode.bench.measure.timed_answers import Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
-from edgedecode.bench.settings import PLAIN, Arm, Settings
+from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
+from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import drafter_names
 from edgedecode.engines.selection import EngineRequest
@@ -31,10 +31,10 @@ from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.text.prompts import Prompt, read_prompts
+from tests.apps.conftest import Run, Told
 from tests.peft_folders import list_adapter, write_peft
-
-from .conftest import Run
 
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
 
@@ -188,56 +188,17 @@ def test_bench_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> No
     assert "only a rough measurement" in out
 
 
-@pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (["--lengths", "1,x"], 2, "'x' is not a whole number"),
-        (["--structured", "--place", "auto"], 2, "not allowed with"),
-        (["--structured", "--lengths", "2"], 2, "--lengths does not go with --structured"),
-        (["--scale", "1GB", "--adapter", "x"], 2, "--adapter does not go with --scale"),
-        (["--top-p", "0.9"], 2, "--top-p needs --temp"),
-        (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
-        (["--repetitions", "1001"], 2, "the maximum is 1000"),
-        (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
-        (["--place", "auto", "--draft-on", "onnx"], 2, "--draft-on does not go with --place"),
-        (["--families", "poetry"], 1, "no prompts of family poetry"),
-        (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
-        (["--prompts", "/no/such/file"], 1, "No such file"),
-        (["--per-family", "0"], 2, "'0' is too small: the minimum is 1"),
-    ],
-)
-def test_bench_refuses_bad_input(
-    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if code == 2:
-        with pytest.raises(SystemExit, match="2"):
-            main(["bench", "--quick", *words])
-    else:
-        assert main(["bench", "--quick", *words]) == code
-    assert expected in capsys.readouterr().err
-
-
-def json_line(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
-    assert done.returncode == 0, done.stderr.decode()
-    value: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return value
-
-
-def test_bench_quick_on_the_bundled_pack(run: Run, pack: Path) -> None:
+def test_bench_quick_on_the_bundled_pack(told: Told, pack: Path) -> None:
     words = ("--families", "copy", "--repetitions", "1", "-n", "24")
-    value = json_line(run("bench", "-m", str(pack), "--quick", "--fixed", *words, "--json"))
-    assert isinstance(value["families"], list)
+    value = told("bench", "-m", pack, "--quick", "--fixed", *words)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
 
 
-def test_bench_structured_counts_forced_tokens_and_right_values(run: Run, pack: Path) -> None:
+def test_bench_structured_counts_forced_tokens_and_right_values(told: Told, pack: Path) -> None:
     pytest.importorskip("llguidance", reason="the structured extra is not installed")
-    done = run("bench", "-m", str(pack), "--structured", "--quick", "--repetitions", "1", "--json")
-    value = json_line(done)
+    value = told("bench", "-m", pack, "--structured", "--quick", "--repetitions", "1")
     ways = value["structured"]
-    assert isinstance(ways, list)
     assert "facts of a text" in str(value["conditions"])
     assert [(way["grammar"], way["arm"]) for way in ways] == [(name, str(arm)) for name, arm in WAYS]
     plain, drafts, *_, free, _ = ways
@@ -278,13 +239,134 @@ def test_bench_place_tries_every_pair_of_devices_that_are_not_emulated(monkeypat
     assert list(placements.candidates(draft=True)) == [*alone, *mixed]
 
 
-def test_bench_measures_an_adapter(run: Run, tmp_path: Path) -> None:
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
-    words = ["--quick", "--repetitions", "1", "-n", "12", "--per-family", "1", "--families", "story,lists", "--json"]
-    value = json_line(run("bench", "-m", str(pack), "--runtime", "onnx", "--adapter", "odd:0.5", *words))
-    assert isinstance(value["conditions"], dict)
+def test_bench_measures_an_adapter(told: Told, pack_copy: Path, tmp_path: Path) -> None:
+    list_adapter(pack_copy, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
+    words = ["--quick", "--repetitions", "1", "-n", "12", "--per-family", "1", "--families", "story,lists"]
+    value = told("bench", "-m", pack_copy, "--runtime", "onnx", "--adapter", "odd:0.5", *words)
     assert value["conditions"]["decoding"].startswith("greedy, adapter odd times 0.5")
-    assert isinstance(value["families"], list)
     assert [family["family"] for family in value["families"]] == ["story", "lists"]
+
+
+# -- the scheduler and costs -------------------------------------------------------------------------------------------
+
+PROMPT = Prompt("chat", (), ("hello there", "and again"))
+
+
+def short(**changes: object) -> Settings:
+    given = {"prompts": (PROMPT,), "drafters": ("suffix",), "lengths": (2,), "repetitions": 1, "max_tokens": 40}
+    return settings(**given | {"context": 1024} | changes)
+
+
+def test_arms_are_plain_scheduled_and_optionally_fixed() -> None:
+    assert arms_of(short()) == (PLAIN, SCHEDULED, Arm("suffix", 2))
+    assert arms_of(short(fixed=False)) == (PLAIN, SCHEDULED)
+    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm("suffix", 2))] == ["plain", "scheduled", "suffix 2"]
+
+
+# -- equal conditions --------------------------------------------------------------------------------------------------
+
+
+def test_requests_restore_the_experience_of_the_warm_up(toy: Pair) -> None:
+    requests = Requests(toy, short())
+    acceptance = Acceptance(toy.experience.history)
+    acceptance.add(Score("suffix", 3, 2, 4))
+    requests.warm_up([Prompt("chat", (), ("something else",))])
+    known = toy.experience.as_dict()
+    assert toy.experience.costs.tables  # learned in the warm-up
+    requests.answer(PROMPT, SCHEDULED)
+    Acceptance(toy.experience.history).add(Score("suffix", 3, 0, 4))
+    toy.experience.costs.observe(RoundCost(1, 9.0), context_tokens=9)
+    learnt = toy.experience.as_dict()
+    assert learnt["history"] != known["history"]
+    requests.restore()
+    restored = toy.experience.as_dict()
+    assert restored["history"] == known["history"]
+    assert restored["tables"] == learnt["tables"] != known["tables"]
+    assert restored["balances"] == learnt["balances"], "balances carry over between requests, as they do in use"
+
+
+def test_requests_do_not_draft_from_an_earlier_answer(toy: Pair) -> None:
+    requests = Requests(toy, short(max_tokens=30))
+    arm = Arm("suffix", 8)
+    runs = [requests.answer(PROMPT, arm) for _ in range(2)]
+    counts = [[(stats.proposed, stats.accepted) for stats in run.stats] for run in runs]
+    assert counts[0] == counts[1]
+
+
+def test_requests_with_sampling_generate_the_same_tokens_in_every_arm(toy: Pair) -> None:
+    sampled = short(sampling=SamplingOptions(temperature=0.9, top_p=0.95), seed=7)
+    requests = Requests(toy, sampled)
+    plain, scheduled, fixed = (requests.answer(PROMPT, arm) for arm in (PLAIN, SCHEDULED, Arm("model", 3)))
+    assert plain.tokens == scheduled.tokens == fixed.tokens
+    assert sum(stats.accepted for stats in fixed.stats) > 0
+    other = Requests(requests.pair, replace(sampled, seed=8)).answer(PROMPT, PLAIN)
+    assert other.tokens != plain.tokens
+
+
+# -- the default run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tables_too")
+def test_bench_measures_only_plain_and_scheduled_by_default(
+    toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "experience.json"
+    toy.keep_experience(kept)
+    words = ["--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "24", "--temp", "0.7"]
+    assert main(["bench", *words, "--json"]) == 0
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    for family in value["families"]:
+        scheduled = family["scheduled"]
+        assert (family["arms"], family["hindsight"], scheduled["divergent"]) == ([], None, 0)
+        used = sum(count["rounds"] for count in scheduled["drafters"].values())
+        assert used + sum(scheduled["plain_rounds"].values()) == scheduled["rounds"] > 0
+        assert scheduled["whole_speed_up"] > 0
+    assert "temperature 0.7" in value["conditions"]["decoding"]
+    assert "has answered 12 other prompts" in value["conditions"]["scheduler"]
+    assert "Text: 2 of 2 speculative answers" in out
+    assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
+    toy.save_experience()
+    assert not kept.exists()  # experience from a bench's own prompts is not saved
+
+
+# -- costs of passes ---------------------------------------------------------------------------------------------------
+
+CURVE = {1: 0.01, 2: 0.012, 4: 0.018}
+
+
+def test_costs_are_in_steps_of_plain_decoding_and_after_draft_steps_of_a_curve_of_their_own() -> None:
+    costs = Costs(256, 15, CURVE, {"model": DraftCosts(0.001, 0.0005, {1: 0.02, 2: 0.013, 4: 0.02})})
+    assert [round(costs.c(n), 3) for n in (1, 2, 4)] == [1.0, 1.2, 1.8]
+    assert [round(costs.c(n, "model"), 3) for n in (1, 2, 4)] == [1.0, 1.3, 2.0]
+    assert costs.d("model") == pytest.approx(0.1)
+
+
+def test_cost_meter_samples_in_the_order_of_a_round(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each width: settling passes, a timed pass, two draft steps, and the target pass that follows them."""
+    order: list[tuple[str, int]] = []
+
+    def recorded(model: object, state: object, tokens: Sequence[int]) -> float:
+        order.append(("t" if model is toy.target else "d", len(tokens)))
+        return 0.001 * len(tokens)
+
+    monkeypatch.setattr(cost_meter, "timed_pass", recorded)
+    meter = CostMeter(toy, tokens=[5, 6, 7], widest=3)
+    order.clear()
+    meter.sample()
+    settling = {1: 8, 2: 4, 3: 2}
+    rounds = {width: [("t", width)] * (settling[width] + 1) + [("d", 1), ("d", 1), ("t", width)] for width in (1, 2, 3)}
+    assert order == [*rounds[1], *rounds[2], *rounds[3]]
+    meter.sample(2)
+    costs = meter.costs()
+    assert (costs.samples, list(costs.target_seconds), list(costs.drafts)) == (3, [1, 2, 3], ["model"])
+    assert list(costs.drafts["model"].target_seconds) == [1, 2, 3]
+    meter.close()
+
+
+def test_cost_meter_without_a_draft_model_times_only_the_target(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pair, "draft", None)
+    meter = CostMeter(toy, tokens=[5, 6, 7], widest=3)
+    meter.sample()
+    assert meter.costs().drafts == {}
+    meter.close()

@@ -4,14 +4,15 @@ import io
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
-from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
+from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions, load
 from edgedecode.bench.peers import peer_child as child
 from edgedecode.bench.peers.against import _answers, notes, open_peers, show_peer
 from edgedecode.bench.peers.peer import Answer, PeerFactory, PeerOrder
@@ -20,6 +21,7 @@ from edgedecode.bench.peers.peer_process import PeerProcess
 from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
 from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
+from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt
 
 ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,))
@@ -275,26 +277,6 @@ def test_show_peer_lists_every_family_the_mean_and_the_worst(toy: Pair, plain_an
 
 
 @pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (["--against", "genai", "--lengths", "2"], 2, "--lengths does not go with --against"),
-        (["--against", ","], 2, "give at least one name"),
-        (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
-    ],
-)
-def test_against_refuses_bad_input(
-    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if code == 2:
-        with pytest.raises(SystemExit, match="2"):
-            main(["bench", *words])
-    else:
-        assert main(["bench", *words]) == code
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("toy")
 @pytest.mark.usefixtures("tables_too")
 def test_against_without_any_peer_reports_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--quick", "--against", "genai", "--json"]) == 0
@@ -303,3 +285,79 @@ def test_against_without_any_peer_reports_the_reasons(capsys: pytest.CaptureFixt
     value = json.loads(out.splitlines()[-1])
     assert value["families"] == []
     assert len(value["not_compared"]) == 1
+
+
+# -- the real peers: their answers are the same as ours ----------------------------------------------------------------
+
+CONTEXT = 192
+COUNT = 16
+QUESTION = "Write a story with a frog, a pebble and a harbor."
+
+Open = Callable[..., PeerProcess]
+
+
+@pytest.fixture(scope="module")
+def plain_answer(pack: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The prompt's ids and our plain answer's ids on ONNX Runtime."""
+    options = SessionOptions(sampling=SamplingOptions(), drafter="none", context=CONTEXT)
+    with load(pack, runtime="onnx") as pair, pair.session(options) as session:
+        tokens = session.generate(QUESTION, max_tokens=COUNT).tokens
+        return session.tokens[: session.stats.prompt_tokens], tokens
+
+
+@pytest.fixture
+def opened(pack: Path) -> Iterator[Open]:
+    running: list[PeerProcess] = []
+
+    def open_peer(name: str, root: Path = pack) -> PeerProcess:
+        ends = Manifest.load(pack).generation.end_token_ids
+        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends)))
+        return running[-1]
+
+    yield open_peer
+    for peer in running:
+        peer.close()
+
+
+def test_genai_runs_the_packs_graphs_in_every_mode(
+    opened: Open, plain_answer: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    pytest.importorskip("onnxruntime_genai")
+    pytest.importorskip("onnx_ir")
+    prompt, ours = plain_answer
+    peer = opened("genai")
+    assert {mode.split()[0] for mode in peer.modes} == {"plain", "draft", "lookup"}
+    for mode in peer.modes:
+        assert peer.answer(mode, prompt, count=COUNT).tokens == ours, mode
+
+
+def test_llama_answers_as_ours_with_and_without_lookups(
+    opened: Open, plain_answer: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    pytest.importorskip("llama_cpp")
+    prompt, ours = plain_answer
+    peer = opened("llama")
+    assert peer.modes == ("plain", "lookup 2", "lookup 4", "lookup 8", "lookup 10")
+    for mode in peer.modes:
+        answer = peer.answer(mode, prompt, count=COUNT)
+        assert answer.tokens == ours, mode
+        assert answer.first_tokens == 1
+
+
+def test_genai_reports_a_missing_pack(opened: Open, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai")
+    with pytest.raises(RuntimeUnavailable, match="is not a pack"):
+        opened("genai", root=tmp_path)
+
+
+def test_genai_folder_refuses_graphs_that_genai_cannot_run(pack: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx_ir")
+    from edgedecode.bench.peers.genai_folder import GenaiFolder
+
+    entry = Manifest.load(pack).located("target")
+    folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])
+    joined = {name: replace(graph, inputs=("input_ids", "attention_mask")) for name, graph in entry.graphs.items()}
+    for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
+        with pytest.raises(CapabilityError, match="has no graph that onnxruntime-genai can run"):
+            folder.add_model("target", odd, pack, threads=1)
+    assert list(tmp_path.iterdir()) == []

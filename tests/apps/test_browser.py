@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from tests.apps.serving import KEY, Running
+
+# isort: split
 pytest.importorskip("playwright", reason="the test extra is not installed")
 pytest.importorskip("axe_playwright_python", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.apps.serve.application import Limits
+from edgedecode.apps.serve.guards import Limits
 from edgedecode.pack.hub import BUNDLED_PACK
-from tests.apps.test_serve import KEY, Running
 from tests.peft_folders import list_adapter, write_peft
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -64,10 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("page")
     shutil.copytree(BUNDLED_PACK, root / "pack")
     list_adapter(root / "pack", "odd", write_peft(root / "odd", seed=1, size=0.5))
-    with edgedecode.load(root / "pack", runtime="onnx", adapters=True) as pair:
-        running = Running(pair, Limits())
+    with edgedecode.load(root / "pack", runtime="onnx", adapters=True) as pair, Running(pair) as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -508,16 +506,13 @@ def serious(page: Any) -> list[str]:
 
 
 def test_a_key_is_asked_for_and_used(opened: Any, server: Running) -> None:
-    guarded = Running(server.pair, Limits(key=KEY))
-    try:
+    with Running(server.pair, Limits(key=KEY)) as guarded:
         page = opened(at=guarded)
         page.get_by_label("Key, as in the file").fill(KEY)
         page.keyboard.press("Enter")
         page.get_by_text("Chat with demo").wait_for()
         say(page, STORY)
         assert answers(page)[0]
-    finally:
-        guarded.close()
 
 
 def test_a_server_that_is_gone_is_reported(opened: Any, server: Running) -> None:

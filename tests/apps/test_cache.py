@@ -98,14 +98,6 @@ def test_cache_clear_deletes_a_link_and_keeps_its_target(cache: Path, tmp_path: 
     assert (elsewhere / "mine").read_text() == "keep me"
 
 
-def test_cache_clear_without_a_choice_is_a_usage_error(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["cache", "clear"])
-    assert stop.value.code == 2
-    assert "say what to delete: --all" in capsys.readouterr().err
-    assert (cache / "tiles").exists()
-
-
 def test_cache_verbs_work_without_a_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +36,6 @@ def point(up: float, low: float, share: float) -> SwitchPoint:
 
 def curve(*points: SwitchPoint, models: str = "") -> SwitchCurve:
     return SwitchCurve("doubt", 1, 1, points, 100, "p", 0.8, 0.4, "onnx", models)
-
-
-@pytest.fixture
-def pack(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
 
 
 def test_curve_picks_the_least_share_of_the_target_that_keeps_the_quality() -> None:
@@ -87,11 +81,10 @@ def test_best_signal_catches_the_differences_with_the_fewest_tokens() -> None:
     assert [round(1 - up, 2) for up in ups] == [0.6, 0.28, 0.13, 0.06]
 
 
-def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("onnxruntime")
-    assert main(["calibrate", str(pack), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0
+def test_calibrate_saves_a_curve_that_sessions_use(pack_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(pack_copy), "--prompts", str(PROMPTS), *FEW, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    found = Manifest.load(pack).switching
+    found = Manifest.load(pack_copy).switching
     assert found is not None
     assert value["saved"]
     assert [up["up"] for up in value["curve"]["points"]] == [each.up for each in found.points]
@@ -99,7 +92,7 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack: Path, capsys: pytest.Ca
     assert found.target_accuracy == 1, "questions without a reference are compared with the target's answers"
     options = SessionOptions(switch=SwitchOptions(quality=0.01))
     with (
-        edgedecode.load(pack, runtime="onnx", options=LoadOptions(verify=True)) as pair,
+        edgedecode.load(pack_copy, runtime="onnx", options=LoadOptions(verify=True)) as pair,
         pair.session(options) as session,
     ):
         session.generate("Tell me a story.", max_tokens=24)
@@ -123,12 +116,11 @@ def test_both_halves_have_questions_of_every_family(families: int) -> None:
 
 
 def test_calibrate_shows_a_target_that_answers_no_held_out_question(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pack_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(find, "BUNDLED_PACK", pack)
+    monkeypatch.setattr(find, "BUNDLED_PACK", pack_copy)
     rows = [json.dumps({"question": "Say x.", "answer": "nothing says this"})] * 40
-    with edgedecode.load(pack, runtime="onnx") as pair, pair.session(PLAIN) as session:
+    with edgedecode.load(pack_copy, runtime="onnx") as pair, pair.session(PLAIN) as session:
         rows[0] = json.dumps({"question": "77 + 47 =", "answer": session.generate("77 + 47 =", max_tokens=4).text})
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(rows), encoding="utf-8")
@@ -137,34 +129,28 @@ def test_calibrate_shows_a_target_that_answers_no_held_out_question(
     out = capsys.readouterr().out
     assert "held-out prompts" in out
     assert "the target answers no held-out prompt" in out or "No measured threshold" in out
-    assert Manifest.load(pack).switching is not None
+    assert Manifest.load(pack_copy).switching is not None
+
+
+LONG = json.dumps({"question": "a fox " * 3000, "answer": "y"})
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("", "is empty"),
-        ("{}\n", "none of the forms"),
-        ("[1]\n", "line 1 is not a JSON object"),
         ('{"question": "a", "answer": "b"}\n' * 5, "5 prompts are too few"),
         ('{"question": "Say x.", "answer": "nothing says this"}\n' * 40, "answers none of these prompts correctly"),
-        ('{"task_id": "a/1", "prompt": "def f():", "test": "x", "entry_point": "f"}\n', "none of the forms"),
-        ('{"messages": [{"role": "system", "content": "x"}], "answer": "y"}\n', "must be the user's"),
-        ('{"question": " ", "answer": "y"}\n', "empty question"),
-        (
-            '{"question": "Say x.", "answer": "y"}\n' * 40 + json.dumps({"question": "a fox " * 3000, "answer": "y"}),
-            "prompts:41 has 6",
-        ),
+        ('{"question": "Say x.", "answer": "y"}\n' * 40 + LONG, "prompts:41 has 6"),
     ],
-    ids=["empty", "no form", "no object", "too few", "no accuracy", "code", "no question", "blank", "too long"],
+    ids=["empty", "too few", "no accuracy", "too long"],
 )
 def test_calibrate_refuses_prompts_that_measure_nothing(
-    content: str, words: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, words: str, pack_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("onnxruntime")
     file = tmp_path / "prompts.jsonl"
     file.write_text(content, encoding="utf-8")
-    before = (pack / "edgedecode.json").read_bytes()
-    assert main(["calibrate", str(pack), "--prompts", str(file), "--runtime", "onnx", "-n", "4"]) == 1
+    before = (pack_copy / "edgedecode.json").read_bytes()
+    assert main(["calibrate", str(pack_copy), "--prompts", str(file), "--runtime", "onnx", "-n", "4"]) == 1
     assert words in capsys.readouterr().err
-    assert (pack / "edgedecode.json").read_bytes() == before
+    assert (pack_copy / "edgedecode.json").read_bytes() == before

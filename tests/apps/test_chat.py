@@ -3,7 +3,6 @@
 import builtins
 import io
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -20,30 +19,24 @@ from edgedecode.apps.colour import SOURCES
 from edgedecode.cli import main
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.pack.hub import BUNDLED_PACK
 from tests.apps.chat_script import Script, conversation_of, piped, talk
 from tests.peft_folders import list_adapter, write_peft
 
 
 @pytest.mark.usefixtures("toy")
-def test_chat_answers_piped_lines_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    piped(monkeypatch, b"hello\n\n/stats\nagain")
-    assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief", "--draft-max", "2"]) == 0
+@pytest.mark.parametrize("stats", [[], ["--stats", "full"]])
+def test_chat_answers_piped_lines_in_order(
+    stats: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped(monkeypatch, b"hello\n\n/stats\nagain\n/memory\n")
+    assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief", "--draft-max", "2", *stats]) == 0
     out, err = capsys.readouterr()
     assert out
-    assert err.count("tok/s") == 2
-    assert "by position" in err
-
-
-@pytest.mark.usefixtures("toy")
-def test_chat_refuses_invalid_utf8_on_stdin_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    piped(monkeypatch, b"caf\xe9\n")
-    assert main(["chat"]) == 1
-    err = capsys.readouterr().err
-    assert "line 1 of standard input is not valid UTF-8" in err
-    assert err.count("\n") == 1
+    assert err.count("tok/s") == (0 if stats else 2)
+    assert err.count("by position") == err.count("peak of the process: ") == (3 if stats else 1)
+    if memory_now() is not None:
+        assert err.count("anonymous") == err.count("proportional") == 1  # of /memory
+        assert "-" not in err.splitlines()[-2].split()
 
 
 def test_reset_drops_the_turns_and_keeps_the_system_message(chat: Conversation) -> None:
@@ -104,6 +97,7 @@ def test_color_shows_the_legend_and_switches_colours(chat: Conversation, capsys:
     out, err = capsys.readouterr()
     assert "tokens are not coloured" in err
     assert "\x1b" not in out + err
+    assert len({shade.code for shade in SOURCES.values()}) == len(SOURCES)
     for source in ("target", "model", "trim", "suffix", "recycle", "tree", "forced", "draft"):
         assert f"{SOURCES[source].name:<14}  {SOURCES[source].origin}\n" in err
     talk(chat, "/color on", "hello")
@@ -112,10 +106,6 @@ def test_color_shows_the_legend_and_switches_colours(chat: Conversation, capsys:
     assert "\x1b[32m" in out
     talk(chat, "/color off", "hello")
     assert "\x1b" not in capsys.readouterr().out
-
-
-def test_sources_have_different_colours() -> None:
-    assert len({shade.code for shade in SOURCES.values()}) == len(SOURCES)
 
 
 def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,20 +121,6 @@ def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.Captur
         assert "-" not in now
         assert process.anonymous is not None
         assert 0 < process.anonymous <= process.resident
-
-
-@pytest.mark.usefixtures("toy")
-def test_stats_after_each_answer_show_the_peak(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    piped(monkeypatch, b"hello\nagain\n/memory\n")
-    assert main(["chat", "-n", "12", "--temp", "0", "--stats", "full"]) == 0
-    err = capsys.readouterr().err
-    assert err.count("acceptance length") == 2
-    assert err.count("peak of the process: ") == 2
-    if memory_now() is not None:
-        assert err.count("anonymous") == err.count("proportional") == 1  # of /memory
-        assert "-" not in err.splitlines()[-2].split()
 
 
 def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,15 +241,16 @@ def test_piped_lines_end_with_none_and_refuse_invalid_utf8(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("start", [(), ("--adapter", "odd")])
 def test_slash_adapter_changes_the_adapter(
-    start: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: tuple[str, ...],
+    pack_copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
+    list_adapter(pack_copy, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
     swaps = [f"/reset\n/adapter {name}\nhello" for name in ("odd:0", "odd", "off")]
     piped(monkeypatch, "\n".join(["hello", *swaps, "/adapter nosuch"]).encode())
-    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0", *start]) == 0
+    assert main(["chat", "-m", str(pack_copy), "--runtime", "onnx", "-n", "12", "--temp", "0", *start]) == 0
     out, err = capsys.readouterr()
     first, zero, odd, off = out.splitlines()
     assert first == (odd if start else zero)

@@ -1,6 +1,5 @@
 """Modes of a chat, /undo, /retry and lists of adapters: the conversation survives every change and every error."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from edgedecode import (
     SessionOptions,
     SwitchOptions,
 )
-from edgedecode.apps.chat.conversation import Conversation
-from edgedecode.apps.chat.modes import chat_modes, chosen_mode, mode_of
+from edgedecode.apps.chat.conversation import Conversation, chat_modes, chosen_mode, mode_of
 from edgedecode.decoding.verify import Rule
 from edgedecode.testing import CHATML
 from edgedecode.text.chat_template import ChatTemplate
@@ -56,15 +54,12 @@ def test_mode_of_names_the_mode_and_its_options_lead_back_to_it(
     assert all(mode_of(mode.options) == name for name, mode in modes.items())
 
 
-def test_chat_modes_without_a_draft_model_need_none(toy: Pair) -> None:
-    toy.manifest = replace(toy.manifest, models={"target": toy.manifest.models["target"]})
-    assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
-
-
-def test_chat_modes_of_a_reproducible_chat_do_not_switch(toy: Pair) -> None:
+def test_chat_modes_of_a_reproducible_chat_do_not_switch_and_without_a_draft_model_none_needs_it(toy: Pair) -> None:
     modes = chat_modes(toy, SessionOptions(reproducible=True))
     assert "switch" not in modes
     assert all(mode.options.reproducible for mode in modes.values())
+    toy.manifest = replace(toy.manifest, models={"target": toy.manifest.models["target"]})
+    assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
 
 
 def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_started_so(toy: Pair) -> None:
@@ -79,8 +74,9 @@ def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: 
     assert marked(capsys.readouterr().err) == ["scheduled"]
     before, first = chat.session, chat.session.messages
     used = toy.budget.used_nbytes
-    talk(chat, "/mode plain", "/mode")
+    talk(chat, "/mode plain", "/mode", "/stats")
     err = capsys.readouterr().err
+    assert "scheduled (drafts where they are faster)" in err, "of the last answer"
     assert "mode plain: the target alone, no drafts" in err
     assert marked(err) == ["plain"]
     assert chat.session is not before
@@ -117,13 +113,6 @@ def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:
         assert mode_of(chat.session.options) == mode
         answers.add(chat.session.messages[1].content)
     assert len(answers) == 1
-
-
-def test_slash_mode_keeps_the_statistics_of_the_last_answer(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = talk(conversation_of(toy, SCHEDULED), "hello", "/mode plain")
-    capsys.readouterr()
-    talk(chat, "/stats")
-    assert "scheduled (drafts where they are faster)" in capsys.readouterr().err
 
 
 def test_slash_mode_that_is_refused_before_anything_changes_keeps_the_session(
@@ -219,10 +208,9 @@ def test_retry_answers_the_last_message_again(toy: Pair, capsys: pytest.CaptureF
 
 def test_retry_of_a_sampled_answer_gives_another_one(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     chat = talk(conversation_of(toy, replace(OPTIONS, sampling=SamplingOptions(temperature=1.0))), "hello")
-    before = chat.session.messages
+    (asked, answer) = chat.session.messages
     talk(chat, "/retry")
-    assert chat.session.messages[0] == before[0]
-    assert chat.session.messages[1] != before[1]
+    assert (chat.session.messages[0] == asked, chat.session.messages[1] == answer) == (True, False)
     assert "greedy" not in capsys.readouterr().err
 
 
@@ -260,12 +248,10 @@ def test_status_shows_mode_and_use_of_the_context(chat: Conversation) -> None:
 
 
 def test_adapter_is_listed_kept_by_a_change_of_mode_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pack: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pack_copy: Path
 ) -> None:
-    folder = tmp_path / "pack"
-    shutil.copytree(pack, folder)
-    list_adapter(folder, "odd", write_peft(tmp_path / "odd", seed=1))
-    with edgedecode.load(folder, runtime="onnx", adapters=True) as pair:
+    list_adapter(pack_copy, "odd", write_peft(tmp_path / "odd", seed=1))
+    with edgedecode.load(pack_copy, runtime="onnx", adapters=True) as pair:
         chat = talk(conversation_of(pair, SCHEDULED), "/adapter")
         err = capsys.readouterr().err
         assert marked(err) == ["off"]

@@ -48,18 +48,24 @@ def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cach
         child.send(f"{QUESTION}\r")
         child.until(ANSWER)
         child.until(r"demo · scheduled · \d\d of 2048 tokens")
+        child.send("/mo\tpl\t\r")
+        child.until("mode plain: the target alone, no drafts")
+        child.until(r"demo · plain · \d\d of 2048 tokens")
+        child.send("/retry\r")
+        child.until(ANSWER)
+        child.until("no drafts")
+        child.until(r"demo · plain · \d\d of 2048 tokens")
         child.send("/help\r")
         child.until("Alt-Enter, Ctrl-J  begin a new line")
-        child.send("\x04")
-        assert child.end() == 0
+        child.quit()
         assert child.mode_now() == child.mode
-    kept = cache / "history" / "inputs.jsonl"
-    assert [json.loads(line) for line in kept.read_text().splitlines()] == [QUESTION, "/help"]
+    kept, typed = cache / "history" / "inputs.jsonl", [QUESTION, "/mode plain", "/retry", "/help"]
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == typed
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     with chat() as child:
         child.until("0 of 2048 tokens")
-        child.send("\x1b[A\x1b[A")  # up, up
+        child.send("\x1b[A" * 4)  # up
         child.until(r"What is the capital of France\?")
         child.send("\r")
         child.until(ANSWER)
@@ -80,8 +86,7 @@ def test_chat_with_no_history_neither_reads_nor_writes_it(cache: Path) -> None:
         child.send("\x1b[A\r/help\r")
         child.until("/help[^?]*show this list")
         assert "an earlier message" not in child.output
-        child.send("\x04")
-        assert child.end() == 0
+        child.quit()
     assert kept.read_text() == '"an earlier message"\n'
 
 
@@ -97,32 +102,8 @@ def test_messages_of_several_lines_arrive_whole(tmp_path: Path) -> None:
         child.until(r"tok/s[\s\S]*of 2048 tokens")
         child.send(f"/save {file}\r")
         child.until("4 messages saved")
-        child.send("\x04")
-        assert child.end() == 0
+        child.quit()
     assert asked(load_messages(file)) == ["one\ntwo\nthree\nfour", "pasted\nin\nlines"]
-
-
-def test_mode_changes_at_a_terminal_and_keeps_the_conversation(tmp_path: Path) -> None:
-    file = tmp_path / "talk.json"
-    with chat() as child:
-        child.until("0 of 2048 tokens")
-        child.send(f"{QUESTION}\r")
-        child.until(r"drafts[\s\S]*of 2048 tokens")
-        child.send("/mo\t")
-        child.until("/mode")
-        child.send("pl\t")
-        child.until("plain")
-        child.send("\r")
-        child.until("mode plain: the target alone, no drafts")
-        child.until(r"demo · plain · \d\d of 2048 tokens")
-        child.send("/retry\r")
-        child.until(ANSWER)
-        child.until("no drafts")
-        child.send(f"/save {file}\r")
-        child.until("2 messages saved")
-        child.send("\x04")
-        assert child.end() == 0
-    assert [message.content for message in load_messages(file)] == [QUESTION, ANSWER]
 
 
 def test_ctrl_c_stops_an_answer_then_warns_and_quits(tmp_path: Path) -> None:
@@ -178,6 +159,5 @@ def test_chat_without_the_line_editor_uses_readline_with_the_same_history(cache:
         child.until("> ")
         child.send("/help\r")
         child.until(r"\\ Enter +begin a new line[\s\S]*> ")
-        child.send("\x04")
-        assert child.end() == 0
+        child.quit()
     assert [json.loads(line) for line in kept.read_text().splitlines()] == [QUESTION, "/help"]

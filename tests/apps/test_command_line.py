@@ -3,22 +3,23 @@
 import json
 import logging
 import os
-import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 
+from edgedecode import Chunk
+from edgedecode.apps.interrupts import until_interrupted
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.cli import main
 from edgedecode.user_notices import NOTICES, work
-
-from .conftest import Run
+from tests.apps.chat_script import piped
+from tests.apps.conftest import Refusal, Run
 
 SLOW = """
 import sys, time
@@ -44,115 +45,25 @@ sys.exit(cli.main([*words, "--drafter", "none", "--temp", "0"]))
 """The command line on a toy pair without end token at 20 ms a forward pass: an interrupt always comes mid-answer."""
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals, pipes and terminals")
-WORDS = ["-p", "Tell me a story about a fox.", "--temp", "0"]
 
 
-def refused(done: subprocess.CompletedProcess[bytes], *, code: int = 1) -> str:
-    """Check the format of a refusal, and return its message."""
-    err = done.stderr.decode()
-    assert done.returncode == code, err
-    assert "Traceback" not in err
-    if code == 1:
-        assert err.startswith("edgedecode: ")
-        assert err.count("\n") == 1, err
-    return err
+def slow(*words: str) -> subprocess.Popen[bytes]:
+    """Start the slow command line."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", SLOW, *words], stdout=pipe, stderr=pipe, start_new_session=True)
 
 
-def slow(*words: str, streams: int | None = None) -> subprocess.Popen[bytes]:
-    """Start the slow command line with output to pipes, or with all streams on `streams`."""
-    pipe = subprocess.PIPE if streams is None else streams
-    command = [sys.executable, "-c", SLOW, *words]
-    return subprocess.Popen(command, stdin=streams, stdout=pipe, stderr=pipe, start_new_session=True)
-
-
-@pytest.fixture
-def run_here(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """`run` in this process, for refusals: they leave no state behind."""
-
-    def run(*words: str) -> subprocess.CompletedProcess[bytes]:
-        try:
-            code = main(list(words))
-        except SystemExit as leaving:
-            code = int(str(leaving.code))
-        return subprocess.CompletedProcess(words, code, *capfdbinary.readouterr())
-
-    return run
-
-
-def generate(run: Run, pack: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    return run("generate", "-m", str(pack), *WORDS, *words)
-
-
-def test_generate_ends_with_one_json_line(run: Run, pack: Path) -> None:
-    done = generate(run, pack, "--max-tokens", "32", "--json", "--drafter", "model", "--draft-max", "2")
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout.splitlines()[-1])
-    assert len(value["tokens"]) == 32
-    assert value["stats"]["mode"] == "model"
-    assert value["stats"]["accepted"] > 0
-    assert value["stats"]["planned_nbytes"] > 0
-
-
-def test_devices_lists_the_cpu(run: Run) -> None:
-    done = run("devices", "--json")
-    assert done.returncode == 0, done.stderr
-    devices = json.loads(done.stdout.splitlines()[-1])["devices"]
-    assert ("onnx", "cpu", True) in [(d["runtime"], d["provider"], d["available"]) for d in devices]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--runtime", "abacus"], "no runtime 'abacus'"),
-        (["--drafter", "psychic"], "no drafter 'psychic'"),
-        (["--adapter", "formal"], "the pack has no adapters"),
-        (["--provider", "quantum"], "provider"),
-        (["--temp", "-1"], "temperature -1.0 is out of range"),
-        (["--top-p", "2"], "top_p 2.0 is out of range"),
-        (["--min-p", "1.5"], "min_p 1.5 is out of range"),
-        (["--repeat-penalty", "0"], "repetition_penalty 0.0 is out of range"),
-        (["--ctx-size", "1"], "out of range"),
-        (["--ctx-size", "4"], "prompt is too long"),
-        (["--draft-max", "99"], "draft length 99 is out of range"),
-        (["--memory", "lots"], "is not a size"),
-    ],
-)
-def test_generate_refuses_unusable_values_in_one_line(
-    words: list[str], expected: str, run_here: Run, pack: Path
-) -> None:
-    assert expected in refused(generate(run_here, pack, *words))
-
-
-def test_generate_with_too_small_a_budget_shows_the_table(run_here: Run, pack: Path) -> None:
-    done = generate(run_here, pack, "--memory", "1MB")
-    err = done.stderr.decode()
-    assert done.returncode == 1
-    assert "Traceback" not in err
+def test_generate_with_too_small_a_budget_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a", "--memory", "1MB"]) == 1
+    err = capsys.readouterr().err
     assert "budget" in err
     assert err.count("\n") > 2
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-p", "x", "--file", "y"],
-        ["-p", "x", "--system", "s", "--raw"],
-        ["-p", "x", "--temp", "warm"],
-        ["-p", "x", "--seed", "1.5"],
-        ["-p", "x", "--rule", "hope"],
-        ["-p", "x", "--temperature", "1"],
-    ],
-)
-def test_generate_usage_error_exits_with_2(words: list[str], run_here: Run) -> None:
-    assert "usage:" in refused(run_here("generate", *words), code=2)
-
-
-def test_the_bare_command_says_where_to_begin(run_here: Run) -> None:
-    found = run_here()
-    assert found.returncode == 0
-    out = found.stdout.decode() if isinstance(found.stdout, bytes) else found.stdout
-    for words in ("edgedecode run", "edgedecode chat", "edgedecode --help"):
-        assert words in out
+def test_the_bare_command_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("edgedecode run", "edgedecode chat", "edgedecode --help"))
 
 
 REFUSALS = {
@@ -192,16 +103,97 @@ REFUSALS = {
     "import --target FOLDER --out x": (1, "is a folder: give the GGUF file in it"),
     "import --target EMPTY --out x": (1, "is empty"),
     "export --target FOLDER": (2, "required: --out"),
+    "generate a -m demo --adapter formal": (1, "the pack has no adapters"),
+    "generate a --adapter a:b": (2, "'b' is not a number"),
+    "generate a --runtime abacus": (1, "no runtime 'abacus'"),
+    "generate a --drafter psychic": (1, "no drafter 'psychic'"),
+    "generate a --provider quantum": (1, "provider"),
+    "generate a --temp -1": (1, "temperature -1.0 is out of range"),
+    "generate a --temp warm": (2, "'warm' is not a number"),
+    "generate a --temperature 1": (2, "did you mean --temp?"),
+    "generate a --top-p 2": (1, "top_p 2.0 is out of range"),
+    "generate a --min-p 1.5": (1, "min_p 1.5 is out of range"),
+    "generate a --repeat-penalty 0": (1, "repetition_penalty 0.0 is out of range"),
+    "generate a --ctx-size 1": (1, "out of range"),
+    "generate a --ctx-size 4": (1, "prompt is too long"),
+    "generate a --ctx-size 1000000": (1, "out of range"),
+    "generate a --draft-max 99": (1, "draft length 99 is out of range"),
+    "generate a --memory lots": (1, "is not a size"),
+    "generate a --memory 500": (1, "did you mean 500MB?"),
+    "plan --memory 500": (1, "'500' has no unit, so it is in bytes: did you mean 500MB?"),
+    "serve --memory 500": (1, "did you mean 500MB?"),
+    "chat --memory 500": (1, "did you mean 500MB?"),
+    "generate a --rule hope": (2, "invalid choice: 'hope'"),
+    "generate a --rule ratio --drafter suffix": (1, "ratio rule"),
+    "generate a --stop=": (1, "stop string cannot be empty"),
+    "generate a --seed 1.5": (2, "'1.5' is not a whole number"),
+    "generate -p x --file y": (2, "not allowed with"),
+    "generate a --system s --raw": (2, "not allowed with"),
+    "generate --file FOLDER/none": (1, "No such file"),
+    "generate --file LATIN": (1, "is not valid UTF-8"),
+    "generate a -m FOLDER/none": (1, "no folder"),
+    "generate a --json-schema nofile": (1, "--json-schema nofile cannot be used: No such file or directory"),
+    'generate a --json-schema {"type":': (1, "cannot be used: Expecting value: line 1 column 9"),
+    "plan --memory 0": (1, "'0' is not a size"),
+    "plan --memory 1e9x": (1, "'1e9x' is not a size"),
+    "plan --memory 10B": (1, "no plan fits 10 bytes (--memory)"),
+    "plan --memory -5MB": (2, "expected one argument"),
+    "plan --drafter tree": (1, "give --draft-max N, 1 to 16 nodes"),
+    "plan --drafter nobody": (1, "nobody"),
+    "plan -c 9999999": (1, "out of range"),
+    "plan some/where -m else/where": (2, "name one of them"),
+    "plan ./nowhere": (1, "nowhere"),
+    "plan --runtime nothing": (1, "nothing"),
+    "plan --kv-type float16": (1, "float16"),
+    "devices --runtime abacus": (1, "there is no runtime 'abacus'; installed: llama, onnx"),
+    "adapter add": (2, "the following arguments are required: PACK, NAME=SOURCE"),
+    "adapter add pack odd": (2, "'odd' is not of the form NAME=SOURCE"),
+    "adapter add pack =x": (2, "'=x' is not of the form NAME=SOURCE"),
+    "adapter remove": (2, "the following arguments are required: PACK, NAME"),
+    "eval --equality --runtimes onnx": (2, "name two different runtimes"),
+    "eval --equality --runtimes onnx,onnx": (2, "name two different runtimes"),
+    "eval --equality --limit 0": (2, "'0' is too small: the minimum is 1"),
+    "eval --equality -n x": (2, "'x' is not a whole number"),
+    "eval --equality --role third": (2, "invalid choice: 'third'"),
+    "eval --equality --prompts FOLDER/none": (1, "none cannot be read"),
+    "eval --kv-types --runtimes onnx,onnx": (2, "name each runtime once"),
+    "eval --kv-types --kv-type int4": (2, "invalid choice: 'int4'"),
+    "eval --kv-types --runtimes nothing": (1, "nothing"),
+    "bench --lengths 1,x": (2, "'x' is not a whole number"),
+    "bench --lengths 0": (2, "'0' is too small: the minimum is 1"),
+    "bench --structured --place auto": (2, "not allowed with"),
+    "bench --structured --lengths 2": (2, "--lengths does not go with --structured"),
+    "bench --scale 1GB --adapter x": (2, "--adapter does not go with --scale"),
+    "bench --top-p 0.9": (2, "--top-p needs --temp"),
+    "bench --temp -1": (1, "temperature -1.0 is out of range"),
+    "bench --repetitions 1001": (2, "the maximum is 1000"),
+    "bench --place auto --draft-on onnx": (2, "--draft-on does not go with --place"),
+    "bench --families poetry": (1, "no prompts of family poetry"),
+    "bench --drafters psychic": (1, "no drafter 'psychic'"),
+    "bench --prompts FOLDER/none": (1, "No such file"),
+    "bench --against genai --lengths 2": (2, "--lengths does not go with --against"),
+    "bench --against ,": (2, "give at least one name"),
+    "bench --against genai,nobody": (1, "there is no peer nobody to compare with; there are: genai, llama"),
+    "bench --memory-sweep 0": (2, "'0' is too small: the minimum is 2"),
+    "bench --memory-sweep two": (2, "'two' is not a whole number"),
+    "bench --memory-sweep --turns 0": (2, "'0' is too small: the minimum is 1"),
+    "bench --memory-sweep --memory 1GB": (2, "--memory does not go with --memory-sweep"),
+    "bench --memory-sweep --per-family 2": (2, "--per-family does not go with --memory-sweep"),
+    "bench --memory-sweep --against genai": (2, "not allowed with"),
+    "bench --memory-sweep --runtime abacus": (1, "there is no runtime 'abacus'; installed: "),
+    "bench --memory-sweep -m /no/such/pack": (1, "/no/such/pack"),
+    "bench --turns 4": (2, "--turns needs --memory-sweep"),
 }
 
 
 @pytest.mark.parametrize("line", REFUSALS)
 def test_verbs_refuse_bad_arguments_in_one_line(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A usage error prints two lines. Runs in this process, since no case opens an engine."""
+    """A usage error prints two lines. Runs in this process: refusals leave no state behind."""
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "EMPTY").write_bytes(b"")
     (tmp_path / "LATIN").write_bytes(b"\xff\xfe")
-    words = [str(tmp_path / word) if word.isupper() else word for word in line.split(" ")] if line else []
+    made = ("FOLDER", "EMPTY", "LATIN")
+    words = [str(tmp_path / word) if word.startswith(made) else word for word in line.split(" ")]
     code, expected = REFUSALS[line]
     try:
         found: object = main(words)
@@ -212,28 +204,23 @@ def test_verbs_refuse_bad_arguments_in_one_line(line: str, tmp_path: Path, capsy
     assert expected in err
 
 
-def test_verbs_refuse_invalid_utf8(run: Run, pack: Path, tmp_path: Path) -> None:
-    done = run("generate", "-m", str(pack), "-p", "-", stdin=b"caf\xe9 latin")
-    assert "standard input is not valid UTF-8: byte 0xe9 at offset 3" in refused(done)
-    file = tmp_path / "latin"
-    file.write_bytes(b"\xff\xfe")
-    assert "is not valid UTF-8" in refused(run("generate", "-m", str(pack), "--file", str(file)))
-    assert "is not valid UTF-8" in refused(run("chat", "-m", str(pack), stdin=b"\xff\n"))
-    if sys.platform == "linux":
-        assert "the prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
+@pytest.mark.parametrize(
+    ("verb", "data", "said"),
+    [
+        ("generate", b"caf\xe9 latin", "standard input is not valid UTF-8: byte 0xe9 at offset 3"),
+        ("chat", b"caf\xe9\n", "line 1 of standard input is not valid UTF-8"),
+    ],
+)
+def test_verbs_refuse_invalid_utf8(
+    verb: str, data: bytes, said: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, data)
+    assert said in refusal(verb, "-")
+    assert "is not valid UTF-8" in refusal(verb, "\udce9")
 
 
-def test_generate_refuses_unreadable_files(run_here: Run, pack: Path, tmp_path: Path) -> None:
-    assert "No such file" in refused(run_here("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
-    assert "directory" in refused(run_here("generate", "-m", str(pack), "--file", str(tmp_path)))
-    assert "is not a pack" in refused(run_here("generate", "-m", str(tmp_path), "-p", "x"))
-    assert "no folder" in refused(run_here("generate", "-m", str(tmp_path / "none"), "-p", "x"))
-
-
-def test_generate_refuses_a_damaged_pack(run_here: Run, pack: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "pack"
-    shutil.copytree(pack, copy)
-    manifest = copy / "edgedecode.json"
+def test_generate_refuses_a_damaged_pack(refusal: Refusal, pack_copy: Path) -> None:
+    words, manifest = ("generate", "x", "-m", pack_copy), pack_copy / "edgedecode.json"
     text = manifest.read_text()
     for old, new, expected in (
         ('"version": 1', '"version": 99', "upgrade edgedecode"),
@@ -242,16 +229,16 @@ def test_generate_refuses_a_damaged_pack(run_here: Run, pack: Path, tmp_path: Pa
         ("{", "", "is not JSON"),
     ):
         manifest.write_text(text.replace(old, new))
-        assert expected in refused(run_here("generate", "-m", str(copy), "-p", "x"))
+        assert expected in refusal(*words)
     manifest.write_text(text)
-    weights = copy / "target" / "weights.bin"
+    weights = pack_copy / "target" / "weights.bin"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1])
-    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refusal(*words)
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x", "--verify"))
+    assert "weights.bin" in refusal(*words, "--verify")
     weights.unlink()
-    assert "weights.bin" in refused(run_here("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refusal(*words)
 
 
 def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
@@ -339,58 +326,6 @@ sys.exit(cli.main(["generate", "-p", "x"]))
     assert done.stdout == b""
 
 
-def test_chat_answers_piped_lines(run: Run, pack: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "talk.json"
-    lines = f"What is the capital of France?\n/save {saved}\n/stats\n/quit\nnever read\n"
-    done = run("chat", "-m", str(pack), "--temp", "0", stdin=lines.encode())
-    assert done.returncode == 0, done.stderr
-    assert b"Paris" in done.stdout
-    assert b"tok/s" in done.stderr
-    assert [message["role"] for message in json.loads(saved.read_text())["messages"]] == ["user", "assistant"]
-
-
-@posix
-@pytest.mark.serial
-def test_ctrl_c_in_chat_stops_the_answer_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pty
-
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # this terminal does not answer where its cursor is
-    terminal, end = pty.openpty()
-    child = slow("chat", "--color", "never", "-n", "60", streams=end)
-    os.close(end)
-
-    def until(text: bytes) -> None:
-        """Read until `text` has appeared; later output of the same read is dropped."""
-        seen = b""
-        deadline = time.monotonic() + 60
-        while text not in seen:
-            ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, seen
-            seen += os.read(terminal, 4096)
-
-    try:
-        until(b"Ctrl-D quits")
-        time.sleep(0.5)  # an editor handles a signal only while it waits
-        os.write(terminal, b"hello\r")
-        until(b"hello")
-        time.sleep(0.5)
-        child.send_signal(signal.SIGINT)
-        until(b"interrupted")
-        time.sleep(0.5)
-        os.write(terminal, b"and now\r")
-        until(b"stopped at the token limit")
-        time.sleep(0.5)
-        child.send_signal(signal.SIGINT)
-        until(b"Ctrl-D or /quit)")
-        time.sleep(0.5)
-        child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=20) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(terminal)
-
-
 def test_progress_off_a_terminal_prints_a_line_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,10 +335,7 @@ def test_progress_off_a_terminal_prints_a_line_every_few_seconds(
     with progress("measuring", 40) as advance:
         for _ in range(8):
             advance()
-    assert capsys.readouterr().err.splitlines() == [
-        "edgedecode: measuring 8%, 6 s",
-        "edgedecode: measuring 15%, 12 s",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["edgedecode: measuring 8%, 6 s", "edgedecode: measuring 15%, 12 s"]
     with progress("short", 2) as advance:
         advance(2)
     assert capsys.readouterr().err == ""
@@ -429,3 +361,58 @@ def test_work_shows_a_bar_only_on_a_terminal(
     printed = capsys.readouterr().err
     assert ("preparing weights, MB" in printed) == terminal
     assert ("30/40" in printed) == terminal
+
+
+# -- Ctrl-C within an answer -------------------------------------------------------------------------------------------
+
+SOURCES = ("target", "model", "target", "model", "target", "target")
+
+
+class Chunks:
+    """A stream of chunks; Ctrl-C is pressed `times` times before chunk number `press_in`."""
+
+    def __init__(self, *, press_in: int, times: int = 1) -> None:
+        self.press_in, self.times = press_in, times
+        self.closed = False
+
+    def __call__(self) -> Iterator[Chunk]:
+        try:
+            for number, source in enumerate(SOURCES):
+                if number == self.press_in:
+                    for _ in range(self.times):
+                        os.kill(os.getpid(), signal.SIGINT)
+                yield Chunk(str(number), (number,), source)
+        finally:
+            self.closed = True
+
+
+def collect(chunks: Chunks) -> str:
+    seen = ""
+    try:
+        for chunk in until_interrupted(chunks()):
+            seen += chunk.text
+        pytest.fail("nothing interrupted")
+    except KeyboardInterrupt:
+        pass
+    assert chunks.closed
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("press_in", "times", "seen"),
+    [(0, 1, ""), (1, 1, "012"), (2, 1, "012"), (3, 1, "01234"), (5, 1, "012345"), (3, 2, "012")],
+)
+def test_ctrl_c_waits_for_the_end_of_a_round_after_prefill_and_a_second_press_does_not(
+    press_in: int, times: int, seen: str
+) -> None:
+    assert collect(Chunks(press_in=press_in, times=times)) == seen
+
+
+def test_until_interrupted_keeps_ignoring_sigint_if_the_process_does() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert len(list(until_interrupted(Chunks(press_in=2)()))) == len(SOURCES)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,7 +1,6 @@
 """`devices`, and the child process that isolates a crashing engine."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ import edgedecode
 from edgedecode.apps.devices.command import probe
 from edgedecode.cli import main
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.apps.conftest import Run
+from tests.apps.packs import sign
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -86,20 +86,18 @@ def test_devices_lists_the_kernels_each_graph_is_opened_with(
 
 
 def test_devices_lists_products_left_to_the_engine_with_the_reason(
-    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if tried()[0] is None:
         pytest.skip(f"no kernels: {tried()[1]}")
-    copy = tmp_path / "pack"
-    shutil.copytree(pack, copy)
-    path = copy / "draft" / "base.onnx"
+    path = pack_copy / "draft" / "base.onnx"
     file = GraphFile.parse(path.read_bytes())
     first, second = [node for node in file.nodes if node.op_type == "MatMulNBits"][:2]
     first.attributes["accuracy_level"] = 1
     second.attributes["block_size"] = 256
     path.write_bytes(file.serialize())
-    _sign(copy, path)
-    printed, found = listed(copy, capsys)
+    sign(pack_copy, path)
+    printed, found = listed(pack_copy, capsys)
     unchanged, changed = found["target", "base"], found["draft", "base"]
     assert unchanged["row_invariant"]
     assert unchanged["left"] == {}
@@ -109,21 +107,9 @@ def test_devices_lists_products_left_to_the_engine_with_the_reason(
     assert any("blocks of 256" in what for what in changed["left"])
     assert "blocks of 256" in printed
     path.write_bytes(b"no graph")
-    _sign(copy, path)
-    assert main(["devices", "--runtime", "onnx", "-m", str(copy)]) == 1
+    sign(pack_copy, path)
+    assert main(["devices", "--runtime", "onnx", "-m", str(pack_copy)]) == 1
     assert "draft/base.onnx is refused: " in capsys.readouterr().err
-
-
-def _sign(pack: Path, path: Path) -> None:
-    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
-    listed = {"nbytes": path.stat().st_size, "sha256": file_sha256(path)}
-    value["files"][path.relative_to(pack).as_posix()] = listed
-    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-
-
-def test_devices_refuses_an_unknown_runtime_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--runtime", "abacus"]) == 1
-    assert capsys.readouterr().err == "edgedecode: there is no runtime 'abacus'; installed: llama, onnx\n"
 
 
 def test_devices_imports_no_files_from_the_working_folder(
@@ -135,3 +121,83 @@ def test_devices_imports_no_files_from_the_working_folder(
     printed = capsys.readouterr().out
     assert "was imported" not in printed
     assert any(device["available"] for device in json.loads(printed.splitlines()[-1])["devices"])
+
+
+# -- the engine the verbs run on, with a fallback when a native library crashes ----------------------------------------
+
+SHORT = ("-p", "What is the capital of France?", "--temp", "0", "-n", "8")
+DIES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+REBUILD = "--no-deps llama-cpp-python==0.3.36"
+
+
+@pytest.fixture
+def dual_pack(pack: Path) -> Path:
+    """The bundled pack, if both engines can run it."""
+    entry = Manifest.load(pack).models["target"]
+    if not (entry.gguf or entry.gguf_plan):
+        pytest.skip("the pack runs on ONNX Runtime only: run `make pack`")
+    return pack
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {"EDGEDECODE_CACHE": str(tmp_path / "cache"), "EDGEDECODE_RUNTIME": ""}
+
+
+@pytest.fixture
+def crashing(tmp_path: Path, settings: dict[str, str]) -> dict[str, str]:
+    """Install a llama-cpp-python that crashes on import, as a build for another processor does."""
+    folder = tmp_path / "site"
+    (folder / "llama_cpp").mkdir(parents=True)
+    (folder / "llama_cpp" / "__init__.py").write_text(DIES)
+    about = folder / "llama_cpp_python-0.3.36.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 0.3.36\n")
+    return {**settings, "PYTHONPATH": str(folder)}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
+def test_auto_reports_a_crashing_engine_and_runs_the_other(dual_pack: Path, run: Run, crashing: dict[str, str]) -> None:
+    listed = run("devices", "--json", "-m", str(dual_pack), **crashing)
+    assert listed.returncode == 0
+    value = json.loads(listed.stdout.splitlines()[-1])
+    (llama,) = (device for device in value["devices"] if device["runtime"] == "llama")
+    assert not llama["available"]
+    for text in (llama["reason"], value["auto"]["reason"]):
+        assert "SIGSEGV" in text
+        assert 'CMAKE_ARGS="-DGGML_NATIVE=OFF"' in text
+        assert REBUILD in text
+    assert value["auto"]["engine"] == "onnx"
+    done = run("generate", "-m", str(dual_pack), *SHORT, **crashing)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"The capital of France is Paris.\n", b"")
+    done = run("generate", "-m", str(dual_pack), *SHORT, "--runtime", "auto", **crashing)
+    assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("edgedecode: decoding on onnx (")
+    assert "SIGSEGV" in line
+    assert REBUILD in line
+    done = run("generate", "-m", str(dual_pack), *SHORT, "--runtime", "llama", **crashing)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"does not run here: its native code died with SIGSEGV" in done.stderr
+
+
+def test_auto_considers_only_engines_with_the_requested_options(
+    dual_pack: Path, run: Run, settings: dict[str, str]
+) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    words = ("generate", "-m", str(dual_pack), *SHORT, "--runtime", "auto", "--kv-type", "float16")
+    done = run(*words, **settings)
+    assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
+    assert "decoding on llama (onnx: " in done.stderr.decode()
+    refused = run("generate", "-m", str(dual_pack), *SHORT, "--runtime", "auto", "--provider", "abacus", **settings)
+    assert refused.returncode == 1
+    assert "no installed engine can run this pack with these options" in refused.stderr.decode()
+    assert "'abacus'" in refused.stderr.decode()
+
+
+def test_bench_runs_on_the_chosen_engine(dual_pack: Path, run: Run, settings: dict[str, str]) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4", "--lengths", "1", "--json")
+    done = run("bench", "-m", str(dual_pack), *words, "--drafters", "suffix", "--kv-type", "float16", **settings)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,9 +14,8 @@ import pytest
 from edgedecode import ContextExceeded, InputError, Pair
 from edgedecode.apps import manifest_results
 from edgedecode.apps.eval import evaluation
+from edgedecode.apps.eval.equality import Comparison, PromptEquality, Setting, compare_engines, equality_of
 from edgedecode.apps.eval.greedy_texts import EncodedPrompt
-from edgedecode.apps.eval.tally import PromptEquality, equality_of
-from edgedecode.apps.eval.two_engines import Comparison, Setting, compare_engines
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import LanguageModel
@@ -67,11 +66,7 @@ def compared(
 
 def summed(comparison: Comparison) -> Equality:
     return equality_of(
-        comparison.prompts,
-        engines={"a": "a 1", "b": "b 2"},
-        noise=comparison.noise,
-        prompts_digest="12",
-        max_tokens=20,
+        comparison.prompts, engines={"a": "a 1", "b": "b 2"}, noise=comparison.noise, prompts_digest="12", max_tokens=20
     )
 
 
@@ -92,35 +87,21 @@ def test_equality_holds_for_the_same_tables_without_noise() -> None:
     assert steps == [f"{what} {name}" for name in "baba" for what in ("open", "close")]
 
 
-def test_equality_finds_one_changed_weight_and_its_gap() -> None:
-    plain, _ = compared(tables(), tables())
+@pytest.mark.parametrize(("noise", "beyond"), [(0.4, 1), (0.6, 0)])
+def test_one_changed_weight_is_found_by_its_gap_if_that_is_beyond_the_noise(noise: float, beyond: int) -> None:
     logits = TableModel(tables()).logits_after(PROMPTS[0].tokens)
     ranked = np.argsort(-logits)
     behind = float(logits[ranked[0]] - logits[ranked[1]])
     wrong = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
-    comparison, _ = compared(tables(), wrong)
-    found = summed(comparison)
+    first = compared(tables(), wrong, noise=noise)[0].prompts[0]
+    assert first.divergent
+    assert first.scores["b"].gaps[0] == pytest.approx(0.5, abs=1e-4)
+    larger = sum(gap > 0.6 for score in first.scores.values() for gap in score.gaps)
+    assert (first.beyond(noise), first.beyond(100.0)) == (beyond + larger, 0)
+    found = summed(compared(tables(), wrong)[0])
     assert not found.equal
     assert found.divergent >= 1
     assert found.hits < found.tokens
-    assert comparison.prompts[0].divergent
-    assert comparison.prompts[0].scores["b"].gaps[0] == pytest.approx(0.5, abs=1e-4)
-    assert summed(plain).equal
-
-
-@pytest.mark.parametrize(("noise", "beyond"), [(0.4, 1), (0.6, 0)])
-def test_gap_counts_only_beyond_the_noise(noise: float, beyond: int) -> None:
-    logits = TableModel(tables()).logits_after(PROMPTS[0].tokens)
-    ranked = np.argsort(-logits)
-    behind = float(logits[ranked[0]] - logits[ranked[1]])
-    half = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
-    comparison, _ = compared(tables(), half, noise=noise)
-    assert comparison.prompts[0].divergent
-    assert comparison.prompts[0].scores["b"].gaps[0] == pytest.approx(0.5, abs=1e-4)
-    assert comparison.prompts[0].beyond(noise) == beyond + sum(
-        gap > 0.6 for score in comparison.prompts[0].scores.values() for gap in score.gaps
-    )
-    assert comparison.prompts[0].beyond(100.0) == 0
 
 
 def of_gaps(*gaps: float, tokens: int = 3200, noise: float = 0.136) -> Equality:
@@ -281,7 +262,7 @@ def test_eval_that_is_interrupted_leaves_the_pack_unchanged(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgedecode.apps.eval.two_engines.rescore", interrupted)
+    monkeypatch.setattr("edgedecode.apps.eval.equality.rescore", interrupted)
     assert evaluate(tmp_path) == 130
     monkeypatch.undo()
     monkeypatch.setattr("edgedecode.pack.pack_lock.os.fsync", interrupted)
@@ -302,27 +283,6 @@ def test_eval_writes_the_bundled_pack_only_with_save(
     assert Manifest.load(tmp_path).models["target"].equality is not None
 
 
-@pytest.mark.parametrize(
-    "more", [("--runtimes", "onnx"), ("--runtimes", "onnx,onnx"), ("--limit", "0"), ("-n", "x"), ("--role", "third")]
-)
-def test_eval_refuses_bad_arguments(more: Sequence[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as usage:
-        evaluate(tmp_path, *more)
-    assert usage.value.code == 2
-
-
-def test_eval_without_a_choice_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as usage:
-        main(["eval"])
-    assert usage.value.code == 2
-    assert "--equality" in capsys.readouterr().err
-
-
-def test_eval_refuses_a_missing_prompts_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(tmp_path, "--prompts", str(tmp_path / "none.jsonl")) == 1
-    assert "none.jsonl cannot be read" in capsys.readouterr().err
-
-
 def test_manifest_refuses_impossible_equality_counts(engines: dict[str, Tables], tmp_path: Path) -> None:
     assert evaluate(tmp_path) == 0
     value = json.loads((tmp_path / MANIFEST_NAME).read_text())
@@ -333,8 +293,7 @@ def test_manifest_refuses_impossible_equality_counts(engines: dict[str, Tables],
 
 def test_special_tokens_in_a_prompt_are_text() -> None:
     tokenizer = Tokenizer(
-        byte_level(),
-        chat_template=ChatTemplate("{% for m in messages %}{{ m.content + '<|end|>' }}{% endfor %}"),
+        byte_level(), chat_template=ChatTemplate("{% for m in messages %}{{ m.content + '<|end|>' }}{% endfor %}")
     )
     end = tokenizer.encode("<|end|>")
     ids = evaluation._encode(Prompt("chat", (), ("a <|end|> b",)), tokenizer).tokens

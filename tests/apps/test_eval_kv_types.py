@@ -1,8 +1,8 @@
 """`eval --kv-types` on tables, and through the verb on the bundled pack with each installed engine."""
 
 import json
-import shutil
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,15 +13,23 @@ import pytest
 
 from edgedecode import load
 from edgedecode.apps.eval.greedy_texts import EncodedPrompt
-from edgedecode.apps.eval.kv_quality import KvQuality
-from edgedecode.apps.eval.kv_types import compare_types, refused_types, scoring_nbytes, types_to_compare
+from edgedecode.apps.eval.kv_types import (
+    KvQuality,
+    TextScores,
+    compare_types,
+    quality_of,
+    ratio_bounds,
+    refused_types,
+    scoring_nbytes,
+    types_to_compare,
+)
 from edgedecode.cli import main
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.text_scores import LIKELY, PIECE, ScoredText, Scores, score_rows
 from edgedecode.errors import CapabilityError
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.manifest import Manifest
 from edgedecode.testing import TableModel, toy_tables
+from tests.apps.packs import change_manifest
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
 PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
@@ -141,38 +149,25 @@ def test_score_texts_of_a_wide_pass_use_the_quantized_cache(engine: str, monkeyp
 onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
 
 
-@pytest.fixture
-def pack(tmp_path: Path) -> Path:
-    """A user's copy of the bundled pack."""
-    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
-
-
-def without_kv8(pack: Path) -> None:
-    value = json.loads((pack / MANIFEST_NAME).read_text())
-    for entry in value["models"].values():
-        del entry["graphs"]["kv8"]
-    (pack / MANIFEST_NAME).write_text(json.dumps(value))
-
-
 @onnx
 @pytest.mark.usefixtures("tables_too")
 def test_eval_kv_types_without_the_graph_names_the_export_option(
-    pack: Path, capsys: pytest.CaptureFixture[str]
+    pack_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_kv8(pack)
-    assert main(["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target", "--json"]) == 1
+    change_manifest(pack_copy, lambda value: value["models"]["target"]["graphs"].pop("kv8"))
+    assert main(["eval", "--kv-types", "-m", str(pack_copy), "--runtimes", "onnx", "--role", "target", "--json"]) == 1
     line, value = capsys.readouterr().out.splitlines()
     assert line.startswith("target on onnx: nothing to compare: ")
     assert "--graphs base,kv8" in line
-    assert json.loads(value) == {"pack": str(pack), "saved": False, "models": {"target": {}}}
+    assert json.loads(value) == {"pack": str(pack_copy), "saved": False, "models": {"target": {}}}
 
 
 @onnx
-def test_eval_kv_types_adds_its_result_to_the_exports_figures(pack: Path) -> None:
-    before = Manifest.load(pack).models["target"]
-    words = ["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target"]
+def test_eval_kv_types_adds_its_result_to_the_exports_figures(pack_copy: Path) -> None:
+    before = Manifest.load(pack_copy).models["target"]
+    words = ["eval", "--kv-types", "-m", str(pack_copy), "--runtimes", "onnx", "--role", "target"]
     assert main([*words, "--limit", "2", "-n", "4"]) == 0
-    after = Manifest.load(pack).models["target"]
+    after = Manifest.load(pack_copy).models["target"]
     new = {name: value for name, value in after.parity.items() if name not in before.parity}
     assert new.keys() == {f"kv_int8_onnx_{name}" for name in ("perplexity_ratio", "top1", "divergence", "positions")}
     assert 0.5 < new["kv_int8_onnx_perplexity_ratio"] < 2
@@ -180,20 +175,62 @@ def test_eval_kv_types_adds_its_result_to_the_exports_figures(pack: Path) -> Non
 
 
 @onnx
-def test_offered_types_are_known_before_opening(pack: Path) -> None:
-    refused = refused_types("onnx", Manifest.load(pack), pack, role="target")
+def test_offered_types_are_known_before_opening(pack_copy: Path) -> None:
+    refused = refused_types("onnx", Manifest.load(pack_copy), pack_copy, role="target")
     assert types_to_compare(None, refused) == ("float32", "int8")
     assert types_to_compare("float16", refused) == ()
     assert "float16" in refused["float16"]
 
 
-@pytest.mark.parametrize("more", [("--runtimes", "onnx,onnx"), ("-n", "0"), ("--kv-type", "int4"), ("--role", "third")])
-def test_eval_kv_types_refuses_bad_arguments(more: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit) as usage:
-        main(["eval", "--kv-types", *more])
-    assert usage.value.code == 2
+# -- quality of a type against the reference, on known scores ----------------------------------------------------------
 
 
-def test_eval_kv_types_refuses_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--kv-types", "--runtimes", "nothing"]) == 1
-    assert "nothing" in capsys.readouterr().err
+def text(losses: Sequence[float], leading: Sequence[int], *, divergence: float = 0.0, answer: str = "a") -> TextScores:
+    scores = Scores(np.array(losses, np.float32), np.array(leading, np.int64))
+    return TextScores(scores, divergence, [ord(letter) for letter in answer])
+
+
+def test_quality_of_a_type_against_the_reference() -> None:
+    reference = [text([1, 2], [5, 6], answer="ab"), text([3], [7], answer="c")]
+    found = [text([1.5, 2.5], [5, 9], divergence=0.3, answer="ab"), text([3.5], [7], divergence=0.6, answer="cd")]
+    quality = quality_of(found, reference, kv_type="int8", kv_nbytes=64)
+    assert (quality.kv_type, quality.kv_nbytes, quality.positions, quality.texts) == ("int8", 64, 3, 2)
+    assert quality.perplexity == pytest.approx(math.exp(7.5 / 3))
+    assert quality.ratio == pytest.approx(math.exp(0.5))
+    assert (quality.ratio_low, quality.ratio_high) == (pytest.approx(math.exp(0.5)), pytest.approx(math.exp(0.5)))
+    assert (quality.leading_rate.count, quality.leading_rate.total) == (2, 3)
+    assert quality.divergence == pytest.approx(0.3)
+    assert (quality.identical_rate.count, quality.identical_rate.total) == (1, 2)
+
+
+def test_quality_of_the_reference_against_itself_is_exact() -> None:
+    texts = [text([0.1, 0.7, 3.3], [1, 2, 3]), text([2.1], [4])]
+    quality = quality_of(texts, texts, kv_type="float32", kv_nbytes=4)
+    assert (quality.ratio, quality.ratio_low, quality.ratio_high, quality.divergence) == (1, 1, 1, 0)
+    assert (quality.leading, quality.identical) == (4, 2)
+
+
+def test_ratio_bounds_contain_the_ratio_and_shrink_with_more_texts() -> None:
+    rng = np.random.default_rng(1)
+    widths = []
+    for count in (20, 2000):
+        lengths = rng.integers(10, 100, count)
+        worse = lengths * (0.01 + 0.02 * rng.standard_normal(count))
+        found = ratio_bounds(worse, lengths)
+        assert found is not None
+        low, high = found
+        assert low < math.exp(worse.sum() / lengths.sum()) < high
+        assert found == ratio_bounds(worse, lengths)  # the bootstrap samples are seeded
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 5
+
+
+def test_ratio_bounds_weigh_texts_by_their_tokens() -> None:
+    found = ratio_bounds([0.0] * 50 + [10.0] * 50, [1] * 50 + [999] * 50)
+    assert found == pytest.approx((math.exp(500 / 50_000), math.exp(500 / 50_000)), rel=1e-3)
+
+
+def test_ratio_bounds_of_one_text_are_none() -> None:
+    assert ratio_bounds([0.5], [3]) is None
+    quality = quality_of([text([1], [1])], [text([1], [1])], kv_type="int8", kv_nbytes=0)
+    assert (quality.ratio_low, quality.ratio_high) == (None, None)

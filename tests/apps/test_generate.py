@@ -11,25 +11,13 @@ from edgedecode import Pair
 from edgedecode.apps.terminal import show_notices
 from edgedecode.cli import main
 from edgedecode.memory.process_memory import memory_now
+from tests.apps.conftest import Told
 
 PLAIN = ["generate", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos", "--draft-max", "2"]
 STATS = {
-    "mode",
-    "rounds",
-    "proposed",
-    "accepted",
-    "corrections",
-    "bonuses",
-    "verified_tokens",
-    "acceptance_length",
-    "prompt_tokens",
-    "cached_tokens",
-    "time_to_first_token",
-    "prefill_tokens_per_second",
-    "tokens_per_second",
-    "time_seconds",
-    "planned_nbytes",
-    "peak_nbytes",
+    *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens", "acceptance_length"),
+    *("prompt_tokens", "cached_tokens", "time_to_first_token", "prefill_tokens_per_second", "tokens_per_second"),
+    *("time_seconds", "planned_nbytes", "peak_nbytes"),
 }
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -68,21 +56,18 @@ def test_a_switch_that_the_template_lacks_adds_nothing_to_json(capsys: pytest.Ca
     assert (out.count("\n"), err) == (1, "")
 
 
-def test_generate_json_with_stats_has_planned_and_peak_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAIN, "--json", "--stats"]) == 0
-    value = json.loads(capsys.readouterr().out)
+def test_generate_json_with_stats_has_planned_and_peak_memory(told: Told) -> None:
+    value = told(*PLAIN, "--stats")
     memory, now = value["memory"], memory_now()
     assert set(memory) == {"planned_nbytes", "peak_resident_nbytes"}
     assert memory["planned_nbytes"] == value["stats"]["planned_nbytes"]
     if now is not None:
         assert memory["peak_resident_nbytes"] > now.resident // 2
-    assert main([*PLAIN, "--json"]) == 0
-    assert "memory" not in json.loads(capsys.readouterr().out)
+    assert "memory" not in told(*PLAIN)
 
 
-def test_generate_streams_the_text_of_the_json_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*PLAIN, "--json"])
-    text = json.loads(capsys.readouterr().out)["text"]
+def test_generate_streams_the_text_of_the_json_line(capsys: pytest.CaptureFixture[str], told: Told) -> None:
+    text = told(*PLAIN)["text"]
     assert main([*PLAIN, "--color", "never"]) == 0
     assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
 
@@ -120,12 +105,10 @@ def test_stats_are_two_lines_and_take_no_prompt(capsys: pytest.CaptureFixture[st
     assert memory.startswith("memory: planned ")
 
 
-def test_seed_is_reported_and_reproduces_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    sampled = ["generate", "-p", "hello", "-n", "24", "--temp", "1.5", "--ignore-eos", "--json"]
-    main(sampled)
-    first = json.loads(capsys.readouterr().out)
-    main([*sampled, "--seed", str(first["seed"])])
-    assert json.loads(capsys.readouterr().out)["tokens"] == first["tokens"]
+def test_seed_is_reported_and_reproduces_the_answer(told: Told) -> None:
+    sampled = ("generate", "-p", "hello", "-n", "24", "--temp", "1.5", "--ignore-eos")
+    first = told(*sampled)
+    assert told(*sampled, "--seed", first["seed"])["tokens"] == first["tokens"]
 
 
 def test_generate_takes_the_prompt_from_a_file_or_stdin(
@@ -165,20 +148,17 @@ def test_generate_refuses_an_empty_prompt(
     assert capsys.readouterr().err == ("" if accepted else refusal)
 
 
-def test_raw_and_system_change_the_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_and_system_change_the_prompt_tokens(told: Told) -> None:
     def prompt_tokens(*words: str) -> int:
-        main([*PLAIN, "--json", *words])
-        return int(json.loads(capsys.readouterr().out)["stats"]["prompt_tokens"])
+        return int(told(*PLAIN, *words)["stats"]["prompt_tokens"])
 
     assert prompt_tokens("--raw") == len("hello")
     assert prompt_tokens("--system", "be brief") > prompt_tokens() > len("hello")
 
 
-def test_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*PLAIN, "--json"])
-    text = json.loads(capsys.readouterr().out)["text"]
-    main([*PLAIN, "--json", "--stop", "not in the text", "--stop", text[5:7]])
-    value = json.loads(capsys.readouterr().out)
+def test_stop_string_ends_the_text(told: Told) -> None:
+    text = told(*PLAIN)["text"]
+    value = told(*PLAIN, "--stop", "not in the text", "--stop", text[5:7])
     assert value["finish_reason"] == "stop"
     assert value["text"] == text[: text.index(text[5:7])]
 
@@ -199,26 +179,3 @@ def test_session_options_take_missing_sampling_from_the_pack(
     sampling = session_options(parser.parse_args(["--temp", "0", "--min-p", "0.1"]), toy).sampling
     assert sampling is not None
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 40, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--adapter", "formal"], "the pack has no adapters"),
-        (["--drafter", "psychic"], "there is no drafter 'psychic'"),
-        (["--draft-max", "65"], "draft length 65 is out of range"),
-        (["--ctx-size", "1000000"], "out of range"),
-        (["--ctx-size", "20"], "prompt is too long"),
-        (["--rule", "ratio", "--drafter", "suffix"], "ratio rule"),
-        (["--stop", ""], "stop string cannot be empty"),
-        (["--raw", "--temp", "0"], ""),
-    ],
-)
-def test_generate_refuses_bad_options_in_one_line(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["generate", "-p", "hello", "-n", "3", *words])
-    _, err = capsys.readouterr()
-    assert code == (1 if expected else 0)
-    assert expected in err
-    assert err.count("\n") == (1 if expected else 0)

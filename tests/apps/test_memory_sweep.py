@@ -15,8 +15,7 @@ from edgedecode.bench.sweep.memory_sweep import budgets, verdict
 from edgedecode.cli import main
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.memory.process_memory import memory_now
-
-from .conftest import Run
+from tests.apps.conftest import Told
 
 MB = 10**6
 CHAT = {
@@ -133,33 +132,6 @@ def test_memory_sweep_without_any_run_prints_one_line(
     assert capsys.readouterr().err == "edgedecode: nothing could be measured: other: it cannot plan\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (["--memory-sweep", "0"], 2, "'0' is too small: the minimum is 2"),
-        (["--memory-sweep", "two"], 2, "'two' is not a whole number"),
-        (["--memory-sweep", "--turns", "0"], 2, "'0' is too small: the minimum is 1"),
-        (["--memory-sweep", "--memory", "1GB"], 2, "--memory does not go with --memory-sweep"),
-        (["--memory-sweep", "--per-family", "2"], 2, "--per-family does not go with --memory-sweep"),
-        (["--memory-sweep", "--against", "genai"], 2, "not allowed with"),
-        (["--turns", "4"], 2, "--turns needs --memory-sweep"),
-        (["--memory-sweep", "--runtime", "abacus"], 1, "there is no runtime 'abacus'; installed: "),
-        (["--memory-sweep", "-m", "/no/such/pack"], 1, "/no/such/pack"),
-    ],
-)
-def test_memory_sweep_refuses_bad_input(
-    words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if code == 2:
-        with pytest.raises(SystemExit, match="2"):
-            main(["bench", *words])
-    else:
-        assert main(["bench", *words]) == code
-    err = capsys.readouterr().err
-    assert expected in err
-    assert code == 2 or err.count("\n") == 1
-
-
 def test_memory_sweep_reports_a_missing_peak_before_any_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,11 +144,8 @@ def test_memory_sweep_reports_a_missing_peak_before_any_run(
 
 @pytest.mark.memory
 @pytest.mark.skipif(memory_now() is None, reason="this system does not report a process's memory")
-def test_memory_sweep_keeps_its_budgets_on_the_bundled_pack(run: Run, pack: Path) -> None:
-    words = ["--memory-sweep", "2", "--turns", "3", "--ctx-size", "512", "--json"]
-    done = run("bench", "-m", str(pack), *words)
-    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    value = json.loads(done.stdout.splitlines()[-1])
+def test_memory_sweep_keeps_its_budgets_on_the_bundled_pack(told: Told, pack: Path) -> None:
+    value = told("bench", "-m", pack, "--memory-sweep", "2", "--turns", "3", "--ctx-size", "512")
     measured = [name for name in installed(RUNTIMES) if not any(name in each for each in value["not_measured"])]
     assert "onnx" in measured
     rows = value["runs"]

@@ -1,44 +1,26 @@
 """The web page's files: served without a key, small, from this host only, and built from the sources beside them."""
 
 import hashlib
-import http.client
+import json
 import re
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+from tests.apps.serving import KEY, Running
 
-import edgedecode
-from edgedecode import Pair, SessionOptions
-from edgedecode.apps.serve.application import Limits
+# isort: split
+from edgedecode import SessionOptions
+from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.page import PAGE
 from edgedecode.apps.serve.rounds import RoundLog
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import toy_pair
-from tests.apps.test_serve import KEY, Running
 
 SOURCES = PAGE.parent / "web"
 LIMIT = 300_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits(key=KEY))
-        yield running
-        running.close()
-
-
-def get(server: Running, path: str, **headers: str) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("GET", path, headers=headers)
-    reply = connection.getresponse()
-    reply.body = reply.read()  # type: ignore[attr-defined]
-    connection.close()
-    return reply
+SERVER = {"limits": Limits(key=KEY)}
 
 
 def test_built_files_are_those_of_the_sources() -> None:
@@ -70,13 +52,13 @@ def test_the_page_names_no_file_of_another_host() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/assets/page.js", "/assets/page.css"])
 def test_the_page_needs_no_key_and_has_strict_rules(path: str, server: Running) -> None:
-    reply = get(server, path)
+    reply = server.get(path)
     assert reply.status == 200
     rules = reply.headers["Content-Security-Policy"]
     assert "default-src 'none'" in rules
     assert "unsafe" not in rules
     assert "http" not in rules
-    again = get(server, path, **{"If-None-Match": reply.headers["ETag"]})
+    again = server.get(path, **{"If-None-Match": reply.headers["ETag"]})
     assert again.status == 304
 
 
@@ -84,29 +66,22 @@ def test_the_page_needs_no_key_and_has_strict_rules(path: str, server: Running) 
     "path", ["/props", "/memory", "/metrics", "/v1/models", "/assets/../props", "/assets/%2e%2e/props"]
 )
 def test_other_paths_need_the_key(path: str, server: Running) -> None:
-    assert get(server, path).status in (401, 404)
-    assert get(server, path, Host="evil.example").status == 421
+    assert server.get(path).status in (401, 404)
+    assert server.get(path, Host="evil.example").status == 421
 
 
 def test_props_and_memory_describe_the_server(server: Running) -> None:
-    import json
-
     key = {"Authorization": f"Bearer {KEY}"}
-    props = json.loads(get(server, "/props", **key).body)  # type: ignore[attr-defined]
+    props = json.loads(server.get("/props", **key).text)
     assert (props["name"], props["modes"], props["engine"]) == ("demo", ["plain", "switch"], "onnx")
-    memory = json.loads(get(server, "/memory", **key).body)  # type: ignore[attr-defined]
+    memory = json.loads(server.get("/memory", **key).text)
     assert memory["leased_nbytes"] == server.pair.budget.used_nbytes == sum(h["nbytes"] for h in memory["holders"])
     assert memory["resident_nbytes"] > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter": "none"}, {"draft_max": 3}])
-def test_reports_add_up_to_the_statistics(options: dict[str, object]) -> None:
-    with toy_pair() as pair:
-        check_reports(pair, SessionOptions(seed=1, ignore_eos=True, **options))  # type: ignore[arg-type]
-
-
-def check_reports(pair: Pair, options: SessionOptions) -> None:
-    with pair.session(options) as session:
+def test_reports_add_up_to_the_statistics(options: dict[str, Any]) -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(seed=1, ignore_eos=True, **options)) as session:
         answer = session.stream("abcabcabc", max_tokens=60)
         log = RoundLog(answer.stats)
         reports = [log.report(chunk) for chunk in answer]

@@ -1,7 +1,5 @@
 """`plan`: the table, the cuts for a budget, the smallest budgets and refusals."""
 
-import json
-
 import pytest
 
 import edgedecode
@@ -9,6 +7,7 @@ from edgedecode import SamplingOptions, SessionOptions, open_pack
 from edgedecode.cli import main
 from edgedecode.pack import pack_tokenizer
 from edgedecode.schedule.predicted_speed import PredictedSpeed
+from tests.apps.conftest import Told
 
 pytest.importorskip("onnxruntime")
 
@@ -27,9 +26,9 @@ def run_plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
     return captured.out, captured.err
 
 
-def test_plan_lists_four_parts_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_four_parts_and_their_sum(capsys: pytest.CaptureFixture[str], told: Told) -> None:
     out, _ = run_plan(capsys)
-    value = json.loads(run_plan(capsys, "--json")[0])
+    value = told("plan")
     assert value["engine"] == "onnx"
     assert value["fits"]
     assert value["cuts"] == []
@@ -46,10 +45,10 @@ def test_plan_lists_four_parts_and_their_sum(capsys: pytest.CaptureFixture[str])
     assert "Smallest budget: " in out
 
 
-def test_plan_lists_the_cuts_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    uncut = json.loads(run_plan(capsys, "--json")[0].splitlines()[-1])
+def test_plan_lists_the_cuts_for_a_budget(capsys: pytest.CaptureFixture[str], told: Told) -> None:
+    uncut = told("plan")
     budget = ("--memory", f"{uncut['nbytes'] - 8_000_000}")
-    value = json.loads(run_plan(capsys, *budget, "--json")[0])
+    value = told("plan", *budget)
     out, _ = run_plan(capsys, *budget)
     assert [cut["what"] for cut in value["cuts"]] == ["drafts by " + ", ".join(uncut["choice"]["drafters"][:-1])]
     assert value["choice"]["drafters"] == ["suffix"]
@@ -58,24 +57,24 @@ def test_plan_lists_the_cuts_for_a_budget(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_plan_predicts_the_speed_with_and_without_the_cuts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def predicted(experience: object, drafters: tuple[str, ...], **shape: int) -> PredictedSpeed:
         return PredictedSpeed(100.0, 150.0 if {"model", "trim"} & {*drafters} else None)
 
     monkeypatch.setattr(open_pack, "predicted_speed", predicted)
     out, _ = run_plan(capsys)
-    value = json.loads(run_plan(capsys, "--json")[0])
+    value = told("plan")
     assert ": 100 tokens/s without drafts, 150 with the draft model; repetitive text" in out
     assert value["tokens_per_second"] == value["tokens_per_second_uncut"] == {"plain": 100.0, "drafted": 150.0}
     out, _ = run_plan(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
     assert ": 100 tokens/s without drafts (150 without a budget); repetitive text" in out
 
 
-def test_plan_uses_the_experience_of_earlier_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_uses_the_experience_of_earlier_sessions(told: Told) -> None:
     with edgedecode.load() as pair, pair.session(SessionOptions(sampling=SamplingOptions())) as session:
         assert len(session.generate("Tell me a story about a boat.", max_tokens=48).tokens) > 8
-    value = json.loads(run_plan(capsys, "--json")[0].splitlines()[-1])
+    value = told("plan")
     assert value["tokens_per_second"]["plain"] > 0
 
 
@@ -87,11 +86,11 @@ def test_plan_that_does_not_fit_shows_the_table_and_the_smallest_budget(capsys: 
     assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
 
 
-def test_plan_keeps_the_context_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    value = json.loads(run_plan(capsys, "-c", "900", "--json")[0].splitlines()[-1])
+def test_plan_keeps_the_context_that_is_asked_for(told: Told) -> None:
+    value = told("plan", "-c", "900")
     assert value["choice"]["context"] == 900
-    too_small = run_plan(capsys, "-c", "900", "--memory", "90MB", "--json", code=1)[0]
-    assert json.loads(too_small.splitlines()[-1])["choice"]["context"] == 900, "a requested context is not shortened"
+    too_small = told("plan", "-c", "900", "--memory", "90MB", code=1)
+    assert too_small["choice"]["context"] == 900, "a requested context is not shortened"
 
 
 def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,37 +100,6 @@ def test_plan_above_the_machines_memory_reports_the_limit_in_force(capsys: pytes
     assert "sum" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--memory", "0"), "'0' is not a size"),
-        (("--memory", "1e9x"), "'1e9x' is not a size"),
-        (("--memory", "10B"), "no plan fits 10 bytes (--memory)"),
-        (("--memory", "500"), "'500' has no unit, so it is in bytes: did you mean 500MB?"),
-        (("--memory", "-5MB"), "expected one argument"),
-        (("--drafter", "tree"), "give --draft-max N, 1 to 16 nodes"),
-        (("-c", "9999999"), "out of range"),
-        (("--drafter", "nobody"), "nobody"),
-        (("some/where", "-m", "else/where"), "name one of them"),
-        (("./nowhere",), "nowhere"),
-        (("--runtime", "nothing"), "nothing"),
-        (("--kv-type", "float16"), "float16"),
-    ],
-)
-def test_plan_refuses_in_one_line(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["plan", *words])
-    except SystemExit as left:
-        code = int(left.code or 0)
-    err = capsys.readouterr().err
-    assert code in (1, 2)
-    assert message in err
-    assert "Traceback" not in err
-
-
-def test_plan_of_switching_counts_both_models(capsys: pytest.CaptureFixture[str]) -> None:
-    least = [
-        json.loads(run_plan(capsys, "-c", "512", *words, "--json")[0].splitlines()[-1])["least_running"]
-        for words in ((), ("--mode", "switch"))
-    ]
+def test_plan_of_switching_counts_both_models(told: Told) -> None:
+    least = [told("plan", "-c", "512", *words)["least_running"] for words in ((), ("--mode", "switch"))]
     assert least[0] < least[1], "verified decoding may do without the draft model"

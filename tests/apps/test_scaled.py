@@ -26,8 +26,11 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from tests.apps.conftest import Refusal
+from tests.apps.packs import sign
 
+QUICK = ("bench", "--runtime", "onnx", "--quick")
 PROMPTS = (
     "Write a story with a frog, a pebble and a harbor.",
     "77 + 47 =",
@@ -168,30 +171,21 @@ def _raise_disk_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the one-line error of `bench --scale`."""
-    assert main(["bench", "--runtime", "onnx", "--quick", *words]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("edgedecode: ")
-    assert error.count("\n") == 1
-    return error
-
-
 def test_scale_refuses_in_one_line(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    assert "less than the target's own 11.8 MB" in refusal(capsys, "--scale", "11MB")
-    assert "is not a size" in refusal(capsys, "--scale", "large")
+    assert "less than the target's own 11.8 MB" in refusal(*QUICK, "--scale", "11MB")
+    assert "is not a size" in refusal(*QUICK, "--scale", "large")
     with monkeypatch.context() as patch:
         patch.setattr(Widening, "write", _raise_disk_full)
-        assert "the disk became full" in refusal(capsys, "--scale", "20MB")
+        assert "the disk became full" in refusal(*QUICK, "--scale", "20MB")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: Namespace(free=1000))
-        assert "free some space" in refusal(capsys, "--scale", "20MB")
+        assert "free some space" in refusal(*QUICK, "--scale", "20MB")
     with monkeypatch.context() as patch:
         (tmp_path / "file").write_text("")
         patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
-        assert "cannot be written: set EDGEDECODE_CACHE" in refusal(capsys, "--scale", "20MB")
+        assert "cannot be written: set EDGEDECODE_CACHE" in refusal(*QUICK, "--scale", "20MB")
     with pytest.raises(CapabilityError, match="leave out --runtime llama"):
         widen("20MB", runtime="llama")
 
@@ -292,20 +286,10 @@ def test_find_mlps_skips_a_fused_gate_and_up_matrix() -> None:
     assert [mlp.units for mlp in find_mlps(graph)] == [128]
 
 
-def test_scaled_pack_reports_a_broken_graph(cache: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(BUNDLED_PACK, copy)
-    value = json.loads((copy / MANIFEST_NAME).read_text())
-    (copy / "draft" / "base.onnx").write_bytes(b"\x3a\xff")
-    value["files"]["draft/base.onnx"] = {"nbytes": 2, "sha256": _sha256(b"\x3a\xff")}
-    (copy / MANIFEST_NAME).write_text(json.dumps(value))
+def test_scaled_pack_reports_a_broken_graph(cache: Path, pack_copy: Path) -> None:
+    (pack_copy / "draft" / "base.onnx").write_bytes(b"\x3a\xff")
+    sign(pack_copy, pack_copy / "draft" / "base.onnx")
     with pytest.raises(EdgeDecodeError, match=r"draft/base\.onnx is refused: a number at byte 1 is cut off"):
-        widen("20MB", model=copy)
+        widen("20MB", model=pack_copy)
     with pytest.raises(InputError):
-        widen("20", model=copy)
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
+        widen("20", model=pack_copy)

@@ -1,50 +1,24 @@
 """`serve`: conversations in the forms that agents' libraries send, from bodies captured from them."""
 
-import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import edgedecode
-from edgedecode import FinishReason, InputError, Message, SamplingOptions
-from edgedecode.decoding.stats import Stats
-from edgedecode.memory.budget import Budget
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
+from tests.apps.serving import CHAT, COMPLETIONS, FLAT, RESPONSES, TOOLS, USER, Running, body, offered, read
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-pytest.importorskip("llguidance", reason="the structured extra is not installed")
-
+# isort: split
 from msgspec import to_builtins
 from openai.types.responses import ResponseUsage
 
-from edgedecode.apps.serve.application import Limits
+from edgedecode import FinishReason, InputError, Message
 from edgedecode.apps.serve.kept_items import KeptItems
 from edgedecode.apps.serve.replies import Answered, CompletionsReply, calls_of
-from edgedecode.apps.serve.requests.asked import Asked, PastTurn
-from edgedecode.apps.serve.requests.responses import read_response
+from edgedecode.apps.serve.requests.asked import PastTurn
 from edgedecode.apps.serve.responses import OutputMessage, OutputText, ResponsesReply
-from tests.apps.test_serve import Running
-from tests.apps.test_serve_tool_messages import USER, read
-from tests.apps.test_serve_tools import TOOLS
-
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-NOTE = "the answer is a message after the assistant's, which it does not continue"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits())
-        yield running
-        running.close()
+from edgedecode.decoding.stats import Stats
+from edgedecode.memory.budget import Budget
+from tests.apps.serving import read_items, streamed, text_of
 
 
 def system(text: str) -> dict[str, Any]:
@@ -56,64 +30,40 @@ def said(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": f"{'out' if role == 'assistant' else 'in'}put_text", "text": text}]}
 
 
-def read_items(*items: dict[str, Any], **more: Any) -> Asked:
-    return read_response(json.dumps({"input": [*items], **more}).encode(), SamplingOptions())
-
-
 # -- the last message --------------------------------------------------------------------------------------------------
 
-ENDS: dict[str, tuple[str, dict[str, Any], list[Message]]] = {
-    "pydantic-ai, LangChain, LlamaIndex: instructions only": (
-        CHAT,
-        {"messages": [system("Say hi")], "max_completion_tokens": 8, "stream": False},
-        [Message("system", "Say hi")],
-    ),
-    "pydantic-ai: instructions only, as a response": (
+ASSISTANT = {"role": "assistant", "name": "a"}
+ENDS: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
+    "pydantic-ai, LangChain, LlamaIndex": (CHAT, {"messages": [system("Say hi")]}, [("system", "Say hi")]),
+    "pydantic-ai": (
         RESPONSES,
-        {"input": [{"role": "user", "content": ""}], "instructions": "Say hi", "max_output_tokens": 8},
-        [Message("system", "Say hi"), Message("user", "")],
+        {"input": [{"role": "user", "content": ""}], "instructions": "Say hi"},
+        [("system", "Say hi"), ("user", "")],
     ),
-    "instructor: a developer's message only": (
-        RESPONSES,
-        {"input": [{"role": "developer", "content": "Say hi"}], "max_output_tokens": 8},
-        [Message("system", "Say hi")],
-    ),
+    "instructor": (RESPONSES, {"input": [{"role": "developer", "content": "Say hi"}]}, [("system", "Say hi")]),
     "an instruction after the question": (
         CHAT,
-        {"messages": [USER, system("Answer briefly.")], "max_tokens": 8},
-        [Message("user", "Hi"), Message("system", "Answer briefly.")],
+        {"messages": [USER, system("Answer briefly.")]},
+        [("user", "Hi"), ("system", "Answer briefly.")],
     ),
-    "semantic-kernel: a group of agents": (
+    "semantic-kernel's group of agents": (
         CHAT,
-        {
-            "messages": [
-                {**system("Help"), "name": "b"},
-                USER,
-                {"role": "assistant", "content": "Hello.", "name": "a"},
-                {"role": "assistant", "content": "Well?", "name": "a"},
-            ],
-            "max_tokens": 8,
-        },
-        [
-            Message("system", "Help"),
-            Message("user", "Hi"),
-            Message("assistant", "Hello."),
-            Message("assistant", "Well?"),
-        ],
+        {"messages": [system("Help"), USER, ASSISTANT | {"content": "Hello."}, ASSISTANT | {"content": "Well?"}]},
+        [("system", "Help"), ("user", "Hi"), ("assistant", "Hello."), ("assistant", "Well?")],
     ),
-    "Vercel AI SDK: an answer's beginning": (
+    "Vercel AI SDK's beginning of an answer": (
         RESPONSES,
-        {"input": [said("user", "Say hi"), said("assistant", "Well,")], "max_output_tokens": 8},
-        [Message("user", "Say hi"), Message("assistant", "Well,")],
+        {"input": [said("user", "Say hi"), said("assistant", "Well,")]},
+        [("user", "Say hi"), ("assistant", "Well,")],
     ),
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_an_answer_follows_whosever_message_is_last(server: Running, name: str) -> None:
-    path, body, messages = ENDS[name]
-    status, reply = server.post({"model": "gpt-4o", "temperature": 0, **body}, path)
-    assert status == 200, reply
+    path, given, texts = ENDS[name]
+    messages = [Message(role, text) for role, text in texts]
+    reply = server.answer(body(path, most=8) | given, path)
     with server.pair.session(messages=messages[:-1], options=None) as session:
         expected = session.generate(messages[-1], max_tokens=8)
     assert text_of(reply) == expected.text
@@ -122,18 +72,11 @@ def test_an_answer_follows_whosever_message_is_last(server: Running, name: str) 
     assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(tokenizer.encode(tokenizer.render(messages)))
 
 
-def text_of(reply: dict[str, Any]) -> str:
-    """Return a reply's text, of either endpoint."""
-    if "choices" in reply:
-        return str(reply["choices"][0]["message"]["content"])
-    return str(reply["output"][0]["content"][0]["text"])
-
-
 def test_a_note_says_that_an_answer_is_not_continued() -> None:
     answer = {"role": "assistant", "content": "Well,"}
-    assert read(USER, answer).notes == (NOTE,)
+    note = "the answer is a message after the assistant's, which it does not continue"
+    assert read(USER, answer).notes == read_items(USER, said("assistant", "Well,")).notes == (note,)
     assert read(USER, answer, USER).notes == ()
-    assert read_items(said("user", "Hi"), said("assistant", "Well,")).notes == (NOTE,)
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -151,7 +94,6 @@ def test_a_choice_may_be_a_word_as_an_object(word: str) -> None:
     assert (plain.tools is None) == (word == "none")
 
 
-FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "function", "function": {"name": "now"}}, {"type": "function", "name": "now"}),
     (
@@ -191,7 +133,7 @@ GROUP: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_functions_of_a_namespace_are_called_by_both_names(server: Running, *, stream: bool) -> None:
     """Codex sends each MCP server's functions so, and knows the calls by both fields."""
     given: dict[str, Any] = {"input": [USER], "tools": [GROUP, FLAT[0]], "tool_choice": "required"}
@@ -207,22 +149,19 @@ def test_functions_of_a_namespace_are_called_by_both_names(server: Running, *, s
     asked = read_items(USER, call.model_dump(), output(call.call_id, "noon"), tools=[GROUP, FLAT[0]])
     assert [each.content for each in asked.messages[-1:]] == ['{"name": "mcp__clock.now", "arguments": {}}']
     assert asked.tools is not None
-    assert [(each.name, each.namespace) for each in asked.tools.functions] == [
-        ("mcp__clock.now", "mcp__clock"),
-        ("weather", ""),
-    ]
+    names = [(each.name, each.namespace) for each in asked.tools.functions]
+    assert names == [("mcp__clock.now", "mcp__clock"), ("weather", "")]
     assert asked.notes == ("tools of the types custom were left out",)
 
 
 @pytest.mark.parametrize("name", ["mcp__clock.now", "a:b", "a/b-c", "plain", "météo_天气"])
 def test_a_call_that_is_cut_off_may_have_any_name(name: str) -> None:
-    tools = read(USER, tools=[{"type": "function", "name": name}]).tools
-    assert tools is not None
+    tools = offered([{"type": "function", "name": name}])
     for begun in (f'{{"name": "{name[:-1]}', f'{{"name": "{name}", "arguments": {{"a', f'{{"name": "{name}"'):
         assert [each.name for each in tools.calls(begun, ended=True)] == [name]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_the_limit_cuts_off_the_last_call_only(*, stream: bool) -> None:
     call = '{"name": "now", "arguments": {}}'
     asked = read_items(USER, tools=FLAT, parallel_tool_calls=True, stream=stream)
@@ -291,16 +230,8 @@ def test_an_output_belongs_to_its_call_wherever_it_stands(between: list[dict[str
 
 
 def test_outputs_of_several_calls_follow_them_in_the_order_of_the_calls() -> None:
-    asked = read_items(
-        USER,
-        called("a"),
-        called("b"),
-        output("b", "2"),
-        said("user", "Well?"),
-        output("a", "1"),
-        called("a"),
-        output("a", "3"),
-    )
+    between = (called("a"), called("b"), output("b", "2"), said("user", "Well?"), output("a", "1"))
+    asked = read_items(USER, *between, called("a"), output("a", "3"))
     assert [each.content for each in asked.messages] == ["Hi", f"{CALL}\n{CALL}", "1", "2", "Well?", CALL]
     assert (asked.role, asked.text) == ("tool", "3")
 
@@ -316,11 +247,9 @@ def test_what_should_be_stored_is_answered_with_a_note() -> None:
 
 def test_as_many_of_the_best_as_there_are_answers_are_all(server: Running) -> None:
     """LangChain's completions with n."""
-    body = {"prompt": "Once", "max_tokens": 4, "n": 2, "temperature": 0}
-    plain, best = (server.post(body | more, COMPLETIONS)[1]["choices"] for more in ({}, {"best_of": 2}))
+    given = body(COMPLETIONS, n=2)
+    plain, best = (server.answer(given | more, COMPLETIONS)["choices"] for more in ({}, {"best_of": 2}))
     assert best == plain
-    status, reply = server.post(body | {"best_of": 3}, COMPLETIONS)
-    assert (status, reply["error"]["param"]) == (400, "best_of")
 
 
 @pytest.mark.parametrize(
@@ -332,25 +261,12 @@ def test_a_refusal_is_what_the_assistant_said(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("obfuscation", [True, False])
 def test_padding_of_a_stream_is_not_missed(server: Running, *, obfuscation: bool) -> None:
-    given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 4, "stream": True}
-    events = server.client.responses.create(model="demo", stream_options={"include_obfuscation": obfuscation}, **given)
-    assert [event.type for event in events][-1] in ("response.completed", "response.incomplete")
+    options = {"include_obfuscation": obfuscation}
+    events = [*server.client.responses.create(**body(RESPONSES), stream=True, stream_options=options)]
+    assert events[-1].type in ("response.completed", "response.incomplete")
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
-        ({"input": [said("user", "x"), {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
-    ],
-)
-def test_what_would_have_to_be_stored_is_refused_by_name(body: dict[str, Any], param: str, server: Running) -> None:
-    status, reply = server.post(body, RESPONSES)
-    assert (status, reply["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_items_of_past_answers_may_be_referred_to(server: Running, *, stream: bool) -> None:
     """AI SDK sends only their ids, unless it is told not to store them."""
     ask, more = said("user", "Will it rain in Athens on Monday?"), said("user", "And in Oslo?")
@@ -368,7 +284,7 @@ def test_items_of_past_answers_may_be_referred_to(server: Running, *, stream: bo
     assert fresh.usage.input_tokens < texts[0][1]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_a_response_continues_another(server: Running, *, stream: bool) -> None:
     """OpenAI's agents, LangChain and AI SDK send the id of the last response and what is new."""
     given: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40, "tools": FLAT[:1]}
@@ -388,21 +304,19 @@ def test_a_response_continues_another(server: Running, *, stream: bool) -> None:
 
 
 def test_errors_in_the_new_items_have_their_own_places(server: Running) -> None:
-    _, first = server.post({"input": [USER, USER], "max_output_tokens": 2}, RESPONSES)
-    items = [output("nothing", "x")]
-    status, reply = server.post({"input": items, "previous_response_id": first["id"]}, RESPONSES)
-    assert (status, reply["error"]["param"]) == (400, "input[0].call_id")
+    first = server.answer({"input": [USER, USER], "max_output_tokens": 2}, RESPONSES)
+    more = {"input": [output("nothing", "x")], "previous_response_id": first["id"]}
+    assert server.refuses(more, path=RESPONSES)["param"] == "input[0].call_id"
 
 
 def test_what_should_not_be_stored_is_not(server: Running) -> None:
-    given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "store": False}
-    _, reply = server.post(given, RESPONSES)
+    reply = server.answer(body(RESPONSES, store=False), RESPONSES)
     (item,) = reply["output"]
-    status, refused = server.post({"input": [{"type": "item_reference", "id": item["id"]}]}, RESPONSES)
-    assert (status, refused["error"]["param"]) == (400, "input[0]")
+    refers = {"input": [{"type": "item_reference", "id": item["id"]}]}
+    assert server.refuses(refers, "which this server does not have", RESPONSES)["param"] == "input[0]"
     for id in (reply["id"], item["id"]):
-        status, refused = server.post(given | {"previous_response_id": id}, RESPONSES)
-        assert (status, refused["error"]["param"]) == (400, "previous_response_id")
+        refused = server.refuses(body(RESPONSES, previous_response_id=id), path=RESPONSES)
+        assert refused["param"] == "previous_response_id"
 
 
 def message(id: str) -> OutputMessage:
@@ -422,7 +336,7 @@ def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
 
 
 def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:
-    _, reply = server.post({"input": "Hi", "max_output_tokens": 2}, RESPONSES)
+    reply = server.answer(body(RESPONSES), RESPONSES)
     usage = ResponseUsage.model_validate(reply["usage"])
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert reply["usage"]["input_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens"}

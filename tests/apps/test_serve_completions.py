@@ -1,43 +1,27 @@
 """`serve`: /v1/completions with lists, token ids, `echo` and the prompt's log probabilities, as evaluations use it."""
 
+import http.client
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import edgedecode
+from tests.apps.serving import COMPLETIONS, Running, streamed, wait_for
+
+# isort: split
 from edgedecode import SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.sessions.target_reading import TargetReading
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-
-from edgedecode.apps.serve.application import Limits
-from tests.apps.test_serve import Running, wait_for
-
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
-PATH = "/v1/completions"
 TEXTS = ["A frog sat by the", "The capital of France is", "One, two, three,"]
 GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 5}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits(), parallel=2, waiting=2, options=SessionOptions(context=256))
-        yield running
-        running.close()
+SERVER = {"parallel": 2, "waiting": 2, "options": SessionOptions(context=256)}
 
 
 def complete(server: Running, **fields: Any) -> dict[str, Any]:
-    status, reply = server.post(GREEDY | fields, PATH)
-    assert status == 200, reply
-    return dict(reply)
+    return dict(server.answer(GREEDY | fields, COMPLETIONS))
 
 
 def scores(server: Running, prompt: str | list[int]) -> tuple[list[int], list[float | None]]:
@@ -80,7 +64,7 @@ def test_a_long_list_waits_for_itself(server: Running) -> None:
 
 
 @pytest.mark.parametrize("ids", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_echo_repeats_the_prompt_with_its_log_probabilities(server: Running, *, ids: bool, stream: bool) -> None:
     tokens, wanted = scores(server, TEXTS[0])
     plain = complete(server, prompt=TEXTS[0], logprobs=2)["choices"][0]
@@ -153,42 +137,12 @@ def test_echo_with_a_prompt_as_long_as_the_context(server: Running) -> None:
     assert len(full["tokens"]) == 256
     assert complete(server, prompt=ids[:255], echo=True, logprobs=1)["usage"]["completion_tokens"] == 1
     for prompt, most in ((ids, 1), ([*ids, 5], 0)):
-        status, reply = server.post(GREEDY | {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": most}, PATH)
-        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
-        assert reply["error"]["message"].startswith(f"prompt is too long: {len(prompt)} tokens > {256 - most} maximum")
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt[0] is empty"),
-        ({"prompt": ["a", ""]}, "prompt[1] is empty"),
-        ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": ["a", 1]}, "a list of texts, or a list of lists"),
-        ({"prompt": [[1], 2]}, "a list of texts, or a list of lists"),
-        ({"prompt": [["a"]]}, "prompt[0][0]"),
-        ({"prompt": ["a"] * 2049}, "the most is 2048"),
-        ({"prompt": [1, 999_999]}, "token id 999999 is not in the vocabulary"),
-        ({"prompt": [[1], [-1]], "echo": True, "logprobs": 1}, "token id -1 is not in the vocabulary"),
-        ({"prompt": [1 << 70], "max_tokens": 0}, "is not in the vocabulary"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
-        ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
-        ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
-        ({"prompt": "a", "echo": True, "stream": True, "return_rounds": True}, "return_rounds"),
-        ({"prompt": "a", "echo": 1}, "echo"),
-    ],
-)
-def test_bad_prompts_are_refused(fields: dict[str, Any], said: str, server: Running) -> None:
-    status, reply = server.post(GREEDY | fields, PATH)
-    assert (status, said in reply["error"]["message"]) == (400, True), reply
-    assert reply["error"]["param"], reply
+        said = f"prompt is too long: {len(prompt)} tokens > {256 - most} maximum"
+        fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": most}
+        assert server.refuses(GREEDY | fields, said, COMPLETIONS)["code"] == "context_length_exceeded"
 
 
 def test_a_client_that_leaves_stops_the_scoring(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    import http.client
-    import json
-
     passes = 0
 
     def endless(*_: object, **__: object) -> Iterator[tuple[Any, ...]]:
@@ -199,8 +153,7 @@ def test_a_client_that_leaves_stops_the_scoring(server: Running, monkeypatch: py
 
     monkeypatch.setattr(TargetReading, "score", endless)
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    body = GREEDY | {"prompt": "a", "echo": True, "logprobs": 1}
-    connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", COMPLETIONS, json.dumps(GREEDY | {"prompt": "a", "echo": True, "logprobs": 1}))
     wait_for(lambda: passes > 3)
     connection.close()
     wait_for(lambda: not server.service.running)

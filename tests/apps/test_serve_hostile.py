@@ -1,7 +1,4 @@
-"""`serve` under clients that send garbage, too much, too slowly, or leave: each is refused, and others are answered.
-
-A port in use and a key file that others may read are in test_serve.py, with the other options of the command.
-"""
+"""`serve` under clients that send garbage, too much, too slowly, or leave: each is refused, and others are answered."""
 
 import json
 import shutil
@@ -15,48 +12,31 @@ from typing import Any
 
 import pytest
 
+from tests.apps.serving import CHAT, LONG, Running, asked, held, streamed, wait_for
+
+# isort: split
 import edgedecode
 from edgedecode import InputError, Pair, SessionOptions
+from edgedecode.apps.serve import connections
+from edgedecode.apps.serve.guards import Limits
 from edgedecode.arrays import FloatArray
 from edgedecode.memory.process_memory import memory_now
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
-
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-pytest.importorskip("llguidance", reason="the structured extra is not installed")
-
-from edgedecode.apps.serve import connections
-from edgedecode.apps.serve.application import Limits
-from tests.apps.test_serve import Running, asked, held, wait_for
 from tests.losslessness.test_grammar_failures import PANICS
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 SECONDS = 0.6
 """For a client to send a head, to send a body, and to read an event."""
 MIB = 1 << 20
 MINUTE = 60.0
 """Seconds that a refusal takes at most, on a busy machine too: these grammars would take minutes."""
-LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 50_000}}}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        yield pair
 
 
 @pytest.fixture(scope="module")
 def running(pair: Pair) -> Iterator[Running]:
-    running = Running(pair, Limits(most_nbytes=4 * MIB, seconds=SECONDS), parallel=2)
-    assert post(running, {"type": "boolean"}, most=8)[0] == 200  # what grammars share is leased from now on
-    yield running
-    running.close()
+    with Running(pair, Limits(most_nbytes=4 * MIB, seconds=SECONDS), parallel=2) as running:
+        assert post(running, {"type": "boolean"}, most=8)[0] == 200  # what grammars share is leased from now on
+        yield running
 
 
 @pytest.fixture
@@ -65,7 +45,7 @@ def server(running: Running) -> Iterator[Running]:
     before = held(running.pair)
     yield running
     wait_for(lambda: not running.service.running and not running.service.queued)
-    assert running.post(asked(max_tokens=2, seed=1))[0] == 200
+    running.answer(asked(max_tokens=2, seed=1))
     wait_for(lambda: held(running.pair) == before)
 
 
@@ -78,15 +58,14 @@ def connect(server: Running) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=20)
 
 
-def request(body: bytes = b"", *, head: tuple[str, ...] = (), path: str = "/v1/chat/completions") -> bytes:
-    """Return a POST request; the last one of its connection unless `head` says otherwise."""
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        f"Content-Length: {len(body)}",
-        *(head or ("Connection: close",)),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def request(data: bytes, *head: str) -> bytes:
+    """Return a chat's request; the last one of its connection unless `head` says otherwise."""
+    length = f"Content-Length: {len(data)}"
+    lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", length, *(head or ("Connection: close",))]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def all_of(connection: socket.socket) -> bytes:
@@ -130,7 +109,7 @@ def test_a_body_of_a_gigabyte_is_given_up_and_takes_no_memory(server: Running, *
     data = b"a" * MIB
     part = b"%x\r\n%s\r\n" % (len(data), data) if chunked else data
     with connect(server) as connection:
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode())
+        connection.sendall(POST + f"{head}\r\n\r\n".encode())
         with suppress(ConnectionError):
             while sent < 1 << 30:
                 connection.sendall(part)
@@ -141,15 +120,14 @@ def test_a_body_of_a_gigabyte_is_given_up_and_takes_no_memory(server: Running, *
 
 
 def test_a_body_a_little_over_the_limit_is_refused_in_words(server: Running) -> None:
-    status, value = server.post(b"x" * (4 * MIB + 1))
-    assert (status, value["error"]["code"]) == (413, "too_large")
+    assert server.refuses(b"x" * (4 * MIB + 1), status=413)["code"] == "too_large"
 
 
 def test_thousands_of_headers_are_refused(server: Running) -> None:
     for lines in ([f"X-{number}: {number}" for number in range(5000)], [f"X: {'y' * 200_000}"]):
         with connect(server) as connection:
             with suppress(ConnectionError):
-                connection.sendall(request(asks(max_tokens=2), head=("Connection: close", *lines)))
+                connection.sendall(request(asks(max_tokens=2), "Connection: close", *lines))
             found = all_of(connection)
         assert not found or found.split(b" ")[1] in {b"400", b"431"}, found[:80]
 
@@ -162,7 +140,7 @@ def test_a_client_that_sends_byte_by_byte_is_given_up(where: str, server: Runnin
     began = monotonic()
     with connect(server) as connection:
         if where == "body":
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+            connection.sendall(POST + b"Content-Length: 1000\r\n\r\n")
         with suppress(ConnectionError):
             while monotonic() - began < 20:
                 connection.sendall(b"P")
@@ -177,32 +155,30 @@ def test_a_refused_body_does_not_keep_its_connection(server: Running) -> None:
         assert b" 421 " in all_of(connection)
 
 
-def test_a_client_that_reads_byte_by_byte_frees_its_place(pair: Pair) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_client_that_reads_byte_by_byte_or_never_frees_its_place(pair: Pair, *, reads: bool) -> None:
     running = Running(pair, Limits(seconds=SECONDS), parallel=1)
     running.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
     body = asks(stream=True, n=4, max_tokens=1500, response_format=LONG)
     left = threading.Event()
-    try:
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            client.connect(("127.0.0.1", running.port))
-            client.sendall(request(body))
+    with running, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", running.port))
+        client.sendall(request(body))
 
-            def read() -> None:
-                with suppress(OSError):
-                    while not left.is_set() and client.recv(1):
-                        sleep(SECONDS / 20)
+        def read() -> None:
+            with suppress(OSError):
+                while not left.wait(SECONDS / 20) and (not reads or client.recv(1)):
+                    pass
 
-            reader = threading.Thread(target=read)
-            reader.start()
-            try:
-                assert running.post(asked(max_tokens=2, seed=1))[0] == 200
-                wait_for(lambda: not running.service.running)
-            finally:
-                left.set()
-                reader.join()
-    finally:
-        running.close()
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            running.answer(asked(max_tokens=2, seed=1))
+            wait_for(lambda: not running.service.running)
+        finally:
+            left.set()
+            reader.join()
 
 
 def test_200_idle_connections_keep_nobody_waiting_and_are_closed(server: Running) -> None:
@@ -210,7 +186,8 @@ def test_200_idle_connections_keep_nobody_waiting_and_are_closed(server: Running
         idle = [stack.enter_context(connect(server)) for _ in range(200)]
         for connection in idle[::2]:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
-        assert [server.post(asked(max_tokens=2, seed=seed))[0] for seed in range(3)] == [200] * 3
+        for seed in range(3):
+            server.answer(asked(max_tokens=2, seed=seed))
         assert all(closed(connection) for connection in idle)
 
 
@@ -235,15 +212,15 @@ def test_connections_beyond_the_most_are_closed(server: Running, monkeypatch: py
         b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n",
         b"GET\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\nx",
+        POST + b"Host: evil.example\r\n\r\n",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: gzip\r\n\r\nx",
         b"POST /v1/completions HTTP/1.1\r\nHost: local\x00host\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
+        POST + b"X: a\rb\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n : x\r\n\r\n",
         b"POST /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
@@ -281,7 +258,7 @@ def test_the_address_in_the_request_line_is_not_a_way_round_the_host_header(serv
 def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
     first, second = asks(max_tokens=3), asks(max_tokens=5)
     with connect(server) as connection:
-        connection.sendall(request(first, head=("X: 1",)) + request(b"{", head=("X: 2",)) + request(second))
+        connection.sendall(request(first, "X: 1") + request(b"{", "X: 2") + request(second))
         found = all_of(connection)
     counts = [part[:1] for part in found.split(b'"completion_tokens":')[1:]]
     assert [line.split(b" ")[1] for line in found.split(b"HTTP/1.1")[1:]] == [b"200", b"400", b"200"]
@@ -415,10 +392,9 @@ def test_a_grammar_whose_engine_panics_fails_its_answers_only(
 
     monkeypatch.setattr(GuidanceConstraint, "masked", fails)
     for _ in range(2):
-        status, value = running.post(asked(max_tokens=20, grammar=PANICS.text))
-        assert (status, value["error"]["type"]) == (500, "server_error")
-        assert value["error"]["message"].startswith("the grammar's matcher failed: panic: grammar stack empty")
-        assert "backtrace" not in value["error"]["message"]
+        said = "the grammar's matcher failed: panic: grammar stack empty"
+        error = running.refuses(asked(max_tokens=20, grammar=PANICS.text), said, status=500)
+        assert (error["type"], "backtrace" in error["message"]) == ("server_error", False)
     monkeypatch.undo()
     assert post(running, {"type": "boolean"}, most=8)[0] == 200
 
@@ -437,7 +413,7 @@ def test_compiling_a_grammar_keeps_nobody_waiting(server: Running, monkeypatch: 
     slow.start()
     try:
         assert begun.wait(30)
-        assert server.post(asked(max_tokens=5, seed=1))[0] == 200
+        server.answer(asked(max_tokens=5, seed=1))
         assert not found
     finally:
         go_on.set()
@@ -449,7 +425,7 @@ def test_compiling_a_grammar_keeps_nobody_waiting(server: Running, monkeypatch: 
 
 
 @pytest.mark.parametrize("stage", ["before the head", "in the head", "in the body", "before the first token", "later"])
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_a_client_may_leave_at_any_stage(stage: str, server: Running, *, stream: bool) -> None:
     whole = request(asks(stream=stream, max_tokens=300, temperature=1))
     cut = {"before the head": 0, "in the head": 40, "in the body": len(whole) - 20}.get(stage, len(whole))
@@ -463,11 +439,9 @@ def test_a_client_may_leave_at_any_stage(stage: str, server: Running, *, stream:
     wait_for(lambda: not server.service.running and not server.service.queued)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@streamed
 def test_a_client_that_leaves_the_queue_makes_room_in_it(pair: Pair, *, stream: bool) -> None:
-    running = Running(pair, Limits(), parallel=1, waiting=3)
-    busy = connect(running)
-    try:
+    with Running(pair, parallel=1, waiting=3) as running, connect(running) as busy:
         busy.sendall(request(asks(stream=True, max_tokens=4000, response_format=LONG)))
         wait_for(lambda: running.service.running)
         for _ in range(3):
@@ -477,24 +451,14 @@ def test_a_client_that_leaves_the_queue_makes_room_in_it(pair: Pair, *, stream: 
                 wait_for(lambda: running.service.queued == 3)
             wait_for(lambda: running.service.queued == 0)
             assert running.service.running == 1
-    finally:
-        busy.close()
-        running.close()
 
 
-def test_a_pack_that_is_removed_while_it_is_served(tmp_path: Path) -> None:
+def test_a_pack_that_is_removed_while_it_is_served(pack_copy: Path) -> None:
     """What is loaded goes on; what is loaded later is refused in words."""
-    copy = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, copy)
-    with edgedecode.load(copy, runtime="onnx") as pair:
-        running = Running(pair, Limits(), parallel=2)
-        try:
-            shutil.rmtree(copy)
-            for fields in ({}, {"model": "demo@switch"}, {"response_format": {"type": "json_object"}}):
-                for _ in range(2):
-                    status, value = running.post(asked(max_tokens=5, seed=1, **fields))
-                    assert status == 200 or {*value["error"]} == {"message", "type", "param", "code"}, value
-                    assert "Traceback" not in json.dumps(value)
-            assert running.post(asked(max_tokens=5, seed=1))[0] == 200
-        finally:
-            running.close()
+    with edgedecode.load(pack_copy, runtime="onnx") as pair, Running(pair) as running:
+        shutil.rmtree(pack_copy)
+        for fields in ({}, {"model": "demo@switch"}, {"response_format": {"type": "json_object"}}) * 2:
+            status, value = running.post(asked(max_tokens=5, seed=1, **fields))
+            assert status == 200 or {*value["error"]} == {"message", "type", "param", "code"}, value
+            assert "Traceback" not in json.dumps(value)
+        running.answer(asked(max_tokens=5, seed=1))

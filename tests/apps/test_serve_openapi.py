@@ -1,23 +1,18 @@
 """`serve`: /openapi.json describes what the server does; requests made from it, good and bad, get described replies."""
 
-import http.client
-import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.apps.serving import CHAT, COMPLETIONS, FLAT, PATHS, RESPONSES, TOOLS, Running, asked, body
+
+# isort: split
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("schemathesis", reason="the test extra is not installed")
 
 import schemathesis
@@ -26,32 +21,19 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.routing import Route
 
-from edgedecode.apps.serve.application import Limits, create_app
+from edgedecode.apps.serve.application import create_app
+from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.openapi import description
-from tests.apps.test_serve import Running, asked
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
-ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 READING = ("/health", "/metrics", "/props", "/memory", "/openapi.json", "/v1/models", "/v1/models/{name}")
 EXAMPLES = 24
-GOOD = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
-    "/v1/completions": {"prompt": "Once", "max_tokens": 3},
-    "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
-}
+GOOD = {path: {name: value for name, value in body(path, "Hi", 3).items() if name != "temperature"} for path in PATHS}
 """What makes most generated bodies acceptable, and their answers short."""
 DIFFICULT = {"tools", "tool_choice", "response_format", "text", "top_logprobs", "include", "return_rounds"}
 """Fields that exclude others, need others, or whose content is seldom valid."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits(), parallel=2, options=SessionOptions(context=256))
-        yield running
-        running.close()
+SERVER = {"options": SessionOptions(context=256)}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +67,7 @@ CHECKS = settings(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("path", ANSWERING)
+@pytest.mark.parametrize("path", PATHS)
 def test_generated_requests_get_described_replies(api: Any, server: Running, path: str, mode: Any) -> None:
     statuses: Counter[int] = Counter()
     cases = api[path]["POST"].as_strategy(generation_mode=mode)
@@ -101,7 +83,7 @@ def test_generated_requests_get_described_replies(api: Any, server: Running, pat
 
     each()
     assert statuses[200] > EXAMPLES // 10 if mode is GenerationMode.POSITIVE else {*statuses} == {400}, statuses
-    assert server.post(asked(max_tokens=2))[0] == 200
+    server.answer(asked(max_tokens=2))
 
 
 @pytest.mark.parametrize("path", READING)
@@ -117,25 +99,17 @@ def test_generated_reads_get_described_replies(api: Any, path: str) -> None:
     assert {*statuses} == {404 if "{" in path else 200}
 
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "go",
-        "parameters": {"type": "object", "properties": {"to": {"enum": ["A", "B"]}}, "additionalProperties": False},
-    },
-}
-FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
 INCLUDE = ["message.output_text.logprobs"]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 3, "n": 2}),
-        ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
-        ("/v1/completions", {"logprobs": 2, "n": 2}),
-        ("/v1/responses", {"include": INCLUDE, "top_logprobs": 2}),
-        ("/v1/responses", {"tools": [FLAT_TOOL], "tool_choice": "required", "max_output_tokens": 60}),
+        (CHAT, {"logprobs": True, "top_logprobs": 3, "n": 2}),
+        (CHAT, {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60}),
+        (COMPLETIONS, {"logprobs": 2, "n": 2}),
+        (RESPONSES, {"include": INCLUDE, "top_logprobs": 2}),
+        (RESPONSES, {"tools": FLAT, "tool_choice": "required", "max_output_tokens": 60}),
     ],
 )
 def test_replies_are_as_described(api: Any, path: str, body: dict[str, object]) -> None:
@@ -154,19 +128,10 @@ def test_every_endpoint_is_described(server: Running) -> None:
     described = description(["demo"])
     app = create_app(server.service, Limits())
     found = {route.path: route.methods for route in app.routes if isinstance(route, Route) and route.path != "/"}
-    assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*ANSWERING, *READING}
+    assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*PATHS, *READING}
     for path, methods in found.items():
         assert methods is not None
         each = described["paths"][path.replace(":path", "")]
         assert {name.upper() for name in each} & {"GET", "POST"} == methods - {"HEAD"}
     for schema in described["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
-
-
-def test_other_methods_are_refused_with_the_allowed_ones(server: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    connection.request("DELETE", "/v1/responses")
-    reply = connection.getresponse()
-    assert (reply.status, reply.headers["Allow"]) == (405, "POST")
-    assert json.loads(reply.read())["error"]["code"] == "method"
-    connection.close()

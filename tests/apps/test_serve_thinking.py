@@ -1,6 +1,5 @@
 """`serve` and `generate`: arguments of the chat template, and thinking on and off."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,22 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.apps.serving import CHAT, RESPONSES, Running, body
+
+# isort: split
 import edgedecode
+from edgedecode import Pair
+from edgedecode.apps.serve.reasoning import Thoughts
 from edgedecode.cli import main
 from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
+from tests.apps.packs import sign
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-
-from edgedecode.apps.serve.application import Limits
-from edgedecode.apps.serve.reasoning import Thoughts
-from tests.apps.test_serve import Running
-
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 TAIL = (
     "{% if enable_thinking is defined and not enable_thinking %}{{ 'one two three' }}{% endif %}"
     "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}"
@@ -43,28 +36,18 @@ def with_template(pack: Path, tail: str) -> Path:
     shutil.copytree(BUNDLED_PACK, pack)
     path = pack / "chat_template.jinja"
     path.write_text(path.read_text(encoding="utf-8") + tail, encoding="utf-8")
-    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    value["files"][path.name] |= {"sha256": digest, "nbytes": path.stat().st_size}
-    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    sign(pack, path)
     return pack
 
 
 @pytest.fixture(scope="module")
 def server(thinker: Path) -> Iterator[Running]:
-    with edgedecode.load(thinker, runtime="onnx") as pair:
-        running = Running(pair, Limits())
+    with edgedecode.load(thinker, runtime="onnx") as pair, Running(pair) as running:
         yield running
-        running.close()
 
 
-def prompt_tokens(server: Running, path: str = "/v1/chat/completions", **fields: Any) -> int:
-    question: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    if path == "/v1/responses":
-        question = {"input": "Hi", "max_output_tokens": 2}
-    status, reply = server.post({**question, **fields}, path)
-    assert status == 200, reply
-    usage = reply["usage"]
+def prompt_tokens(server: Running, path: str = CHAT, **fields: Any) -> int:
+    usage = server.answer(body(path, "Hi", 2) | fields, path)["usage"]
     return int(usage.get("prompt_tokens", usage.get("input_tokens")))
 
 
@@ -74,7 +57,7 @@ def test_requests_switch_thinking(server: Running) -> None:
     assert off > usual
     for effort, expected in (("none", off), ("minimal", off), ("low", usual), ("high", usual)):
         assert prompt_tokens(server, reasoning_effort=effort) == expected
-        assert prompt_tokens(server, "/v1/responses", reasoning={"effort": effort}) == expected
+        assert prompt_tokens(server, RESPONSES, reasoning={"effort": effort}) == expected
     assert prompt_tokens(server, chat_template_kwargs={"enable_thinking": True}) == usual
 
 
@@ -88,54 +71,30 @@ def test_an_earlier_thought_reaches_the_template(server: Running) -> None:
 
 
 def test_a_grammar_leaves_no_place_to_think_in(server: Running) -> None:
-    pytest.importorskip("llguidance", reason="the structured extra is not installed")
     form = {"type": "json_object"}
     off = prompt_tokens(server, chat_template_kwargs={"enable_thinking": False})
     assert prompt_tokens(server, response_format=form, reasoning_effort="high") == off
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"chat_template_kwargs": {"colour": 1}}, "does not read 'colour'"),
-        ({"chat_template_kwargs": {"messages": []}}, "set by the conversation"),
-        ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort must be one of off, on, "),
-    ],
-)
-def test_what_the_template_does_not_read_is_refused(server: Running, fields: dict[str, Any], said: str) -> None:
-    status, reply = server.post({"messages": [{"role": "user", "content": "Hi"}], **fields})
-    assert (status, said in reply["error"]["message"], reply["error"]["param"]) == (400, True, next(iter(fields))), (
-        reply
-    )
-
-
-def test_a_template_without_a_switch() -> None:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits())
-        try:
-            usual = prompt_tokens(running)
-            assert prompt_tokens(running, reasoning_effort="none") == usual
-            assert not running.note
-            assert prompt_tokens(running, reasoning_effort="high") == usual
-            assert "no switch for thinking" in running.note
-            for name in ("enable_thinking", "thinking"):
-                assert prompt_tokens(running, chat_template_kwargs={name: False}) == usual
-                assert f"chat_template_kwargs.{name} was not followed" in running.note
-            prompt_tokens(running, "/v1/responses", reasoning={"effort": "high", "summary": "auto"})
-            assert "no switch for thinking" in running.note
-        finally:
-            running.close()
+def test_a_template_without_a_switch(pair: Pair) -> None:
+    with Running(pair) as running:
+        usual = prompt_tokens(running)
+        assert prompt_tokens(running, reasoning_effort="none") == usual
+        assert not running.note
+        assert prompt_tokens(running, reasoning_effort="high") == usual
+        assert "no switch for thinking" in running.note
+        for name in ("enable_thinking", "thinking"):
+            assert prompt_tokens(running, chat_template_kwargs={name: False}) == usual
+            assert f"chat_template_kwargs.{name} was not followed" in running.note
+        prompt_tokens(running, RESPONSES, reasoning={"effort": "high", "summary": "auto"})
+        assert "no switch for thinking" in running.note
 
 
 def test_a_template_that_always_thinks_does_not_stop(tmp_path: Path) -> None:
-    with edgedecode.load(with_template(tmp_path / "always", "{{ '<think>' }}"), runtime="onnx") as pair:
-        running = Running(pair, Limits())
-        try:
-            prompt_tokens(running, reasoning_effort="none")
-            assert "no switch for thinking" in running.note
-        finally:
-            running.close()
+    pack = with_template(tmp_path / "always", "{{ '<think>' }}")
+    with edgedecode.load(pack, runtime="onnx") as pair, Running(pair) as running:
+        prompt_tokens(running, reasoning_effort="none")
+        assert "no switch for thinking" in running.note
 
 
 def test_the_command_line_switches_thinking(thinker: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,37 +138,38 @@ def test_thoughts_are_parted_wherever_a_piece_ends(opened: bool, answer: str, th
 def muser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Serve the bundled pack with a template that opens a thought, which this model never closes."""
     pack = tmp_path_factory.mktemp("packs") / "muser"
-    with edgedecode.load(with_template(pack, "{{ '<think>\n' }}{# </think> #}"), runtime="onnx") as pair:
-        running = Running(pair, Limits())
+    with (
+        edgedecode.load(with_template(pack, "{{ '<think>\n' }}{# </think> #}"), runtime="onnx") as pair,
+        Running(pair) as running,
+    ):
         yield running
-        running.close()
 
 
 def test_a_thought_is_no_content(muser: Running) -> None:
-    given: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0}
-    reply = muser.client.chat.completions.create(model="demo", **given)
+    given = body(CHAT, "Hi", 12)
+    reply = muser.client.chat.completions.create(**given)
     message, details = reply.choices[0].message, reply.usage.completion_tokens_details
     assert message.content == ""
     assert details.reasoning_tokens == reply.usage.completion_tokens > 5
-    thought = message.reasoning_content  # type: ignore[attr-defined]
+    thought = message.reasoning_content
     assert len(thought) > 10
-    chunks = [*muser.client.chat.completions.create(model="demo", stream=True, **given)]
+    chunks = [*muser.client.chat.completions.create(stream=True, **given)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought
     assert "".join(delta.content or "" for delta in deltas) == ""
 
 
 def test_a_thought_is_an_item_of_responses(muser: Running) -> None:
-    given: dict[str, Any] = {"model": "demo", "input": "Hi", "max_output_tokens": 12, "temperature": 0}
+    given = body(RESPONSES, "Hi", 12)
     whole = muser.client.responses.create(**given)
     assert [item.type for item in whole.output] == ["reasoning", "message"]
     assert whole.usage is not None
     assert whole.usage.output_tokens_details.reasoning_tokens == whole.usage.output_tokens > 5
-    thought = whole.output[0].content[0].text  # type: ignore[union-attr]
+    thought = whole.output[0].content[0].text
     events = [*muser.client.responses.create(stream=True, **given)]
     deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert "".join(deltas) == thought
-    last = events[-1].response  # type: ignore[union-attr]
+    last = events[-1].response
     assert [item.type for item in last.output] == ["reasoning", "message"]
     places = {event.item.type: event.output_index for event in events if event.type == "response.output_item.done"}
     assert places == {"reasoning": 0, "message": 1}

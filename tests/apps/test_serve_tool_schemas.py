@@ -1,34 +1,22 @@
 """`serve`: schemas of functions as tool servers publish them. None fails a request; what is left out is said."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import edgedecode
-from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.pack.manifest import MANIFEST_NAME
+from tests.apps.serving import CHAT, QUESTION, RESPONSES, USER, Running, body, offered
 
-pytest.importorskip("openai", reason="the test extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-pytest.importorskip("llguidance", reason="the structured extra is not installed")
-
+# isort: split
 import jsonschema_rs
 from msgspec import to_builtins
 
-from edgedecode.apps.serve.application import Limits
+import edgedecode
 from edgedecode.apps.serve.replies import tool_call
-from edgedecode.apps.serve.requests.tools import Tools, arguments_fault
+from edgedecode.apps.serve.requests.tools import arguments_fault
 from edgedecode.structured.guidance import schema_fault
 from edgedecode.structured.loosening import OPEN, nearest
-from tests.apps.test_serve import Running
-from tests.apps.test_serve_tools import offered
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
 TEXT, NUMBER = {"type": "string"}, {"type": "number"}
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
@@ -111,27 +99,13 @@ def tool(parameters: dict[str, Any], name: str = "f", **more: Any) -> dict[str, 
     return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
 
 
-def only(tools: Tools | None) -> Tools:
-    assert tools is not None
-    return tools
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with edgedecode.load(BUNDLED_PACK, runtime="onnx") as pair:
-        running = Running(pair, Limits())
-        yield running
-        running.close()
-
-
-def ask(server: Running, tools: list[dict[str, Any]], **more: Any) -> tuple[int, Any]:
-    messages = [{"role": "user", "content": "Will it rain in Athens on Monday?"}]
-    return server.post({"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 4, **more})
+def ask(*tools: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return body(CHAT, QUESTION, 4, tools=[*tools], **more)
 
 
 @pytest.mark.parametrize("schema", FOLLOWED, ids=str)
 def test_schemas_that_are_followed_stay_as_they_are(schema: dict[str, Any]) -> None:
-    assert only(offered([tool(schema, strict=True)], "required")).changes == ()
+    assert offered([tool(schema, strict=True)], "required").changes == ()
 
 
 @pytest.mark.parametrize(("schema", "place"), LOOSENED, ids=lambda each: str(each)[:60])
@@ -141,7 +115,7 @@ def test_what_cannot_be_followed_is_left_out_and_named(schema: dict[str, Any], p
     assert place in found.changes[0].path + found.changes[0].reason
     assert schema_fault(found.schema) is None
     with pytest.raises(edgedecode.InputError, match=r"^tools\[0\]\.function\.parameters.*strict"):
-        offered([tool(schema, strict=True)], None)
+        offered([tool(schema, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -204,24 +178,21 @@ def test_a_looser_schema_allows_what_the_given_one_allows() -> None:
         except ValueError:  # it is no schema
             continue
         loose = jsonschema_rs.validator_for(nearest(schema).schema)
-        fits = [value for value in values if given.is_valid(value) and _names(value) <= _names(schema["properties"])]
+        fits = [value for value in values if given.is_valid(value) and {*value} <= {*schema["properties"]}]
         assert all(loose.is_valid(value) for value in fits), schema
         checked += len(fits)
     assert checked > 60
 
 
-def _names(value: dict[str, Any]) -> set[str]:
-    return {*value}
-
-
 def test_an_odd_schema_fails_neither_its_own_nor_another_function(server: Running) -> None:
+    before = server.count("edgedecode_notes_total")
     tools = [tool(schema, f"f{number}") for number, schema in enumerate([*FOLLOWED, *(each for each, _ in LOOSENED)])]
     tools += [tool(of({f"p{number}": TEXT}), f"g{number}") for number in range(4)]
     for each in tools:
-        status, reply = ask(server, [each], tool_choice="required")
-        assert status == 200, (each, reply)
+        server.answer(ask(each, tool_choice="required"))
         assert ("tools[0]" in server.note) == any(each["function"]["parameters"] is odd for odd, _ in LOOSENED), each
-    found = only(offered([*tools, tool(DEEP, "deep")], "required"))
+    assert server.count("edgedecode_notes_total") > before + len(LOOSENED)
+    found = offered([*tools, tool(DEEP, "deep")], "required")
     assert schema_fault(json.loads(found.grammar.text)) is None
     assert {change.path.partition(".")[0] for change in found.changes} >= {
         f"tools[{len(FOLLOWED) + number}]" for number in range(len(LOOSENED))
@@ -230,7 +201,7 @@ def test_an_odd_schema_fails_neither_its_own_nor_another_function(server: Runnin
 
 def test_functions_that_are_too_large_together_take_any_object() -> None:
     large = of({f"p{number}": {"type": "string", "enum": [f"v{number}"]} for number in range(300)})
-    found = only(offered([tool(large, f"f{number}") for number in range(12)] + [tool(of({"a": TEXT}), "g")], None))
+    found = offered([tool(large, f"f{number}") for number in range(12)] + [tool(of({"a": TEXT}), "g")])
     assert schema_fault(json.loads(found.grammar.text)) is None
     opened = [each.name for each in found.functions if each.followed == OPEN]
     assert 0 < len(opened) < 12
@@ -239,7 +210,7 @@ def test_functions_that_are_too_large_together_take_any_object() -> None:
 
 def test_arguments_are_checked_against_the_given_schema() -> None:
     schema = of({"tags": {"type": "array", "items": TEXT, "uniqueItems": True}}, "tags")
-    tools = only(offered([tool(schema), tool(of({"a": TEXT}), "g")], None))
+    tools = offered([tool(schema), tool(of({"a": TEXT}), "g")])
     (right,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "b"]}}')
     (wrong,) = tools.calls('{"name": "f", "arguments": {"tags": ["a", "a"]}}')
     assert right.fault is None
@@ -251,50 +222,29 @@ def test_arguments_are_checked_against_the_given_schema() -> None:
 
 def test_a_refusal_names_the_function_the_place_and_the_keyword(server: Running) -> None:
     odd = of({"when": {"type": "string", "format": "moon-phase"}})
-    status, reply = ask(server, [tool(of({"a": TEXT}), "g"), tool(odd, strict=True)])
-    assert status == 400
-    assert reply["error"]["param"] == "tools[1].function.parameters.properties.when.format"
-    assert "moon-phase" in reply["error"]["message"]
-    assert "'f'" in reply["error"]["message"]
-    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": odd}}
-    status, reply = server.post({"messages": [{"role": "user", "content": "hi"}], "response_format": form})
-    assert status == 400
-    assert reply["error"]["param"] == "response_format.json_schema.schema.properties.when.format"
-    form["json_schema"]["strict"] = False  # type: ignore[index]
-    status, reply = server.post(
-        {"messages": [{"role": "user", "content": "hi"}], "response_format": form, "max_tokens": 2}
-    )
-    assert status == 200
-    assert server.note.startswith("response_format.json_schema.schema.properties.when.format")
+    error = server.refuses(ask(tool(of({"a": TEXT}), "g"), tool(odd, strict=True)), "moon-phase")
+    assert error["param"] == "tools[1].function.parameters.properties.when.format"
+    assert "'f'" in error["message"]
+    place = "response_format.json_schema.schema.properties.when.format"
+    strict, loose = ({"name": "x", "strict": strict, "schema": odd} for strict in (True, False))
+    asks = {"messages": [USER], "max_tokens": 2}
+    refused = asks | {"response_format": {"type": "json_schema", "json_schema": strict}}
+    assert server.refuses(refused)["param"] == place
+    server.answer(asks | {"response_format": {"type": "json_schema", "json_schema": loose}})
+    assert server.note.startswith(place)
 
 
 @pytest.mark.parametrize("kind", ["array", "string", ["integer", "null"]])
 def test_a_function_is_given_an_object(server: Running, kind: Any) -> None:
-    status, reply = ask(server, [tool({"type": kind})])
-    assert (status, reply["error"]["param"]) == (400, "tools[0].function.parameters.type")
+    assert server.refuses(ask(tool({"type": kind})))["param"] == "tools[0].function.parameters.type"
     for schema in ({"type": ["object", "null"]}, {"type": "OBJECT"}, {"type": "odd"}):
-        assert ask(server, [tool(schema)])[0] == 200
+        server.answer(ask(tool(schema)))
 
 
 def test_a_body_of_responses_is_refused_by_its_own_names(server: Running) -> None:
     odd = {"type": "function", "name": "f", "strict": True, "parameters": of({"a": {"not": {}}})}
-    status, reply = server.post({"input": "hi", "tools": [{"type": "web_search"}, odd]}, "/v1/responses")
-    assert (status, reply["error"]["param"]) == (400, "tools[1].parameters.properties.a.not")
-
-
-def test_loosened_functions_are_counted(server: Running) -> None:
-    import http.client
-
-    def notes() -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
-        return int(next(line for line in lines if line.startswith("edgedecode_notes_total ")).split()[1])
-
-    before = notes()
-    status, _ = ask(server, [tool(LOOSENED[0][0])])
-    assert (status, notes() - before) == (200, 1)
+    error = server.refuses({"input": "hi", "tools": [{"type": "web_search"}, odd]}, path=RESPONSES)
+    assert error["param"] == "tools[1].parameters.properties.a.not"
 
 
 def test_references_to_files_and_other_machines_are_not_read() -> None:

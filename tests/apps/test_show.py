@@ -16,17 +16,10 @@ from edgedecode.cli import main
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.apps.conftest import Refusal
+from tests.apps.packs import change_manifest
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
-)
-
-
-@pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the bundled pack that a test may change."""
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+pytestmark = pytest.mark.usefixtures("pack")
 
 
 def rows(text: str) -> dict[str, str]:
@@ -94,56 +87,51 @@ def test_facts_name_nested_values_by_their_paths_and_leave_out_empty_ones() -> N
     }
 
 
-def test_show_verify_checks_the_files(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(copy), "--full", "--verify"]) == 0
-    count = len(Manifest.load(copy).files)
+def test_show_verify_checks_the_files(pack_copy: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
+    assert main(["show", str(pack_copy), "--full", "--verify"]) == 0
+    count = len(Manifest.load(pack_copy).files)
     assert f"OK: all {count} files match the manifest" in capsys.readouterr().out
-    assert main(["show", "--full", str(copy), "--verify", "--json"]) == 0
+    assert main(["show", "--full", str(pack_copy), "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verified"] is True
-    path = copy / "draft" / "weights.bin"
+    path = pack_copy / "draft" / "weights.bin"
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    assert main(["show", str(copy), "--full", "--verify"]) == 1
-    error = capsys.readouterr().err
-    assert f"{path} is damaged: its sha256 is" in error
-    assert error.count("\n") == 1
+    assert f"{path} is damaged: its sha256 is" in refusal("show", pack_copy, "--full", "--verify")
 
 
-def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == (
+def test_show_refuses_a_folder_without_a_manifest(tmp_path: Path, refusal: Refusal) -> None:
+    assert refusal("show", tmp_path) == (
         f"edgedecode: {tmp_path} is not a pack, it has no edgedecode.json: give the folder of a pack (made by "
         "`edgedecode export` or `edgedecode import`)\n"
     )
-    assert main(["show", "no/such/pack"]) == 1
-    assert "it is not a hub id" in capsys.readouterr().err
+    assert "it is not a hub id" in refusal("show", "no/such/pack")
 
 
 def test_show_prints_and_verifies_weights_outside_the_pack(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`import` leaves weights where they are: they are listed by path and hashed by --verify."""
-    manifest = Manifest.load(copy)
+    manifest = Manifest.load(pack_copy)
     outside = tmp_path / "elsewhere" / "weights.bin"
     outside.parent.mkdir()
-    shutil.move(copy / "target" / "weights.bin", outside)
+    shutil.move(pack_copy / "target" / "weights.bin", outside)
     file = manifest.files["target/weights.bin"]
     files = {name: entry for name, entry in manifest.files.items() if name != "target/weights.bin"}
     moved = OutsideFile(str(outside), file.nbytes, file.sha256)
     changed = replace(manifest, files=files, outside={"target/weights.bin": moved})
-    (copy / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
-    assert main(["show", str(copy), "--full", "--verify"]) == 0
+    (pack_copy / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
+    assert main(["show", str(pack_copy), "--full", "--verify"]) == 0
     printed = capsys.readouterr().out
     assert rows(printed)["outside.target/weights.bin"].startswith(f"path {outside}, ")
     assert f"OK: all {len(manifest.files)} files match the manifest" in printed
     outside.write_bytes(outside.read_bytes()[:-1] + b"x")
-    assert main(["show", str(copy), "--full", "--verify"]) == 1
+    assert main(["show", str(pack_copy), "--full", "--verify"]) == 1
     assert "elsewhere/weights.bin" in capsys.readouterr().err
 
 
-def test_verbs_escape_control_characters_of_a_manifest(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (copy / MANIFEST_NAME).read_text(encoding="utf-8")
+def test_verbs_escape_control_characters_of_a_manifest(pack_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (pack_copy / MANIFEST_NAME).read_text(encoding="utf-8")
     value = json.loads(text)
     hostile = "\x1b]0;owned\x07\x9b2J\u202e\u2028\x08"
     value |= {"name": f"n{hostile}", "created_by": f"c{hostile}", "tokenizer_digest": f"t{hostile}"}
@@ -156,21 +144,19 @@ def test_verbs_escape_control_characters_of_a_manifest(copy: Path, capsys: pytes
         f"d{hostile}": {"file": "tokenizer.json", "role": f"r{hostile}", "rank": 1, "alpha": 1.0, "modules": [hostile]}
     }
     value["files"]["tokenizer.json"]["sha256"] = f"f{hostile}"
-    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", "--full", str(copy)]) == 0
-    assert main(["devices", "-m", str(copy)]) == 1  # no file has this digest
-    assert main(["generate", "-m", str(copy), "-p", "a"]) == 1
+    (pack_copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    assert main(["show", "--full", str(pack_copy)]) == 0
+    assert main(["devices", "-m", str(pack_copy)]) == 1  # no file has this digest
+    assert main(["generate", "-m", str(pack_copy), "-p", "a"]) == 1
     printed = capsys.readouterr()
     assert r"n\x1b]0;owned\x07" in printed.out
     assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
 
 
-def test_show_truncates_a_very_long_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_truncates_a_very_long_text(pack_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Folding 50,000 spaces would otherwise take a minute."""
-    value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
-    value["name"] = "\u00d7 " * 2_500
-    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
-    assert main(["show", "--full", str(copy)]) == 0
+    change_manifest(pack_copy, lambda value: value.update(name="\u00d7 " * 2_500))
+    assert main(["show", "--full", str(pack_copy)]) == 0
     assert capsys.readouterr().out.count("\u00d7") == 1000
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -16,7 +16,6 @@ from edgedecode.typed_json import JsonValue
 from .answer_form import Form, FormBody, read_form
 from .chat_messages import Conversation, MessageBody
 from .fields import check_fields, one_of, read_object, typed_body
-from .prompts import Prompt, PromptField, read_prompts
 from .sampling import SamplingBody, read_sampling
 from .tool_fields import ChoiceBody, ToolBody, left_out
 from .tools import Tools, read_tools
@@ -29,6 +28,10 @@ MOST_ANSWERS = 128
 Seed = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: a random one.")]
 Stop = Annotated[str, Meta(max_length=1000)]
 Most = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1, description="-1: no limit.")]
+_MOST_PROMPTS = 2048
+"""As OpenAI's limit."""
+Prompt: TypeAlias = str | tuple[int, ...]
+PromptField: TypeAlias = str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Names of the limit of an answer's tokens; the last is llama.cpp's."""
 _NO_LIMIT = 1 << 24
@@ -309,3 +312,22 @@ def most_tokens(name: str, most: int, *, least: int) -> int:
     if 0 <= most < least:
         raise InputError(f"{name} is {most}: give {least} or more, or -1 for no limit")
     return min(most, _NO_LIMIT) if most >= 0 else _NO_LIMIT
+
+
+def read_prompts(given: PromptField) -> tuple[Prompt, ...]:
+    """Return the prompts of a text, of token ids, or of a list of one of these. Raises InputError."""
+    if isinstance(given, str):
+        return (given,)
+    ids = tuple(each for each in given if isinstance(each, int))
+    if len(ids) == len(given):
+        return (ids,)
+    if len(given) > _MOST_PROMPTS:
+        raise InputError(f"prompt has {len(given)} texts, the most is {_MOST_PROMPTS}")
+    found: list[Prompt] = []
+    for number, each in enumerate(given):
+        if isinstance(each, int) or type(each) is not type(given[0]):
+            raise InputError("prompt must be a text, token ids, a list of texts, or a list of lists of token ids")
+        if not each:
+            raise InputError(f"prompt[{number}] is empty: a prompt has at least one token")
+        found.append(each if isinstance(each, str) else tuple(each))
+    return tuple(found)

@@ -114,13 +114,9 @@ def _message(message: MessageBody, place: str) -> Message:
     content = content or message.refusal
     role = "system" if message.role == "developer" else message.role
     try:
-        calls = [call_text(_read_call(each.function)) for each in message.tool_calls or []]
+        given = [(each.function.name, each.function.arguments or "") for each in message.tool_calls or []]
+        calls = [call_text(Call(name, each if isinstance(each, str) else json.dumps(each))) for name, each in given]
         thought = (message.reasoning_content or "") if role == "assistant" else ""
         return Message(role, "\n".join([*([content] if content else []), *calls]), thought)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
-
-
-def _read_call(called: _Called) -> Call:
-    given = called.arguments
-    return Call(called.name, json.dumps(given) if isinstance(given, dict) else given or "")

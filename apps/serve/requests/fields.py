@@ -60,9 +60,7 @@ def one_of(*values: str) -> Meta:
 
 
 def check_fields(
-    value: Mapping[str, JsonValue],
-    known: Collection[str],
-    unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED,
+    value: Mapping[str, JsonValue], known: Collection[str], unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED
 ) -> None:
     """Refuse the fields of a body that are not known, and those that are not supported. Raises InputError."""
     for name, each in value.items():

@@ -1,20 +1,79 @@
-"""Decodes the same prompts on two engines and lets each score the other's texts.
+"""Compares two engines: each decodes the same prompts greedily, and scores the text that the other decoded.
 
-Only one engine is open at a time, to save memory: the first decodes, the second decodes and scores the first's texts,
-then the first is opened again and scores the second's.
+Only one engine is open at a time, to save memory. A token of one engine's text is the other's arg-max too, or a near
+tie with a gap below the kernel noise of the noisier engine, since either one's rounding may decide a tie. The noise is
+a percentile, so a few near ties exceed it; their rate is tested.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import POSITIONS, Rescore, measure_noise, rescore
+from edgedecode.pack.engine_equality import Equality
 
-from ..terminal import progress
+from ..terminal import progress, tracked
 from .greedy_texts import EncodedPrompt, Texts, check_room, decode_all
-from .tally import PromptEquality
+
+NEAR_TIE = 4.0
+"""Largest gap of a near tie, in multiples of the noise. Of normally distributed numbers of which one in 1,000 exceeds
+the noise, one in 10^38 exceeds this."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEquality:
+    """One prompt: each engine's score of the other's text, by name, and whether the two texts differ."""
+
+    name: str
+    scores: Mapping[str, Rescore]
+    divergent: bool
+
+    def beyond(self, noise: float) -> int:
+        """Count the tokens whose gap is above `noise`, in logits."""
+        return sum(not gap <= noise for score in self.scores.values() for gap in score.gaps)
+
+
+def equality_of(
+    prompts: Sequence[PromptEquality],
+    *,
+    engines: Mapping[str, str],
+    noise: Mapping[str, float],
+    prompts_digest: str,
+    max_tokens: int,
+    kv_type: str = "",
+) -> Equality:
+    """Sum up the prompts' results. noise: in logits, by engine; if one is not a number, 0 is used for all."""
+    most = noisier(noise)
+    scores = [score for prompt in prompts for score in prompt.scores.values()]
+    beyond = [prompt.beyond(most) for prompt in prompts]
+    return Equality(
+        engines=dict(engines),
+        prompts=len(prompts),
+        prompts_digest=prompts_digest,
+        max_tokens=max_tokens,
+        kv_type=kv_type,
+        tokens=sum(score.positions for score in scores),
+        hits=sum(score.hits for score in scores),
+        divergent=sum(prompt.divergent for prompt in prompts),
+        beyond=sum(count > 0 for count in beyond),
+        beyond_tokens=sum(beyond),
+        untied=sum(prompt.beyond(NEAR_TIE * most) for prompt in prompts),
+        largest_gap=_finite(max(score.largest_gap for score in scores)),
+        noise={engine: _finite(value) for engine, value in noise.items()},
+    )
+
+
+def noisier(noise: Mapping[str, float]) -> float:
+    """Return the noisier engine's noise; 0 if one is not a number, so that every gap counts."""
+    return max(noise.values()) if all(math.isfinite(value) for value in noise.values()) else 0.0
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
 
 NOISE_ROOM = 64
 """Positions that a prompt must leave in the context for noise to be measured on its continuation."""
@@ -71,12 +130,10 @@ def compare_engines(
 
 
 def _rescore_all(model: LanguageModel, prompts: Sequence[EncodedPrompt], texts: Texts, *, what: str) -> list[Rescore]:
-    scores = []
-    with progress(what, len(prompts)) as advance:
-        for prompt, text in zip(prompts, texts, strict=True):
-            scores.append(rescore(model, [*prompt.tokens, *text], prompt_tokens=len(prompt.tokens)))
-            advance()
-    return scores
+    return [
+        rescore(model, [*prompt.tokens, *text], prompt_tokens=len(prompt.tokens))
+        for prompt, text in tracked(zip(prompts, texts, strict=True), what)
+    ]
 
 
 def _noise(model: LanguageModel, prompts: Sequence[EncodedPrompt], setting: Setting, *, what: str) -> float:
