@@ -160,11 +160,14 @@ def _check_multiples(multiples: list[Decimal]) -> None:
 
 def _endless(root: _Schema) -> str | None:
     """Return a reference to a schema that no finite value follows; None: there is none."""
-    found = {target for each, _ in subschemas(root) if isinstance(target := each.get("$ref"), str)}
-    endless = {each: root if each == "#" else named(each, root) for each in found}
-    while ending := [each for each, target in endless.items() if _ends(target, endless)]:
-        for each in ending:
-            del endless[each]
+    found = {target: None for each, _ in subschemas(root) if isinstance(target := each.get("$ref"), str)}
+    endless: dict[str, JsonValue] = {each: root if each == "#" else named(each, root) for each in found}
+    left = len(endless) + 1
+    while len(endless) < left:
+        left = len(endless)
+        for each in (*endless, *reversed(endless)):  # definitions mostly follow each other in one of these orders
+            if each in endless and _ends(endless[each], endless):
+                del endless[each]
     return min(endless, default=None)
 
 

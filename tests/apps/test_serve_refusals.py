@@ -102,7 +102,7 @@ IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_completion_tokens": 3}, "max_tokens", "max_tokens and max_completion_tokens differ"),
     ({"n": 129}, "n", "n"),
     ({"temprature": 1}, None, "did you mean temperature?"),
-    ({"functions": [{"name": "f"}]}, "functions", "functions is not supported"),
+    ({"functions": [{"name": "f"}]}, "functions", "functions is not supported by this server: give tools"),
     ({"modalities": ["text", "audio"]}, "modalities", "modalities is not supported"),
     ({"web_search_options": {}}, "web_search_options", "web_search_options is not supported"),
     ({"samplers": "kt"}, "samplers", "samplers is not supported"),

@@ -53,6 +53,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that this server does not offer, with their neutral values, which are accepted like null."""
 
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""Newer fields for the same."""
+
 
 def one_of(*values: str) -> Meta:
     """Describe the allowed values; where they are read, an error names them."""
@@ -71,7 +74,8 @@ def check_fields(
             hint = f"did you mean {close[0]}?" if close else "leave it out"
             raise InputError(f"unknown field {name[:80]!r}: {hint}")
         if (type(each), each) not in [(type(same), same) for same in unsupported[name]]:  # True == 1
-            raise InputError(f"{name} is not supported by this server: leave it out")
+            hint = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
+            raise InputError(f"{name} is not supported by this server: {hint}")
 
 
 def read_object(data: bytes) -> dict[str, JsonValue]:
