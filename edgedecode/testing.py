@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.arrays import FloatArray
+from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
@@ -180,7 +181,7 @@ def toy_tables(
     return tables if near is None else tuple(base + table for base, table in zip(near, tables, strict=True))
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Proposes drafts from `script`, which maps context lengths to drafts; records every verdict."""
 
     name = "scripted"
@@ -191,20 +192,11 @@ class ScriptedDrafter:
         self.script = script
         self.verdicts: list[Verdict] = []
 
-    def begin(self, context: Sequence[int]) -> None:
-        """Do nothing: it has no cache."""
-
-    def unread(self, context: Sequence[int]) -> int:
-        return 0
-
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         return self.script.get(len(context), Draft())
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         self.verdicts.append(verdict)
-
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -14,7 +14,10 @@ __all__ = ["Closable", "Drafter", "Watching"]
 
 
 class Drafter(Protocol):
-    """Proposes continuations for one session. Its indexes and states are caches, synchronised with `context`."""
+    """Proposes continuations for one session. Its indexes and states are caches, synchronised with `context`.
+
+    Classes that derive from it have no state to begin with, nothing to observe and nothing to close.
+    """
 
     @property
     def name(self) -> str: ...
@@ -32,7 +35,7 @@ class Drafter(Protocol):
 
     def unread(self, context: Sequence[int]) -> int:
         """Return how many tokens of `context` its model must prefill before it can propose; 0 for a free drafter."""
-        ...
+        return 0
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         """Propose at most `limit` tokens after `context`, which is read-only. The draft may be empty.

@@ -8,7 +8,6 @@ from typing import Protocol
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.verify import Verdict
 from edgedecode.sampling.probs import UniformSource
 
 from .source import DrafterSource, DraftSetting
@@ -36,9 +35,10 @@ class LookupSource(DrafterSource):
         return _LookupDrafter(self.name, self._lookup, ends=setting.ends)
 
 
-class _LookupDrafter:
+class _LookupDrafter(Drafter):
     """Proposes what the lookup returns, up to the limit and the first end token."""
 
+    name = ""
     free = True
     nbytes = 0
 
@@ -47,21 +47,9 @@ class _LookupDrafter:
         self._lookup = lookup
         self._ends = ends
 
-    def begin(self, context: Sequence[int]) -> None:
-        """Nothing to reset: each call gets the full context."""
-
-    def unread(self, context: Sequence[int]) -> int:
-        return 0
-
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         if limit <= 0:
             return EMPTY_DRAFT
         tokens = tuple(int(token) for token in self._lookup(context, limit)[:limit])
         end = next((place + 1 for place, token in enumerate(tokens) if token in self._ends), len(tokens))
         return Draft(tokens[:end], source=self.name) if tokens else EMPTY_DRAFT
-
-    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """A lookup does not learn."""
-
-    def close(self) -> None:
-        """Nothing to release."""

@@ -101,7 +101,7 @@ class RecycledLogits:
         self.followers[token, : len(ranked)] = ranked
 
 
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Chains likely followers of ids. The best rank at each depth is learnt from the emitted tokens.
 
     The table is forgotten with the conversation. While hits are rare it learns
@@ -127,9 +127,6 @@ class RecycleDrafter:
         if context[: len(self._context)] != self._context:
             self._table.forget()
         self._context = context
-
-    def unread(self, context: Sequence[int]) -> int:
-        return 0
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         tokens: list[int] = []

@@ -12,7 +12,6 @@ from weakref import finalize
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.verify import Verdict
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
@@ -56,7 +55,7 @@ class SuffixSource(DrafterSource):
         return (_index(capacity),)
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Continues from the most recent place of the longest suffix.
 
     The context is kept as text, one character per id, and searched. So nothing is built before the first draft of an
@@ -79,9 +78,6 @@ class SuffixDrafter:
     def begin(self, context: Sequence[int]) -> None:
         self._text = ""
 
-    def unread(self, context: Sequence[int]) -> int:
-        return 0
-
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._read(context)
         place, matched = longest_earlier(self._text, len(self._text) - 1)
@@ -95,9 +91,6 @@ class SuffixDrafter:
         self._read(context)
         text = self._text
         return len(text) > length and text.find(text[-length:], 0, len(text) - 1) >= 0
-
-    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Do nothing: the context tells."""
 
     def close(self) -> None:
         self._lease.release()
