@@ -31,7 +31,7 @@ class Drafter(Protocol):
 
     def begin(self, context: Sequence[int]) -> None:
         """Start a generation: forget what contradicts `context`, which only grows, in place, until the next begin."""
-        ...
+        return
 
     def unread(self, context: Sequence[int]) -> int:
         """Return how many tokens of `context` its model must prefill before it can propose; 0 for a free drafter."""
@@ -50,9 +50,10 @@ class Drafter(Protocol):
 
         Not called for rounds that ask no drafter: the context may grow by several verdicts between two calls.
         """
-        ...
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 @runtime_checkable
