@@ -20,6 +20,7 @@ from edgedecode.typed_json import JsonValue
 from .any_order import Spelling, any_order
 from .closing import closed
 from .grammar import Grammar, GrammarKind
+from .one_schema import levels
 from .schema_check import checked_schema, without
 
 Untyped = Any
@@ -44,16 +45,8 @@ _USUAL = Spelling(
     options={**_JSON, "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
 )
 """JSON on one line, as most models write it: nearly all of it but the values is forced."""
-_GAP = " |\\n {0,24}|\\n\\t{0,8}"
-_OTHER = Spelling(
-    comma='"," gap',
-    colon='":" gap',
-    gap="gap",
-    options={**_JSON, "whitespace_pattern": _GAP},
-    rules=("gap: GAP?", f"GAP: /{_GAP}/"),
-)
-"""Pretty-printed, compact and so on. There is at most one gap in a place: small models fill white space until the
-answer is cut off."""
+_LEVELS, _SPACES = 6, 4
+"""Levels of brackets that an indent shows at most, and spaces of one."""
 _LIMITS = {
     "initial_lexer_fuel": 200_000,  # 0.1 s and 20 MB for lists of words; the default is five times as much
     "max_grammar_size": 100_000,
@@ -61,6 +54,23 @@ _LIMITS = {
     "verbose_errors": False,
 }
 """Of compiling, and of each token's mask. The others are the library's: 50,000 Earley items and 2,000 in a row."""
+
+
+def _other(schema: dict[str, JsonValue]) -> Spelling:
+    """Return the spelling that is pretty-printed, compact and so on.
+
+    There is at most one gap in a place, with the indent that the schema's levels need: small models fill white space
+    until the answer is cut off.
+    """
+    most = levels(schema, schema, _LEVELS, {})
+    gap = f" |\\n {{0,{_SPACES * most}}}|\\n\\t{{0,{most}}}"
+    return Spelling(
+        comma='"," gap',
+        colon='":" gap',
+        gap="gap",
+        options={**_JSON, "whitespace_pattern": gap},
+        rules=("gap: GAP?", f"GAP: /{gap}/"),
+    )
 
 
 class GrammarFailed(CapabilityError):
@@ -119,8 +129,9 @@ class GrammarTokens:
                 grammar,
                 self._engine.LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=dict(_USUAL.options)),
             )
-        whole = [self._whole(grammar, schema, each) for each in (_USUAL, _OTHER)]
-        if any(rules := [any_order(schema, each) for each in (_USUAL, _OTHER)]):
+        spellings = _USUAL, _other(schema)
+        whole = [self._whole(grammar, schema, each) for each in spellings]
+        if any(rules := [any_order(schema, each) for each in spellings]):
             lark, parts = self._engine.LLMatcher.grammar_from_lark, zip(rules, whole, strict=True)
             sources = [lark(_rules(grammar, own)) if own else other for own, other in parts]
             for own in (sources, whole, sources[:1]):  # rules may be larger than the library's own, or say more

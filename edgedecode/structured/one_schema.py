@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from edgedecode.typed_json import JsonValue
 
@@ -133,6 +134,33 @@ def _parts(schema: JsonValue, root: _Schema, depth: int) -> Iterator[_Schema | N
         yield from _parts(named(reference, root) if isinstance(reference, str) else None, root, depth - 1)
     for each in every if isinstance(every, list) else [None]:
         yield from _parts(each, root, depth - 1)
+
+
+def levels(schema: JsonValue, root: _Schema, most: int, known: dict[tuple[str, int], int]) -> int:
+    """Return how many objects and lists of a value may be inside of each other, `most` if they may be more.
+
+    known: what was found for references so far.
+    """
+    if not isinstance(schema, dict) or not most:
+        return 0 if schema is False else most
+    own: dict[str, Any] = said(schema)
+    listed = [value if isinstance(value := own.get(name), list) else [] for name in ("anyOf", "oneOf", "allOf")]
+    found = [levels(each, root, most, known) for options in listed for each in options]
+    if isinstance(reference := own.get("$ref"), str):
+        if (reference, most) not in known:
+            known[reference, most] = 0  # one that leads to itself adds nothing
+            known[reference, most] = levels(named(reference, root) or True, root, most, known)
+        found.append(known[reference, most])
+    values = own["enum"] if isinstance(own.get("enum"), list) else [own.get("const")]
+    if isinstance(values, list) and any(isinstance(each, dict | list) for each in values):
+        return most
+    inside = [own[name] for name in ("additionalProperties", "items") if name in own]
+    inside += own["prefixItems"] if isinstance(own.get("prefixItems"), list) else []
+    for name in ("properties", "patternProperties"):
+        inside += own[name].values() if isinstance(own.get(name), dict) else []
+    found += [1 + levels(each, root, most - 1, known) for each in inside]
+    scalar = own.keys() & {"enum", "const"} or not (has_type({}, own.get("type")) or has_type([], own.get("type")))
+    return max(found, default=0 if scalar else most)
 
 
 def _all_of(schemas: Sequence[JsonValue]) -> JsonValue:

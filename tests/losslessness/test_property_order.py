@@ -117,6 +117,37 @@ def test_optional_properties_leave_room_for_required_ones(pair: Pair, grammars: 
     assert takes(grammars, schema, begun + ', "age": 1}', pair)
 
 
+POINT = {"type": "array", "prefixItems": [ONE, ONE], "minItems": 2}
+FLAT, NODES = of(("name", "age"), "name", "age"), {"type": "array", "items": {"$ref": "#/$defs/n"}}
+TREE = {**NODES, "$defs": {"n": {"type": "object", "properties": {"n": NODES, "age": ONE}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "levels"),
+    [
+        (POINT, [1, 2], 1),
+        (FLAT, {"name": "A", "age": 1}, 1),
+        (
+            {"type": "object", "properties": {"it": {"type": "array", "items": FLAT}}},
+            {"it": [{"name": "A", "age": 1}]},
+            3,
+        ),
+        (TREE, [{"n": [{"age": 1}], "age": 2}], 6),
+        ({"type": "object"}, {"a": {"b": [[]]}}, 6),
+    ],
+)
+def test_an_indent_is_no_deeper_than_the_schema(
+    schema: dict[str, Any], value: Any, levels: int, pair: Pair, grammars: GrammarTokens
+) -> None:
+    """A small model would go on with white space up to the bound."""
+    for indent in (1, 2, 4, "\t"):
+        assert takes(grammars, schema, json.dumps(value, indent=indent), pair)
+    compact = json.dumps(value, separators=(",", ":"))
+    for spaces, fits in ((4 * levels, True), (4 * levels + 1, False)):
+        text = f"{compact[0]}\n{' ' * spaces}{compact[1:]}"
+        assert takes(grammars, schema, text, pair) == fits, text
+
+
 def test_several_patterns_of_a_text_are_all_followed(pair: Pair, grammars: GrammarTokens) -> None:
     schema = {"type": "string", "pattern": "^a", "allOf": [{"pattern": "b$"}, {"pattern": "[0-9]{2}", "maxLength": 5}]}
     assert takes(grammars, schema, '"a12b"', pair)
