@@ -396,6 +396,8 @@ def _reason(text: str) -> str:
     text = _EXCERPT.split(text, 1)[0].split("\n<backtrace>", 1)[0]
     if text.startswith("oneOf constraints are not supported"):
         return "the options of a oneOf do not provably exclude each other: use anyOf"
+    if "unknown special token" in text:
+        return "it names a special token, which is no text: write it in quotes"
     if "NoExtension" in text:
         return "no answer follows it"
     if "Too many items" in text:

@@ -220,6 +220,11 @@ def test_a_schema_that_may_end_inside_of_itself_is_followed(pair: Pair, grammars
     assert takes(grammars, {"$defs": {"a": node}, "$ref": "#/$defs/a"}, '{"a": {"a": 1}}', pair)
 
 
+def test_a_special_token_by_its_name_is_refused_in_words(grammars: GrammarTokens) -> None:
+    with pytest.raises(edgedecode.InputError, match="it names a special token, which is no text"):
+        grammars.constraint(Grammar.of_rules('start: "a" <|im_end|>'))
+
+
 @pytest.mark.parametrize("folder", [SHARED / "tokenizers" / "phi3", SHARED / "tokenizers" / "smollm2", BUNDLED_PACK])
 def test_a_schemas_own_text_may_spell_special_tokens(folder: Path) -> None:
     """A special token in its place would end the answer in the middle, or fail."""
