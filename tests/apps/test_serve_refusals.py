@@ -135,6 +135,7 @@ IN_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     (form(type="regex", pattern="*"), "response_format.pattern", "the regex is not supported"),
     ({"guided_json": WEATHER, "guided_regex": "a"}, "guided_json", "guided_json and guided_regex exclude each other"),
     ({"guided_json": "{"}, "guided_json", "guided_json is not JSON"),
+    ({"guided_json": '{"type": "null", "type": "null"}'}, "guided_json", "the key 'type' appears twice"),
     ({"guided_choice": []}, "guided_choice", "guided_choice"),
     ({"guided_choice": [""]}, "guided_choice", "guided_choice: the regex is empty"),
     ({"guided_regex": "(["}, "guided_regex", "guided_regex: the regex is not supported"),

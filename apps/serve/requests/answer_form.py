@@ -156,8 +156,8 @@ def _of_schema(given: _Schema | None, name: str, *, strict: bool = False) -> For
     if isinstance(given, str):
         try:
             schema = json.loads(given, object_pairs_hook=unique_keys)
-        except (ValueError, RecursionError):
-            raise InputError(f"{name} is not JSON") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name} is not JSON: {' '.join(str(error).split())[:200]}") from None
     return None if schema is None else Form.of_schema(schema, name, strict=strict)
 
 
