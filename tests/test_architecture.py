@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,10 @@ class Source:
 
     def imports(self) -> tuple[Import, ...]:
         return _imports(self)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
 
 
 @cache
@@ -344,7 +348,7 @@ def test_print_is_used_only_by_programs() -> None:
         f"{source.path}:{node.lineno}"
         for source in sources()
         if source.folder not in ("apps", DEVELOPERS) and source.path not in PRINTERS
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
@@ -359,7 +363,7 @@ def test_modules_have_no_star_imports_and_no_globals() -> None:
     wrong = [
         f"{source.path}:{node.lineno}"
         for source in sources()
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Global)
         or (isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names))
     ]

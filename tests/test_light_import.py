@@ -28,31 +28,23 @@ def loaded_after(code: str) -> set[str]:
     return set(json.loads(child.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("code", ["import edgedecode", "import edgedecode.cli"])
-def test_import_of_the_package_loads_nothing_heavy(code: str) -> None:
-    assert not loaded_after(code) & {*HEAVY, "rich", "numpy", "tokenizers"}
+def test_import_of_the_package_loads_nothing_heavy() -> None:
+    assert not loaded_after("import edgedecode, edgedecode.cli") & {*HEAVY, "rich", "numpy", "tokenizers"}
 
 
-@pytest.mark.parametrize("code", ["import edgedecode.testing", "import edgedecode; edgedecode.load"])
-def test_import_of_the_core_loads_no_engine(code: str) -> None:
-    loaded = loaded_after(code)
+def test_import_of_the_core_loads_no_engine() -> None:
+    loaded = loaded_after("import edgedecode, edgedecode.testing; edgedecode.load")
     assert "numpy" in loaded
     assert not loaded & {*HEAVY, "rich"}
 
 
-def test_help_loads_no_engine() -> None:
+def test_help_and_loading_all_commands_load_no_engine() -> None:
     code = """
 import contextlib
+from importlib.metadata import entry_points
 from edgedecode.cli import main
 with contextlib.suppress(SystemExit):
     main(["--help"])
-"""
-    assert not loaded_after(code) & set(HEAVY)
-
-
-def test_loading_all_commands_loads_no_engine() -> None:
-    code = """
-from importlib.metadata import entry_points
 for entry in entry_points(group="edgedecode.commands"):
     entry.load()
 """

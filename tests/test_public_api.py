@@ -8,40 +8,14 @@ import pkgutil
 import types
 from pathlib import Path
 
-import pytest
-
 import edgedecode
 
 # Adding or removing a name here needs a line in CHANGELOG.md.
 PUBLIC_API = [
-    "BudgetExceeded",
-    "CapabilityError",
-    "Chunk",
-    "Completion",
-    "ContextExceeded",
-    "DecodeSetting",
-    "Draft",
-    "EdgeDecodeError",
-    "ExportError",
-    "FinishReason",
-    "IncompatiblePair",
-    "InputError",
-    "LoadOptions",
-    "ManifestError",
-    "Message",
-    "Pair",
-    "Rule",
-    "RuntimeUnavailable",
-    "SamplingOptions",
-    "Session",
-    "SessionOptions",
-    "Stats",
-    "SwitchOptions",
-    "TokenLogprob",
-    "TurnsDropped",
-    "WhenFull",
-    "decode",
-    "load",
+    *("BudgetExceeded", "CapabilityError", "Chunk", "Completion", "ContextExceeded", "DecodeSetting", "Draft"),
+    *("EdgeDecodeError", "ExportError", "FinishReason", "IncompatiblePair", "InputError", "LoadOptions"),
+    *("ManifestError", "Message", "Pair", "Rule", "RuntimeUnavailable", "SamplingOptions", "Session"),
+    *("SessionOptions", "Stats", "SwitchOptions", "TokenLogprob", "TurnsDropped", "WhenFull", "decode", "load"),
     "plan",
 ]
 MAX_POSITIONAL = 2
@@ -79,13 +53,12 @@ def test_public_api_is_the_documented_list() -> None:
     assert edgedecode.__all__ == PUBLIC_API
 
 
-@pytest.mark.parametrize("name", _core_modules())
-def test_dunder_all_resolves_and_is_sorted(name: str) -> None:
-    module = importlib.import_module(name)
-    names = getattr(module, "__all__", [])
-    assert [public for public in names if not hasattr(module, public)] == []
-    assert names == sorted(names, key=_by_kind)
-    assert len(set(names)) == len(names)
+def test_dunder_all_resolves_and_is_sorted() -> None:
+    for name in _core_modules():
+        module = importlib.import_module(name)
+        names = getattr(module, "__all__", [])
+        assert [public for public in names if not hasattr(module, public)] == [], name
+        assert names == sorted(set(names), key=_by_kind), name
 
 
 def _by_kind(name: str) -> tuple[int, str]:
@@ -93,26 +66,20 @@ def _by_kind(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[:1].isupper() else 2), name
 
 
-@pytest.mark.parametrize("name", edgedecode.__all__)
-def test_public_names_are_documented(name: str) -> None:
-    value = getattr(edgedecode, name)
-    if inspect.isclass(value) or inspect.isfunction(value):
-        written = value.__doc__ or ""
-        assert written, f"{name} has no docstring"
-        assert not written.startswith(f"{name}("), f"{name} has only the docstring that dataclass generates"
+def test_public_names_are_documented() -> None:
+    for name in edgedecode.__all__:
+        value = getattr(edgedecode, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            written = value.__doc__ or ""
+            assert written, f"{name} has no docstring"
+            assert not written.startswith(f"{name}("), f"{name} has only the docstring that dataclass generates"
 
 
-@pytest.mark.parametrize(("name", "function"), _functions())
-def test_public_functions_take_few_positional_arguments(name: str, function: types.FunctionType) -> None:
-    parameters = list(inspect.signature(function).parameters.values())
-    kinds = {parameter.kind for parameter in parameters}
-    assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}, (
-        f"{name} takes *args or **kwargs"
-    )
-    positional = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        and parameter.name not in {"self", "cls"}
-    ]
-    assert len(positional) <= MAX_POSITIONAL, f"{name} takes {positional} by position"
+def test_public_functions_take_few_positional_arguments() -> None:
+    kind = inspect.Parameter
+    for name, function in _functions():
+        parameters = {each.name: each.kind for each in inspect.signature(function).parameters.values()}
+        assert not {*parameters.values()} & {kind.VAR_POSITIONAL, kind.VAR_KEYWORD}, f"{name} takes *args or **kwargs"
+        by_position = {kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD}
+        positional = [each for each, kind in parameters.items() if kind in by_position and each not in ("self", "cls")]
+        assert len(positional) <= MAX_POSITIONAL, f"{name} takes {positional} by position"

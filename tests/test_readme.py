@@ -117,6 +117,7 @@ def _run(command: list[str], folder: Path) -> str:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
+        "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "0",  # its compiler takes half a minute
     }
     child = subprocess.run(
         command,

@@ -195,27 +195,26 @@ def test_a_damaged_binary_is_refused_in_one_line(pack: Path, tmp_path: Path) -> 
         ask("run_passes", copy, "69")
 
 
-def generate(root: str, provider: str, draft_max: str) -> None:
-    """Answer a prompt greedily; in a child process."""
+def generate(root: str, provider: str, *lengths: str) -> None:
+    """Answer a prompt greedily with each draft length; in a child process."""
     import edgedecode
     from edgedecode import LoadOptions, SamplingOptions, SessionOptions
 
-    greedy = SamplingOptions(temperature=0.0)
-    options = SessionOptions(sampling=greedy, draft_max=int(draft_max), drafter="suffix")
-    with (
-        edgedecode.load(root, runtime="onnx", options=LoadOptions(provider=provider)) as pair,
-        pair.session(options) as session,
-    ):
-        answer = session.generate("Tell me a story about a duck named Maya.", max_tokens=16)
-        told = {"tokens": list(answer.tokens), "widths": pair.target.card.widths, "context": pair.target.card.context}
-        tell_parent(told | {"proposed": answer.stats.proposed})
+    greedy, told = SamplingOptions(temperature=0.0), []
+    with edgedecode.load(root, runtime="onnx", options=LoadOptions(provider=provider)) as pair:
+        card = {"widths": pair.target.card.widths, "context": pair.target.card.context}
+        for length in map(int, lengths):
+            with pair.session(SessionOptions(sampling=greedy, draft_max=length, drafter="suffix")) as session:
+                answer = session.generate("Tell me a story about a duck named Maya.", max_tokens=16)
+                told.append({"tokens": list(answer.tokens), "proposed": answer.stats.proposed, **card})
+    tell_parent(told)
 
 
 @on_the_emulator
 def test_sessions_on_the_emulator_write_the_processors_text(pack: Path) -> None:
     """Plain decoding, and lookups in the text, whose drafts are verified in padded passes."""
-    plain, drafting = (ask("generate", pack, "qnn:57", length) for length in ("0", "4"))
-    processor = ask("generate", pack, "cpu", "0")
+    plain, drafting = ask("generate", pack, "qnn:57", "0", "4")
+    (processor,) = ask("generate", pack, "cpu", "0")
     assert (plain["widths"], plain["context"]) == ([8], 64)
     assert plain["tokens"] == drafting["tokens"] == processor["tokens"]
     assert drafting["proposed"] > 0

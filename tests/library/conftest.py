@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,18 +16,14 @@ from threading import Thread
 
 import pytest
 
+from edgedecode.cli import main
+from edgedecode.library.offers import ask_before_downloads
 from tests.imports.files import File, write_file
 from tests.small_tokenizers import byte_level
 
 Say = Callable[..., "subprocess.CompletedProcess[str]"]
 VARIABLES = (
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_TOKEN",
-    "LLAMA_CACHE",
-    "OLLAMA_MODELS",
-    "XDG_CACHE_HOME",
-    "EDGEDECODE_MODELS",
+    *("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "EDGEDECODE_MODELS"),
 )
 
 
@@ -133,23 +129,20 @@ def wheel(folder: Path, name: str, files: dict[str, bytes], version: str = "1.0"
 
 
 @pytest.fixture
-def say(home: Path) -> Say:
-    """Run the command line in a child process, in the home folder."""
+def say(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
+    """Run the command line in the home folder."""
 
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edgedecode.cli", *words]
-        return subprocess.run(
-            command,
-            env=os.environ | environment,
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr("sys.stdin", io.StringIO())
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main(words)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
-    return run
+    yield run
+    ask_before_downloads(None)
 
 
 @dataclass
@@ -169,19 +162,13 @@ class HubServer:
     tokens: set[str | None] = field(default_factory=set)
     ranges: list[str] = field(default_factory=list)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "HF_ENDPOINT": self.url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-
 
 @pytest.fixture
-def server() -> Iterator[HubServer]:
-    """A hub on a free port of this machine."""
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub on a free port of this machine, which huggingface_hub asks."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+    from huggingface_hub import close_session
+
     hub = HubServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -255,7 +242,11 @@ def server() -> Iterator[HubServer]:
     hub.url = f"http://127.0.0.1:{serving.server_port}"
     thread = Thread(target=serving.serve_forever, daemon=True)
     thread.start()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     yield hub
+    close_session()
     serving.shutdown()
     serving.server_close()
     thread.join()

@@ -31,7 +31,7 @@ def content(tmp_path: Path) -> list[str]:
 
 def test_the_preferred_file_is_pulled_and_has_its_digest_checked(server: HubServer, say: Say, tmp_path: Path) -> None:
     server.files["owner/tiny-GGUF"] = {"tiny-F16.gguf": MODEL, "tiny-Q8_0.gguf": MODEL[:-9], "README.md": b"text"}
-    done = say("pull", "owner/tiny-GGUF", "--json", **server.environment)
+    done = say("pull", "owner/tiny-GGUF", "--json")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "cache" / "models" / "owner--tiny-GGUF" / "tiny-Q8_0.gguf"
     answer = json.loads(done.stdout)
@@ -40,7 +40,7 @@ def test_the_preferred_file_is_pulled_and_has_its_digest_checked(server: HubServ
     assert "it has no Q4_K_M; of F16, Q8_0" in done.stderr
     assert content(tmp_path) == ["owner--tiny-GGUF/tiny-Q8_0.gguf"]
     server.status = 500
-    again = say("pull", "owner/tiny-GGUF:q8_0", **server.environment)
+    again = say("pull", "owner/tiny-GGUF:q8_0")
     assert "here already (library)" in again.stdout
 
 
@@ -51,23 +51,23 @@ def test_the_preferred_file_is_pulled_and_has_its_digest_checked(server: HubServ
 def test_a_type_or_a_file_is_named(name: str, file: str, server: HubServer, say: Say, tmp_path: Path) -> None:
     names = ("sub/m-Q8_0.gguf", "m-F16.gguf", "m-IQ2_XXS.gguf", "mmproj-m-Q4_K_M.gguf", "m-Q4_K_M-00002-of-00002.gguf")
     server.files["owner/m"] = dict.fromkeys(names, MODEL)
-    done = say("pull", name, **server.environment)
+    done = say("pull", name)
     assert done.returncode == 0, done.stderr
     assert content(tmp_path) == [f"owner--m/{file}"]
 
 
 def test_a_suffix_in_capitals_is_one(server: HubServer, say: Say) -> None:
     server.files["owner/m"] = {"M-Q8_0.GGUF": MODEL}
-    assert say("pull", "owner/m", **server.environment).returncode == 0
+    assert say("pull", "owner/m").returncode == 0
     assert "here already" in say("pull", "owner/m:Q8_0").stdout
 
 
 def test_a_token_is_sent_where_one_is_set(server: HubServer, say: Say) -> None:
     server.files["owner/m"] = {"m-Q8_0.gguf": MODEL}
-    assert say("pull", "owner/m", **server.environment).returncode == 0
+    assert say("pull", "owner/m").returncode == 0
     assert server.tokens == {None}
     assert say("rm", "owner/m").returncode == 0
-    assert say("pull", "owner/m", HF_TOKEN="hf_abc", **server.environment).returncode == 0
+    assert say("pull", "owner/m", HF_TOKEN="hf_abc").returncode == 0
     assert "Bearer hf_abc" in server.tokens
 
 
@@ -98,11 +98,7 @@ REFUSALS: dict[str, tuple[str, Callable[[HubServer], None], str]] = {
     "no such file": ("owner/m/x.gguf", _status(200), "has no file 'x.gguf': it has Q8_0"),
     "no GGUF": ("owner/m", _only("model.safetensors"), "no GGUF file and is no pack of edgedecode"),
     "only a projector": ("owner/m", _only("mmproj-m-F16.gguf"), "no GGUF file"),
-    "outside": (
-        "owner/m",
-        _only("../m-Q8_0.gguf", "a/../../m-Q4_0.gguf", "C:/m.gguf"),
-        "no GGUF file",
-    ),
+    "outside": ("owner/m", _only("../m-Q8_0.gguf", "a/../../m-Q4_0.gguf", "C:/m.gguf"), "no GGUF file"),
     "split": ("owner/m", _only("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00002-of-00003.gguf"), "is split into 3 files"),
     "digest": ("owner/m", _other_digest, "its digest differs"),
 }
@@ -113,7 +109,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing(case: str, server: HubServer, 
     name, change, message = REFUSALS[case]
     server.files["owner/m"] = {"m-Q8_0.gguf": MODEL}
     change(server)
-    done = say("pull", name, **server.environment)
+    done = say("pull", name)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("edgedecode: downloading")]
     assert (done.returncode, done.stdout, len(lines)) == (1, "", 1), done.stderr
     assert message in lines[0]
@@ -123,13 +119,13 @@ def test_a_refusal_is_one_line_and_leaves_nothing(case: str, server: HubServer, 
 def test_half_a_file_is_continued(server: HubServer, say: Say, tmp_path: Path) -> None:
     server.files["owner/m"] = {"m-Q8_0.gguf": LARGE}
     server.ends_after = CUT
-    done = say("pull", "owner/m", **server.environment)
+    done = say("pull", "owner/m")
     assert done.returncode == 1
     assert "which continues where it stopped" in done.stderr.splitlines()[-1]
     assert all(file.startswith(".owner--m.part/") for file in content(tmp_path))
     server.ends_after, server.range_status = None, 206
     server.ranges.clear()
-    assert say("pull", "owner/m", **server.environment).returncode == 0
+    assert say("pull", "owner/m").returncode == 0
     (given,) = server.ranges
     assert 0 < int(given.removeprefix("bytes=").removesuffix("-")) <= CUT
     assert content(tmp_path) == ["owner--m/m-Q8_0.gguf"]
@@ -139,10 +135,10 @@ def test_half_a_file_is_continued(server: HubServer, say: Say, tmp_path: Path) -
 def test_a_range_that_cannot_be_satisfied_begins_again(server: HubServer, say: Say, tmp_path: Path) -> None:
     server.files["owner/m"] = {"m-Q8_0.gguf": LARGE}
     server.ends_after = CUT
-    assert say("pull", "owner/m", **server.environment).returncode == 1
+    assert say("pull", "owner/m").returncode == 1
     server.ends_after, server.range_status = None, 416
-    assert "could not be downloaded" in say("pull", "owner/m", **server.environment).stderr
-    done = say("pull", "owner/m", **server.environment)
+    assert "could not be downloaded" in say("pull", "owner/m").stderr
+    done = say("pull", "owner/m")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cache" / "models" / "owner--m" / "m-Q8_0.gguf").read_bytes() == LARGE
 

@@ -268,18 +268,9 @@ WRONG_TENSORS: dict[str, tuple[dict[str, Floats], str]] = {
         {"blk.1.ffn_up.weight": np.zeros((64, 64), np.float32)},
         "blk.1.ffn_up.weight has the shape [64, 64], not [64, 96]",
     ),
-    "norm": (
-        {"blk.0.ffn_norm.weight": np.ones(32, np.float32)},
-        "blk.0.ffn_norm.weight has the shape [32], not [64]",
-    ),
-    "bias": (
-        {"blk.0.attn_q.bias": np.ones(32, np.float32)},
-        "blk.0.attn_q.bias has the shape [32], not [64]",
-    ),
-    "last norm": (
-        {"output_norm.weight": np.ones(32, np.float32)},
-        "output_norm.weight has the shape [32], not [64]",
-    ),
+    "norm": ({"blk.0.ffn_norm.weight": np.ones(32, np.float32)}, "blk.0.ffn_norm.weight has the shape [32], not [64]"),
+    "bias": ({"blk.0.attn_q.bias": np.ones(32, np.float32)}, "blk.0.attn_q.bias has the shape [32], not [64]"),
+    "last norm": ({"output_norm.weight": np.ones(32, np.float32)}, "output_norm.weight has the shape [32], not [64]"),
     "unused": ({"blk.0.ffn_extra.weight": np.ones(32, np.float32)}, "it has the tensor blk.0.ffn_extra.weight"),
 }
 

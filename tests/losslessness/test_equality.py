@@ -13,7 +13,7 @@ from edgedecode.cli import main
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
-PROMPTS = 36
+PROMPTS = 12
 LIMITS = ["--limit", str(PROMPTS), "-n", "48"]
 
 

@@ -100,7 +100,7 @@ def test_float_pair_with_drafts_equals_plain_decoding_token_for_token(
 
 
 @pytest.mark.parametrize("pack", ["int4_pair", "bundled_pair"])
-@pytest.mark.parametrize("length", range(1, 17))
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 9, 16])
 def test_reproducible_text_is_plain_text_with_any_draft_or_refused(
     request: pytest.FixtureRequest, prompts: list[str], pack: str, length: int
 ) -> None:

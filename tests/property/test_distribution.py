@@ -234,6 +234,7 @@ def narrow_sampler() -> Drafter:
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
 def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     """Many more tokens are accepted than with arg-max, and the distribution of the text is unchanged."""
@@ -273,11 +274,7 @@ def test_tree_drafter_is_exact(options: SamplingOptions, share: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make",
-    [lookup(SuffixSource()), lookup(RecycleSource())],
-    ids=["suffix", "recycle"],
-)
+@pytest.mark.parametrize("make", [lookup(SuffixSource()), lookup(RecycleSource())], ids=["suffix", "recycle"])
 def test_lookup_drafters_are_exact(make: Callable[[], Drafter]) -> None:
     drawn = draw(make, options=PENALTY)
     statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
@@ -286,7 +283,9 @@ def test_lookup_drafters_are_exact(make: Callable[[], Drafter]) -> None:
 
 
 SHAPES = pytest.mark.parametrize(("drafter", "draft_max"), [(likely_chain, 2), (random_tree, 6)], ids=["chain", "tree"])
-OPTIONS = pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+OPTIONS = pytest.mark.parametrize(
+    "options", [PLAIN, pytest.param(TRUNCATED, marks=pytest.mark.slow)], ids=["plain", "top-k and penalty"]
+)
 
 
 @SHAPES
@@ -301,10 +300,12 @@ def test_ratio_is_exact(options: SamplingOptions) -> None:
     assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))
 
 
+@pytest.mark.slow
 def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:
     assert_exact(draw(narrow_sampler, options=PLAIN, rule=Rule.RATIO), exact(PLAIN))
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_exact() -> None:
     """Check the baseline itself."""
     drawn = draw(lambda: CallDrafter(lambda context, limit, rng: Draft()), options=PENALTY)

@@ -133,11 +133,7 @@ def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingO
         if kind == "trimmed":
             model = trimmed_model(VOCABULARY, kept, seed=seed, noise=noise)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(SEED))
-        sources: dict[str, DrafterSource] = {
-            "model": ModelSource(),
-            "grown": TreeSource(),
-            "trimmed": TrimSource(),
-        }
+        sources: dict[str, DrafterSource] = {"model": ModelSource(), "grown": TreeSource(), "trimmed": TrimSource()}
         return sources[kind].open(replace(setting, tree=kind == "grown"))
     return scripted(truth, kind=kind, quality=quality, rng=np.random.default_rng(3))
 
@@ -231,12 +227,13 @@ def accepted_siblings(verdict: Verdict) -> int:
     return 0 if parents is None else sum(parents[node] in parents[:node] for node in verdict.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOOKUPS)
 def test_decode_accepts_and_rejects_lookup_drafts(kind: str) -> None:
     """Random tables hardly repeat, so lookups get repetitive prompts and a target that follows them."""
     seen = Seen()
     for name, options in PROCESSING.items():
-        for seed in range(6):
+        for seed in range(3):
             model = TableModel(tuple(table * np.float32(3) for table in _cycling(seed)))
             again = TableModel(tuple(table * np.float32(3) for table in _cycling(seed)))
             prompt = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -248,7 +245,7 @@ def test_decode_accepts_and_rejects_lookup_drafts(kind: str) -> None:
                 )
                 assert found.tokens == expected, (name, seed, length)
                 seen.add(found)
-    assert min(seen.rejections, seen.bonuses, seen.full) > 100
+    assert min(seen.rejections, seen.bonuses, seen.full) > 50
 
 
 def _cycling(seed: int) -> tuple[npt.NDArray[np.float32], ...]:
@@ -286,15 +283,7 @@ def test_decode_with_arbitrary_drafts_equals_plain_decoding(
         return Draft(tuple(tokens), parents=parents)
 
     proposer = CallDrafter(propose)
-    found = run(
-        target(),
-        prompt,
-        max_tokens=16,
-        sampling=options,
-        seed=seed,
-        drafter=proposer,
-        draft_max=length,
-    )
+    found = run(target(), prompt, max_tokens=16, sampling=options, seed=seed, drafter=proposer, draft_max=length)
     assert found.tokens == expected
 
 
@@ -307,7 +296,7 @@ def test_decode_ends_at_an_end_token_inside_a_draft(name: str, kind: str) -> Non
     for end in sorted(set(whole)):
         expected = plain(options, ends=frozenset({end})).tokens
         assert expected == whole[: whole.index(end) + 1]
-        for length in LENGTHS:
+        for length in (2, 16):
             for quality in ("equal", "differs"):
                 proposer = drafter(kind, quality=quality, truth=PROMPT + whole, options=options)
                 found = plain(options, ends=frozenset({end}), drafter=proposer, draft_max=length)
@@ -356,6 +345,7 @@ def test_model_drafter_never_drafts_past_an_end_token() -> None:
     assert stopped > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, options in PROCESSING.items() if not options.greedy])
 def test_shared_noise_is_accepted_more_often_than_the_arg_max(name: str) -> None:
     """Similar models at a temperature where the arg-max is often wrong; the text is the same with any draft."""

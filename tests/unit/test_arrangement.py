@@ -102,6 +102,7 @@ def test_an_empty_result_is_no_loss() -> None:
     assert "[tool]" in rendered(SHAPES["all roles"], [*CONVERSATION[:5], Message("tool", "")])
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_stopped() -> None:
     source = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
     with pytest.raises((InputError, ManifestError)):

@@ -191,8 +191,9 @@ CLOSED = "standard output is closed: the result cannot be printed"
         ("2>&-", 0, ""),
     ],
 )
-@pytest.mark.parametrize("words", ["verb", "--help", "--version"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("verb", ""), ("verb", "1"), ("--help", ""), ("--version", "1")], ids=str
+)
 def test_main_reports_failed_output(redirected: str, code: int, stderr: str, words: str, unbuffered: str) -> None:
     """A closed output or a full disk is an error, for help as for answers."""
     if "full" in redirected and not Path("/dev/full").exists():

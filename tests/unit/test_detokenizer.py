@@ -48,7 +48,7 @@ BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
 REAL_FILES = [
     pytest.param(BUNDLED_PACK, id="bundled"),
     *(
-        pytest.param(SHARED / "tokenizers" / name, marks=needs_shared, id=name)
+        pytest.param(SHARED / "tokenizers" / name, marks=[needs_shared, pytest.mark.slow], id=name)
         for name in ("smollm2", "qwen2.5", "phi3")
     ),
 ]
@@ -95,7 +95,7 @@ def is_begun(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_stream_equals_decode(name: str, data: st.DataObject) -> None:
     tokenizer = built(name)
@@ -110,16 +110,16 @@ def test_stream_equals_decode_on_hostile_ids(folder: Path) -> None:
     # Bytes, fragments of characters, spaces, punctuation and special tokens break streams most easily.
     nasty = [id for id, token in spelled.items() if len(token) <= 2 or token.startswith("<") or "\ufffd" in token]
     broken = 0
-    for _ in range(250):
+    for _ in range(80):
         ids = [rng.choice(nasty) if rng.random() < 0.8 else rng.randrange(tokenizer.size) for _ in range(12)]
         cut = rng.randrange(12)
         check(tokenizer, [[id] for id in ids[:cut]] + [ids[cut:]])
         broken += "\ufffd" in tokenizer.decode(ids)
-    assert broken > 30
+    assert broken > 10
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(text=st.text(max_size=12))
 def test_stream_never_shows_half_a_character(name: str, text: str) -> None:
     tokenizer = built(name)

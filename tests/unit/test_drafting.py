@@ -70,10 +70,7 @@ def slow(*tokens: int) -> Slow:
 
 
 def drafting(
-    policy: Scripted,
-    *drafters: CallDrafter,
-    offers: bool = True,
-    clock: Callable[[], float] = perf_counter,
+    policy: Scripted, *drafters: CallDrafter, offers: bool = True, clock: Callable[[], float] = perf_counter
 ) -> Drafting:
     drafts = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, clock=clock)
     drafts.begin([1, 2])

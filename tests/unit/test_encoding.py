@@ -103,10 +103,7 @@ def test_budget_holds_for_any_prompt_and_history() -> None:
 @needs_shared
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("smollm2", "digits"), ("phi3", "emoji"), ("phi3", "spaces")],
-)
+@pytest.mark.parametrize(("name", "text"), [("smollm2", "digits"), ("phi3", "emoji"), ("phi3", "spaces")])
 def test_encode_needs_no_more_memory_than_planned(name: str, text: str) -> None:
     if (message := child(PEAK_OF_ENCODING, str(SHARED / "tokenizers" / name / "tokenizer.json"), text)).startswith(
         "skip"

@@ -142,9 +142,7 @@ def test_when_free_defers_work_until_the_thread_holds_no_lock() -> None:
     assert order[-1] == "at once"
 
 
-def test_when_free_logs_work_that_fails_and_runs_the_rest(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_when_free_logs_work_that_fails_and_runs_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     lock, order = FairLock(), list[str]()
 
     def work() -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +133,33 @@ def test_find_pack_keeps_the_old_pack_when_a_download_is_interrupted(
     assert [path.name for path in root.parent.iterdir()] == [root.name]
 
 
-def test_find_pack_keeps_the_old_pack_when_the_newer_commit_is_damaged(tmp_path: Path, downloads: Hub) -> None:
+def _damage(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "draft" / "weights.bin").write_bytes(b"y" * 1000)
+
+
+def _refuse(root: Path, patch: pytest.MonkeyPatch) -> None:
+    def check(manifest: Manifest, root: Path) -> None:
+        raise ManifestError(f"the graph {root} is refused")
+
+    patch.setattr(pack_gate, "_check_models", check)
+
+
+def _move_weights_out(root: Path, patch: pytest.MonkeyPatch) -> None:
+    outside = {"draft/other.bin": OutsideFile(str(root.parent / "other.bin"), 1, "")}
+    (root / MANIFEST_NAME).write_text(replace(Manifest.load(root), outside=outside).to_json(), encoding="utf-8")
+
+
+@pytest.mark.parametrize("spoil", [_damage, _refuse, _move_weights_out])
+def test_find_pack_keeps_the_old_pack_when_the_newer_commit_is_refused(
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    downloads: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     find_pack("owner/name")
     publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
-    (tmp_path / "v2" / "draft" / "weights.bin").write_bytes(b"y" * 1000)
+    spoil(tmp_path / "v2", monkeypatch)
     assert content(find_pack("owner/name")) == first
 
 
@@ -164,32 +186,6 @@ def test_find_pack_replaces_a_damaged_file_of_the_old_pack(tmp_path: Path, downl
         if notes.name != f"{MANIFEST_NAME}.metadata":
             notes.write_text("b" * 40 + "\netag\n0\n")
     assert content(find_pack("owner/name")) == files
-
-
-def test_find_pack_keeps_the_old_pack_when_the_gate_refuses_the_newer_commit(
-    tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
-    find_pack("owner/name")
-    publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
-
-    def refuse(manifest: Manifest, root: Path) -> None:
-        raise ManifestError(f"the graph {root} is refused")
-
-    monkeypatch.setattr(pack_gate, "_check_models", refuse)
-    assert content(find_pack("owner/name")) == first
-
-
-def test_find_pack_keeps_the_old_pack_when_the_newer_commit_has_external_weights(
-    tmp_path: Path, downloads: Hub
-) -> None:
-    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
-    find_pack("owner/name")
-    publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
-    manifest = Manifest.load(tmp_path / "v2")
-    outside = {"draft/other.bin": OutsideFile(str(tmp_path / "other.bin"), 1, "")}
-    (tmp_path / "v2" / MANIFEST_NAME).write_text(replace(manifest, outside=outside).to_json(), encoding="utf-8")
-    assert content(find_pack("owner/name")) == first
 
 
 def test_opening_holds_a_pack_that_is_being_replaced(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.stats import Stats, TimeSplit
-from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY, CallDrafter, run, toy_model
@@ -113,13 +113,6 @@ def test_decode_stops_after_few_tokens(max_tokens: int) -> None:
     assert run(toy_model(VOCABULARY), [5], max_tokens=max_tokens).tokens == reference([5], max_tokens)
 
 
-def test_decode_fills_the_context_to_the_last_position() -> None:
-    for draft_max in (0, 1, 3, 8):
-        drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
-        found = run(toy_model(VOCABULARY), [1, 2], max_tokens=50, capacity=16, drafter=drafter, draft_max=draft_max)
-        assert found.tokens == reference([1, 2], 14)
-
-
 def test_decode_closed_early_leaves_tokens_and_state_usable() -> None:
     model = toy_model(VOCABULARY)
     state = model.new_state(64)
@@ -209,16 +202,6 @@ def test_decode_cuts_a_plan_longer_than_the_remaining_tokens() -> None:
     list(decode(model, model.new_state(64), tokens=tokens, max_tokens=6, setting=setting, stats=Stats()))
     assert len(tokens) == 8
     assert all(limit <= 4 for limit in drafter.limits)
-
-
-def test_decode_stops_at_an_end_token_and_keeps_it() -> None:
-    prompt = [1, 2, 3]
-    plain = reference(prompt, 12)
-    end = plain[6]
-    found = run(toy_model(VOCABULARY), prompt, max_tokens=12, ends=frozenset({end}))
-    assert found.tokens == plain[: plain.index(end) + 1]
-    assert found.verdicts[-1].outcome is Outcome.ENDED
-    assert found.stats.ended == 1
 
 
 def test_decode_counts_times() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -130,41 +131,11 @@ OPTIONAL_FIGURES |= {"bound", "step_share"}
 FIGURES = {"acceptance", "acceptance_full", *OPTIONAL_FIGURES}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
 OPTIONAL |= {
-    "outside",
-    "adapters",
-    "switching",
-    "invocation",
-    "config",
-    "kv_type",
-    "lora_rank",
-    "lora_modules",
-    "width",
-    "slots",
-    "compiled",
-    "window",
-    "quantization",
-    "trimmed",
-    "token_ids",
-    "coverage",
-    "speed_up",
-    "speed_up_full",
-    "trim",
-    "runtime",
-    "activations",
-    "kernels",
-    "calibration",
-    "categories",
     *OPTIONAL_FIGURES,
-    "notes",
-    "gguf",
-    "equality",
-    "gguf_plan",
-    "parity",
-    "ways",
-    "text",
-    "recommended",
-    "length",
-    "warnings",
+    *("outside", "adapters", "switching", "invocation", "config", "kv_type", "lora_rank", "lora_modules"),
+    *("width", "slots", "compiled", "window", "quantization", "trimmed", "token_ids", "coverage", "trim"),
+    *("runtime", "activations", "kernels", "calibration", "categories", "notes", "gguf", "equality"),
+    *("gguf_plan", "parity", "ways", "text", "recommended", "length", "warnings"),
 }
 
 
@@ -179,9 +150,8 @@ def test_manifest_without_options_round_trips_through_json() -> None:
     assert Manifest.from_json(json.loads(bare.to_json())) == bare
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_manifest_names_a_field_of_the_wrong_type(path: tuple[str, ...]) -> None:
-    for wrong in ([{}], True, -1.5):
+def test_manifest_names_a_field_of_the_wrong_type() -> None:
+    for path, wrong in product(LEAVES, ([{}], True, -1.5)):
         if path[-2:-1] == ("parity",) and wrong == -1.5:
             continue  # any finite number is a parity figure
         if path[-1] in NUMBERS | {"alpha", *FIGURES} and wrong == -1.5:
@@ -194,27 +164,22 @@ def test_manifest_names_a_field_of_the_wrong_type(path: tuple[str, ...]) -> None
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_manifest_names_a_missing_field(path: tuple[str, ...]) -> None:
-    missing = changed(path, remove=True)
-    needed = path[:3] == ("models", "draft", "trimmed") and path[-1] in {"token_ids", "runtime"}
-    needed = needed or path[-2:] == ("trim", "token_ids")
-    free = path[:-1] in {("models", "target", "parity"), ("models", "draft", "parity")}
-    if (path[-1] in OPTIONAL and not needed) or free:
-        Manifest.from_json(missing)
-    elif path[:-1] == ("models",) and path[-1] == "draft":
-        assert set(Manifest.from_json(missing).models) == {"target"}  # a pack may have a target only
-    elif path[:-1] in {
-        ("models", "target", "graphs"),
-        ("models", "target", "activations", "ways"),
-        ("adapters",),
-    }:
-        Manifest.from_json(missing)
-    else:
-        with pytest.raises(ManifestError) as refusal:
+def test_manifest_names_a_missing_field() -> None:
+    named = {("models", "target", "graphs"), ("models", "target", "activations", "ways"), ("adapters",)}
+    free = named | {("models", "target", "parity"), ("models", "draft", "parity")}
+    for path in LEAVES:
+        missing = changed(path, remove=True)
+        needed = path[:3] == ("models", "draft", "trimmed") and path[-1] in {"token_ids", "runtime"}
+        needed = needed or path[-2:] == ("trim", "token_ids")
+        if (path[-1] in OPTIONAL and not needed) or path[:-1] in free:
             Manifest.from_json(missing)
-        assert path[-1] in str(refusal.value)
-        assert "\n" not in str(refusal.value)
+        elif path == ("models", "draft"):
+            assert set(Manifest.from_json(missing).models) == {"target"}  # a pack may have a target only
+        else:
+            with pytest.raises(ManifestError) as refusal:
+                Manifest.from_json(missing)
+            assert path[-1] in str(refusal.value)
+            assert "\n" not in str(refusal.value)
 
 
 def test_manifest_refuses_wide_activations_that_are_not_products() -> None:
@@ -239,27 +204,15 @@ OUTSIDE_PATHS = [
 
 
 @pytest.mark.parametrize("name", OUTSIDE_PATHS, ids=ascii)
-@pytest.mark.parametrize(
-    "path",
-    [
-        ("tokenizer",),
-        ("chat_template",),
-        ("models", "target", "weights"),
-        ("models", "target", "graphs", "base", "file"),
-    ],
-    ids=".".join,
-)
-def test_manifest_refuses_a_path_outside_the_pack(path: tuple[str, ...], name: str) -> None:
-    with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused") as refusal:
-        Manifest.from_json(changed(path, name))
-    str(refusal.value).encode()  # printable anywhere
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", OUTSIDE_PATHS, ids=ascii)
-def test_manifest_refuses_a_listed_file_outside_the_pack(name: str) -> None:
-    with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused"):
-        Manifest.from_json(changed(("files", name), {"nbytes": 1, "sha256": "ab"}))
+def test_manifest_refuses_a_path_outside_the_pack(name: str) -> None:
+    target = ("models", "target")
+    named = (("tokenizer",), ("chat_template",), (*target, "weights"), (*target, "graphs", "base", "file"))
+    listed = changed(("files", name), {"nbytes": 1, "sha256": "ab"})
+    for value in (listed, *(changed(path, name) for path in named)):
+        with pytest.raises(ManifestError, match="is not a plain path inside the pack: refused") as refusal:
+            Manifest.from_json(value)
+        str(refusal.value).encode()  # printable anywhere
+        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +311,7 @@ def test_located_returns_the_path_of_external_weights() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "model.onnx.data",
-        "../model.onnx.data",
-        "/a/../model.onnx.data",
-        "/models/other.data",
-        "",
+        *("model.onnx.data", "../model.onnx.data", "/a/../model.onnx.data", "/models/other.data", ""),
         "/a\n/model.onnx.data",
     ],
 )

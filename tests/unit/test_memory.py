@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -79,14 +80,6 @@ def test_reserve_succeeds_with_the_advised_budget() -> None:
     for nbytes in (50_010_001, 50_000_000, 59_999_999, 123_456_789):
         advice = refused(Budget(1_000_000), "weights:target", nbytes, fixed=True).advice
         Budget(parse_nbytes(advice.split()[-3])).reserve("weights:target", nbytes, fixed=True)
-
-
-@pytest.mark.parametrize(
-    "text", ["1_000MB", "+5MB", "٥MB", "5 0MB", "infMB", "nan", "-5MB", "5XB", "MB", "0", "5BB", "1e999"]
-)
-def test_parse_nbytes_refuses_unusual_spellings(text: str) -> None:
-    with pytest.raises(InputError, match="is not a size: write for example 800MB"):
-        parse_nbytes(text)
 
 
 def test_reserve_allows_exactly_the_limit() -> None:
@@ -228,7 +221,13 @@ def test_parse_nbytes_reads_sizes(text: str, nbytes: int) -> None:
     assert parse_nbytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "MB", "-5MB", "0", "12 bananas", "nan", "inf", "1e400MB", "5XB", "5iB", "MB5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "MB", "-5MB", "0", "12 bananas", "nan", "inf", "1e400MB", "5XB", "5iB", "MB5"),
+        *("1_000MB", "+5MB", "٥MB", "5 0MB", "infMB", "5BB", "1e999"),
+    ],
+)
 def test_parse_nbytes_reports_an_invalid_size_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match="is not a size: write for example 800MB") as refusal:
         parse_nbytes(text)
@@ -360,3 +359,4 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudget = BudgetMachine.TestCase
+TestBudget.settings = settings(max_examples=40, stateful_step_count=40)

@@ -217,7 +217,7 @@ def test_parse_of_truncated_bytes_gives_a_graph_or_an_error(cut: int) -> None:
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, len(TOY) - 1), st.integers(0, 255)), min_size=1, max_size=8))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_parse_of_changed_bytes_gives_a_graph_or_an_error(changes: list[tuple[int, int]]) -> None:
     data = bytearray(TOY)
     for place, value in changes:
@@ -226,7 +226,7 @@ def test_parse_of_changed_bytes_gives_a_graph_or_an_error(changes: list[tuple[in
 
 
 @given(data=st.binary(max_size=200), wrap=st.sampled_from(((), (7,), (7, 1), (7, 5), (7, 11), (7, 1, 5), (8,), (14,))))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_parse_of_any_bytes_at_any_depth_gives_a_graph_or_an_error(data: bytes, wrap: tuple[int, ...]) -> None:
     for number in reversed(wrap):
         length = len(data)

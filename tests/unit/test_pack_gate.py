@@ -107,6 +107,7 @@ def test_check_pack_accepts_the_bundled_pack_and_a_copy(valid: Path, tmp_path: P
     assert check_pack(copy_of(valid, tmp_path / "copy")).name == "demo"  # the copy's files are hard links
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_check_pack_reports_a_corrupt_pack_in_one_line(name: str, results: Results) -> None:
     code, out, err = results.outcomes[name]
@@ -115,6 +116,7 @@ def test_check_pack_reports_a_corrupt_pack_in_one_line(name: str, results: Resul
     assert len(err) < 600
 
 
+@pytest.mark.slow
 def test_check_pack_refuses_corrupt_packs_without_native_code_and_with_little_memory(results: Results) -> None:
     assert results.modules == []
     assert results.peak_nbytes < LIMIT_NBYTES

@@ -54,11 +54,7 @@ def test_session_of_a_target_without_rollback_does_not_draft() -> None:
     session = pair.session()
     assert session.drafter_name == "none"
     assert session.generate("hello", max_tokens=8).stats.proposed == 0
-    for options in (
-        SessionOptions(drafter="suffix"),
-        SessionOptions(draft_max=2),
-        SessionOptions(drafter="model"),
-    ):
+    for options in (SessionOptions(drafter="suffix"), SessionOptions(draft_max=2), SessionOptions(drafter="model")):
         with pytest.raises(CapabilityError, match="--drafter none"):
             pair.session(options)
 

@@ -52,7 +52,7 @@ def limits_of(wanted: Choice, bounds: Bounds) -> list[int]:
     """Return limits around each size at which a plan changes, and limits between them."""
     free = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=None)
     marks = {nbytes_of(wanted), free.least_running, free.least_speculating or 0, 1}
-    return sorted({max(1, mark + step) for mark in marks for step in (-1, 0, 1)} | set(range(500, 14_000, 997)))
+    return sorted({max(1, mark + step) for mark in marks for step in (-1, 0, 1)} | set(range(500, 14_000, 2003)))
 
 
 @cache

@@ -131,7 +131,7 @@ def test_weights_are_those_of_the_processed_row(options: SamplingOptions) -> Non
 def test_draws_follow_the_processed_row(options: SamplingOptions) -> None:
     row, seen = random_row(seed=1), [2, 5, 5]
     expected = np.array(reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen))
-    draws = 2000
+    draws = 1000
     sampler = Sampler(options, vocabulary_size=VOCABULARY)
     sampler.begin(seen)
     noise = Noise(11)

@@ -34,8 +34,7 @@ def likely_enough(weights: FloatArray, top_a: float) -> npt.NDArray[np.bool_]:
 @dataclass(frozen=True, slots=True)
 class Options(SamplingOptions):
     top_a: Annotated[
-        float,
-        SamplingOption((0.0, 1.0), allowed="0 (off) to 1", flag="--top-a A", help="top-a", keeps=likely_enough),
+        float, SamplingOption((0.0, 1.0), allowed="0 (off) to 1", flag="--top-a A", help="top-a", keeps=likely_enough)
     ] = 0.0
 
 

@@ -83,6 +83,7 @@ def test_scheduler_loses_almost_nothing_to_drafts_that_are_never_right(
     assert 192 / (192 + extra) >= 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
 def test_scheduler_loses_little_to_wrong_drafts_under_background_load(

@@ -94,26 +94,6 @@ def test_session_defaults_come_from_the_pack() -> None:
     assert session(generation=defaults, sampling=SamplingOptions()).sampling.greedy
 
 
-@pytest.mark.parametrize("drafter", ["none", "model"])
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str, length: int) -> None:
-    text = plain_text("hello", max_tokens=40)
-    surplus = 0
-    for place in (4, 11, 26):
-        stop = text[place : place + length]
-        made = session(drafter=drafter, draft_max=8, noise=0.3)
-        done = made.generate("hello", max_tokens=40, stop=[stop, "never generated"])
-        found = text.index(stop)
-        assert done.text == text[:found]
-        assert len(done.tokens) == found + length
-        assert done.finish_reason is FinishReason.STOP
-        assert made.messages[-1].content == done.text
-        assert made.tokens[-len(done.tokens) :] == done.tokens
-        assert done.stats.verified_tokens == len(done.tokens)
-        surplus += done.stats.accepted + done.stats.rounds - len(done.tokens)
-    assert (surplus > 0) == (drafter == "model")  # a draft ran past the stop string, and was cut back
-
-
 def test_stop_string_completed_by_the_final_flush_stops() -> None:
     text = plain_text("hello", max_tokens=12)
     # The longer candidate is still open when the reply ends; then the shorter one inside it has matched.
@@ -164,18 +144,6 @@ def test_generate_with_a_prompt_that_does_not_fit_changes_nothing() -> None:
     with pytest.raises(ContextExceeded):
         made.complete("x" * 100)
     assert (made.messages, made.tokens) == before
-
-
-def test_generate_reuses_the_kv_cache_across_turns() -> None:
-    made = session(draft_max=3)
-    first = made.generate("hello", max_tokens=20)
-    assert first.stats.cached_tokens == 0
-    read = first.stats.prompt_tokens + 20
-    second = made.generate("and then?", max_tokens=20)
-    assert read - 1 <= second.stats.cached_tokens <= read
-    fresh = ascii_pair().session(SessionOptions(seed=1), messages=made.messages[:2])
-    assert fresh.generate("and then?", max_tokens=20).tokens == second.tokens
-    assert [message.role for message in made.messages] == ["user", "assistant"] * 2
 
 
 def test_reset_reuses_the_shared_prefix() -> None:

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.drafters.suffix import (
-    GROWTH,
-    LONGEST_MATCH,
-    SHORTEST_MATCH,
-    TOKEN_NBYTES,
-    SuffixDrafter,
-)
+from edgedecode.drafters.suffix import GROWTH, LONGEST_MATCH, SHORTEST_MATCH, TOKEN_NBYTES, SuffixDrafter
 from edgedecode.memory.budget import Budget
 from edgedecode.sampling.sampler import Noise
 

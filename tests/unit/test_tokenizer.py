@@ -30,8 +30,8 @@ BUILDERS = {"byte level": byte_level, "byte fallback": byte_fallback}
 
 
 @cache
-def shared(name: str) -> Tokenizer:
-    return Tokenizer.from_file(SHARED / name / "tokenizer.json")
+def opened(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(folder / "tokenizer.json")
 
 
 def altered(folder: Path, change: Callable[[dict[str, Any]], None], *, name: str = "byte level") -> Tokenizer:
@@ -51,7 +51,7 @@ def test_encode_gives_golden_encodings(golden: str, folder: str) -> None:
     wanted = [[int(id) for id in line.split()] for line in Path(f"{stem}.out").read_text().splitlines()]
     wanted.append([])  # the separator ends the file: its last, empty text has no line of ids
     assert len(texts) == len(wanted) == 47
-    tokenizer = shared(f"tokenizers/{folder}")
+    tokenizer = opened(SHARED / "tokenizers" / folder)
     wrong = [
         (text, ids, got) for text, ids in zip(texts, wanted, strict=True) if (got := tokenizer.encode(text)) != ids
     ]
@@ -67,7 +67,7 @@ def test_encode_gives_golden_encodings(golden: str, folder: str) -> None:
     ],
 )
 def test_tokenizer_sizes_and_special_tokens_of_real_files(folder: Path, size: int, specials: int) -> None:
-    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    tokenizer = opened(folder)
     assert (tokenizer.size, len(tokenizer.special_ids)) == (size, specials)
 
 
@@ -349,6 +349,6 @@ assert peak_nbytes() - before < tokenizer.cache_nbytes + 2_000_000, peak_nbytes(
 @needs_shared
 @pytest.mark.parametrize("name", ["qwen2.5", "smollm2", "phi3"])
 def test_check_file_limits_are_far_above_real_files(name: str) -> None:
-    tokenizer = shared(f"tokenizers/{name}")
+    tokenizer = opened(SHARED / "tokenizers" / name)
     assert tokenizer.growth < 12
     assert tokenizer.longest_token < 1000

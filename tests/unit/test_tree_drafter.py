@@ -20,7 +20,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel
-from tests.toys import GREEDY, draft_setting, run, toy_model
+from tests.toys import GREEDY, draft_setting, toy_model
 
 VOCABULARY = 20
 NOISE = Noise(0)
@@ -198,18 +198,3 @@ def test_tree_names_the_model_that_reads_chains_only() -> None:
     model.card = replace(model.card, tree=False)
     with pytest.raises(CapabilityError, match="draft model reads chains only"):
         TreeSource().open(setting(model))
-
-
-def test_tree_siblings_are_accepted_and_the_text_is_the_same() -> None:
-    target, draft = toy_model(VOCABULARY, seed=2), toy_model(VOCABULARY, seed=2)
-    noise = np.random.default_rng(0).standard_normal((VOCABULARY, VOCABULARY + 3)).astype(np.float32)
-    draft._first = draft._first + 1.5 * noise
-    plain = run(toy_model(VOCABULARY, seed=2), CONTEXT, max_tokens=200)
-    found = run(target, CONTEXT, max_tokens=200, drafter=opened(draft), draft_max=12)
-    assert found.tokens == plain.tokens
-    siblings = sum(
-        verdict.draft.parents is not None and verdict.draft.parents[node] in verdict.draft.parents[:node]
-        for verdict in found.verdicts
-        for node in verdict.path
-    )
-    assert siblings > 5

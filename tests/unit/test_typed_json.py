@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _FIRST_READ_BY_MANY = """
 import sys, threading
 from dataclasses import field, make_dataclass
@@ -27,6 +29,7 @@ for _ in range(200):
 """
 
 
+@pytest.mark.slow
 def test_threads_may_read_a_new_type_at_once() -> None:
     """In a process of its own: msgspec alone crashes here, as a server did whose first requests came together."""
     subprocess.run([sys.executable, "-c", _FIRST_READ_BY_MANY], check=True, timeout=300)

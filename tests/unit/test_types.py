@@ -36,10 +36,7 @@ def test_empty_draft_is_a_chain() -> None:
 
 def test_signals_and_plans_survive_json() -> None:
     signals = Signals(
-        context_tokens=40,
-        remaining_tokens=7,
-        offers=(Offer("suffix", 5, match=3),),
-        unread=(("model", 12),),
+        context_tokens=40, remaining_tokens=7, offers=(Offer("suffix", 5, match=3),), unread=(("model", 12),)
     )
     cost = RoundCost(width=3, pass_seconds=0.01, drafter="suffix", drafted=2, accepted=1)
     for value in (signals, cost, Plan(5, "model"), Plan(5), Score("suffix", 4, 2, match=3)):
