@@ -51,6 +51,7 @@ for entry in entry_points(group="edgedecode.commands"):
     assert not loaded_after(code) & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_an_answer_on_one_engine_imports_nothing_of_another() -> None:
     code = """
 import contextlib, io, sys

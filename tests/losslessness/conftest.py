@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 import edgedecode
 from edgedecode.pack.hub import BUNDLED_PACK
+from tests.losslessness.adapters import ADAPTERS, ENGINES, HEADER
 from tests.made_once import made_once, run_folder
+from tests.peft_folders import list_adapter, write_peft
 
 PROMPTS = Path(__file__).parents[2] / "apps" / "prompts.jsonl"
 
@@ -67,3 +70,21 @@ def prompts() -> list[str]:
         families.setdefault(row["family"], []).append(row["messages"][-1]["content"])
     deepest = max(len(texts) for texts in families.values())
     return [texts[index] for index in range(deepest) for texts in families.values() if index < len(texts)]
+
+
+@pytest.fixture(scope="session")
+def adapter_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the bundled pack with three adapters."""
+    made = tmp_path_factory.mktemp("adapters") / "pack"
+    shutil.copytree(BUNDLED_PACK, made)
+    for seed, name in enumerate(ADAPTERS):
+        folder = write_peft(made.parent / name, seed=seed, invocation=() if name == "ordinary" else HEADER)
+        list_adapter(made, name, folder)
+    return made
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def adapter_pair(request: pytest.FixtureRequest, adapter_pack: Path) -> Iterator[edgedecode.Pair]:
+    pytest.importorskip(ENGINES[request.param])
+    with edgedecode.load(adapter_pack, runtime=request.param, adapters=True) as made:
+        yield made

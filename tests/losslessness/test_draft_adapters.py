@@ -23,13 +23,9 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.user_notices import NOTICES
 from tests.adapter_scores import largest_gap
+from tests.losslessness.adapters import ENGINES, GREEDY, HEADER, PROMPTS, WARM
 from tests.peft_folders import list_adapter, write_peft
 
-ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
-GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.95)
-HEADER = (1, 307, 201)
-"""The bundled template's header of the assistant's turn."""
-PROMPTS = ("Tell me about a boat.", "Who is its captain?", "Tell me more.", "And the harbor?")
 SWAPS = (None, "ordinary", "activated", "alone", None, "activated")
 
 
@@ -268,10 +264,7 @@ def test_draft_adapter_is_left_out_where_the_graph_takes_none(
     graphs = {name: graph for name, graph in draft.graphs.items() if name != "lora"}
     changed = replace(manifest, models={**manifest.models, "draft": replace(draft, graphs=graphs)})
     (made / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
-    with (
-        edgedecode.load(made, runtime="onnx", adapters=True) as pair,
-        pair.session(options("ordinary")) as session,
-    ):
+    with edgedecode.load(made, runtime="onnx", adapters=True) as pair, pair.session(options("ordinary")) as session:
         done = [session.generate(prompt, max_tokens=16).stats for prompt in PROMPTS[:2]]
         assert not alike(pair, *done)
         assert notices.text.count("its graph takes no adapters") == 1

@@ -93,10 +93,7 @@ def test_switching_prefills_no_prompt_with_the_target_while_the_draft_model_is_s
         again = session.generate(PROMPTS[1], max_tokens=48)
     with pair.session(
         SessionOptions(switch=SwitchOptions(threshold=UP)),
-        messages=(
-            edgedecode.Message("user", PROMPTS[0]),
-            edgedecode.Message("assistant", before.text),
-        ),
+        messages=(edgedecode.Message("user", PROMPTS[0]), edgedecode.Message("assistant", before.text)),
     ) as fresh:
         assert fresh.generate(PROMPTS[1], max_tokens=48).text == again.text
 

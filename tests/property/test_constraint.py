@@ -96,7 +96,7 @@ processing = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(allowed, st.integers(0, 10**6), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6), processing)
 def test_any_drafts_give_the_text_of_plain_decoding(
     after: list[list[int]], seed: int, drafts: list[int], options: SamplingOptions

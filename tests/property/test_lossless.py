@@ -198,6 +198,7 @@ def test_decode_equals_plain_decoding_token_for_token(kind: str, quality: str, n
         assert seen.rejections > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSING)
 def test_decode_with_accepted_siblings_equals_plain_decoding(name: str) -> None:
     """Trees of an often wrong draft model, whose second guesses are accepted too."""

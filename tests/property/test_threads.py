@@ -125,6 +125,7 @@ def answered(pair: Pair, prompt: str, chosen: SessionOptions, *, max_tokens: int
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
 def test_threads_get_the_answers_of_single_runs(pair: Pair, sampling: SamplingOptions | None, hasty: None) -> None:
     before = leases(pair)
@@ -414,6 +415,7 @@ def test_close_in_the_middle_of_a_round_takes_effect_after_the_round(
     assert leases(pair) == ([] if whose == "the pair" else before)
 
 
+@pytest.mark.slow
 def test_close_of_the_pair_while_three_threads_answer(hasty: None) -> None:
     for _ in range(5):
         pair = ascii_pair(noise=0.4, budget=Budget(), context=2048)
@@ -443,6 +445,7 @@ def test_close_of_the_pair_while_three_threads_answer(hasty: None) -> None:
             pair.session()
 
 
+@pytest.mark.slow
 def test_session_dropped_in_an_answer_releases_its_memory(pair: Pair) -> None:
     before = leases(pair)
 

@@ -182,6 +182,7 @@ def test_main_reports_wrong_usage_in_two_lines(verbs: Verbs, capsys: pytest.Capt
 CLOSED = "standard output is closed: the result cannot be printed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
 @pytest.mark.parametrize(
     ("redirected", "code", "stderr"),

@@ -19,7 +19,11 @@ from edgedecode.text.transcript import Transcript
 from tests.shared_paths import SHARED
 
 TOKENIZERS = SHARED / "tokenizers"
-FOLDERS = [*(TOKENIZERS / name for name in ("phi3", "qwen2.5", "smollm2")), BUNDLED_PACK]
+FOLDERS = [
+    *(TOKENIZERS / name for name in ("phi3", "smollm2")),
+    pytest.param(TOKENIZERS / "qwen2.5", marks=pytest.mark.slow),
+    BUNDLED_PACK,
+]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

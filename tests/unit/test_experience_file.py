@@ -126,6 +126,7 @@ def replaced(value: Any, path: Sequence[str | int], new: object) -> object:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_load_experience_with_any_wrong_value_leaves_decoding_running(place: Path) -> None:
     """Replace every value by every wrong one: it is reported as damage, or is harmless."""

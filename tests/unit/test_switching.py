@@ -252,6 +252,7 @@ def test_switching_drafts_if_the_target_generates_several_tokens() -> None:
             assert session.drafter_name == "none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("down", [math.inf, 2.4])
 def test_switched_text_does_not_depend_on_the_draft_length(down: float, sampled: bool) -> None:

@@ -43,6 +43,7 @@ def altered(folder: Path, change: Callable[[dict[str, Any]], None], *, name: str
     return Tokenizer.from_file(path)
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize(("golden", "folder"), [("qwen2", "qwen2.5"), ("phi-3", "phi3")])
 def test_encode_gives_golden_encodings(golden: str, folder: str) -> None:
@@ -62,7 +63,7 @@ def test_encode_gives_golden_encodings(golden: str, folder: str) -> None:
     ("folder", "size", "specials"),
     [
         pytest.param(SHARED / "tokenizers/smollm2", 49152, 17, marks=needs_shared, id="smollm2"),
-        pytest.param(SHARED / "tokenizers/qwen2.5", 151665, 14, marks=needs_shared, id="qwen2.5"),
+        pytest.param(SHARED / "tokenizers/qwen2.5", 151665, 14, marks=[needs_shared, pytest.mark.slow], id="qwen2.5"),
         pytest.param(BUNDLED_PACK, 8192, 3, id="bundled"),
     ],
 )
@@ -347,7 +348,7 @@ assert peak_nbytes() - before < tokenizer.cache_nbytes + 2_000_000, peak_nbytes(
 
 
 @needs_shared
-@pytest.mark.parametrize("name", ["qwen2.5", "smollm2", "phi3"])
+@pytest.mark.parametrize("name", [pytest.param("qwen2.5", marks=pytest.mark.slow), "smollm2", "phi3"])
 def test_check_file_limits_are_far_above_real_files(name: str) -> None:
     tokenizer = opened(SHARED / "tokenizers" / name)
     assert tokenizer.growth < 12
