@@ -28,11 +28,15 @@ class KeptItems:
         self._nbytes = 0
 
     def keep(self, response: str, turn: PastTurn, output: Sequence[Item]) -> None:
-        """Keep a response, with the items of its request and of its answer, in the place of the oldest."""
+        """Keep a response, with the items of its request and of its answer, in the place of the oldest.
+
+        One that would take the place of nearly all others is not kept.
+        """
         whole = {"previous": turn.previous, "items": [*turn.items, *output]}
         for id, value in (*((item.id, item) for item in output), (response, whole)):
-            self._found[id] = data = encode(value)
-            self._nbytes += _ITEM_NBYTES + len(data)
+            if len(data := encode(value)) <= _NBYTES // 4:
+                self._found[id] = data
+                self._nbytes += _ITEM_NBYTES + len(data)
         while self._nbytes > self._most():
             self._nbytes -= _ITEM_NBYTES + len(self._found.pop(next(iter(self._found))))
 

@@ -333,6 +333,9 @@ def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
     assert kept.find("msg_2999") == to_builtins(message("msg_2999"))
     assert 400 < sum(kept.find(f"msg_{number}") is not None for number in range(3000)) < 550
     assert kept.before("resp_2999") is None  # its beginning is gone
+    kept.keep("resp_big", PastTurn("", [USER | {"content": "x" * (1 << 19)}]), [message("msg_big")])
+    assert kept.before("resp_big") is None
+    assert kept.find("resp_2900") is not None
 
 
 def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:

@@ -151,7 +151,11 @@ def read_response(
         asked = replace(asked, max_tokens=most_tokens("max_output_tokens", body.max_output_tokens, least=1))
     echoed = {name: value[name] for name in _ECHOED if value.get(name) is not None}
     echoed |= {name: _own_form(echoed[name]) for name in ("tools", "tool_choice") if name in echoed}
-    turn = None if body.store is False else PastTurn(previous, given)
+    turn = (
+        None
+        if body.store is False
+        else PastTurn(previous, [item for item in given if item.get("type") not in _LEFT_OUT])
+    )
     return replace(asked, echoed=echoed, turn=turn, notes=(*asked.notes, *_left_out(given)))
 
 
