@@ -162,12 +162,17 @@ def _endless(root: _Schema) -> str | None:
     """Return a reference to a schema that no finite value follows; None: there is none."""
     found = {target: None for each, _ in subschemas(root) if isinstance(target := each.get("$ref"), str)}
     endless: dict[str, JsonValue] = {each: root if each == "#" else named(each, root) for each in found}
-    left = len(endless) + 1
-    while len(endless) < left:
-        left = len(endless)
-        for each in (*endless, *reversed(endless)):  # definitions mostly follow each other in one of these orders
-            if each in endless and _ends(endless[each], endless):
-                del endless[each]
+    users: dict[str, set[str]] = {}
+    for name, schema in endless.items():
+        for each, _ in subschemas(schema) if isinstance(schema, dict) else ():
+            if isinstance(target := each.get("$ref"), str):
+                users.setdefault(target, set()).add(name)
+    todo = [*endless]
+    while todo:
+        name = todo.pop()
+        if name in endless and _ends(endless[name], endless):
+            del endless[name]
+            todo += users.get(name, ())
     return min(endless, default=None)
 
 

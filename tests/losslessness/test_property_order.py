@@ -14,6 +14,7 @@ import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.structured import schema_check
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED
@@ -218,6 +219,22 @@ def test_a_schema_that_requires_itself_is_refused_in_words(schema: dict[str, Any
 def test_a_schema_that_may_end_inside_of_itself_is_followed(pair: Pair, grammars: GrammarTokens) -> None:
     node = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, ONE]}}, "required": ["a"]}
     assert takes(grammars, {"$defs": {"a": node}, "$ref": "#/$defs/a"}, '{"a": {"a": 1}}', pair)
+
+
+def test_references_are_followed_once_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order, reading all of them again and again would settle two each time."""
+    schemas: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n - 1}"}]} for n in range(1, 200)}
+    names = [*(f"d{n}" for n in range(199, 0, -2)), "d0", *(f"d{n}" for n in range(2, 200, 2))]
+    schemas = {name: schemas.get(name, ONE) for name in names}
+    visits, ends = [0], schema_check._ends
+
+    def counted(schema: Any, endless: Any) -> bool:
+        visits[0] += 1
+        return ends(schema, endless)
+
+    monkeypatch.setattr(schema_check, "_ends", counted)
+    schema_check.checked_schema(json.dumps({"$defs": schemas, "$ref": "#/$defs/d199"}))
+    assert 200 < visits[0] < 2000
 
 
 def test_a_special_token_by_its_name_is_refused_in_words(grammars: GrammarTokens) -> None:
