@@ -431,10 +431,7 @@ FOLDERS: dict[str, tuple[Corruption, str]] = {
     "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
     "a link to a folder": (lambda root: (root / ".git").symlink_to("/etc"), r"\.git is a link"),
     "a long template": (padded("chat_template.jinja", 300_000), r"jinja has 300\d\d\d bytes, the limit is 262144"),
-    "a long tokenizer": (
-        padded("tokenizer.json", 70_000_000),
-        r"json has 70\d* bytes, the limit is 67108864",
-    ),
+    "a long tokenizer": (padded("tokenizer.json", 70_000_000), r"json has 70\d* bytes, the limit is 67108864"),
     "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
     "listed weights that no model uses": (
         _listed("draft/second.bin"),

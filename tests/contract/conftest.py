@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +34,51 @@ def assert_planned(figures: Mapping[str, int]) -> None:
     """Assert that a child process used no more memory than planned, and at most 5% or 8 MB less."""
     used, planned = figures["used"], figures["planned"]
     assert 0 < used <= planned <= max(1.05 * used, used + 8_000_000)
+
+
+MEASURE = """
+import json, sys
+from importlib import import_module
+from pathlib import Path
+import edgedecode.open_pack  # as every process has
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import resident_nbytes
+from edgedecode.engines.interface import ModelRequest
+fields, engine, rows = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
+entry, budget = ModelEntry(**fields), Budget(2**40)
+runtime = getattr(import_module(f"edgedecode.runtimes.{engine}"), f"{engine.title()}Runtime")()
+before = resident_nbytes()
+request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=sys.argv[5:])
+model = runtime.open(request)
+state, peak = model.new_state(1024, rows=rows), 0
+for start in range(0, 1024, 256):
+    model.forward([token % entry.rows for token in range(start, start + 256)], state)
+    peak = max(peak, resident_nbytes())
+state.crop(0)
+for start in range(0, entry.rows, 256):  # every page of the embedding: it holds two rows or more
+    model.forward([token % entry.rows for token in range(start, start + 256, 2)], state, rows="none")
+    state.crop(0)
+width = max(rows, 3)
+model.forward(list(range(width)), state, parents=[-1] * (width - 1) + [0], rows="all")
+peak = max(peak, resident_nbytes())
+print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
+"""
+
+
+def measured(engine: str, root: Path, entry: ModelEntry, *needs: str, rows: int = 1) -> dict[str, int]:
+    """Return the used and the planned bytes of a child process that runs long passes and a tree."""
+    words = [str(root), json.dumps(asdict(entry)), engine, str(rows), *needs]
+    done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, int] = json.loads(done.stdout)
+    print(words[2:], {name: round(value / 2**20, 1) for name, value in figures.items()})
+    return figures
+
+
+def sum_of(budget: Budget, prefix: str) -> int:
+    return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
 
 
 class Opener:
@@ -62,34 +111,39 @@ class Opener:
         return open_entry(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
 
 
-def _request(
-    entry: ModelEntry, root: Path, *, budget: Budget, threads: int, needs: Sequence[str], provider: str = "cpu"
-) -> ModelRequest:
-    return ModelRequest(
-        entry,
-        root,
-        name="target",
-        vocabulary_size=entry.rows,
-        budget=budget,
-        threads=threads,
-        provider=provider,
-        needs=needs,
-    )
-
-
-def open_entry(
+def request_of(
     entry: ModelEntry,
     root: Path,
     *,
-    budget: Budget,
-    threads: int = 1,
+    budget: Budget | None = None,
+    threads: int | None = 1,
     needs: Sequence[str] = (),
     provider: str = "cpu",
+    name: str = "target",
+) -> ModelRequest:
+    return ModelRequest(
+        entry, root, name, entry.rows, budget or Budget(), threads=threads, provider=provider, needs=needs
+    )
+
+
+DAMAGE = ("missing", "empty", "half", "noise")
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * len(content)}[how])
+
+
+def open_entry(
+    entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1, needs: Sequence[str] = (), provider: str = "cpu"
 ) -> LanguageModel:
     runtimes = pytest.importorskip("edgedecode.runtimes.onnx")
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     runtime = runtimes.OnnxRuntime()
-    request = _request(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
+    request = request_of(entry, root, budget=budget, threads=threads, needs=needs, provider=provider)
     model: LanguageModel = runtime.open(request)
     return model
 
@@ -122,7 +176,7 @@ def open_gguf(
         pytest.skip("the llama extra is not installed")
     from edgedecode.runtimes.llama import LlamaRuntime
 
-    model: LanguageModel = LlamaRuntime().open(_request(entry, root, budget=budget, threads=threads, needs=needs))
+    model: LanguageModel = LlamaRuntime().open(request_of(entry, root, budget=budget, threads=threads, needs=needs))
     return model
 
 

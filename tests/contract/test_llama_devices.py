@@ -11,13 +11,7 @@ import pytest
 import edgedecode
 from edgedecode import LoadOptions
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.runtimes.llama.llama_devices import (
-    ALL_LAYERS,
-    DeviceKind,
-    Offload,
-    device_address,
-    parse_offload,
-)
+from edgedecode.runtimes.llama.llama_devices import ALL_LAYERS, DeviceKind, Offload, device_address, parse_offload
 
 pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
 

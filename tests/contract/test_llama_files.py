@@ -13,11 +13,10 @@ import pytest
 import edgedecode
 from edgedecode import LoadOptions
 from edgedecode.cli import main
-from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
-from tests.contract.conftest import GgufOpener, open_entry, open_gguf
+from tests.contract.conftest import DAMAGE, GgufOpener, damage, open_entry, open_gguf, request_of
 from tests.contract.gguf_pack import write_pack
 from tests.contract.toy_graph import ToyShape
 
@@ -43,15 +42,10 @@ def refused(entry: ModelEntry, root: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_open_damaged_gguf_files(pack: Path, entry: ModelEntry, damage: str) -> None:
-    path = pack / entry.gguf
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * len(content)}[damage])
-    assert str(path) in refused(entry, pack)
+@pytest.mark.parametrize("how", DAMAGE)
+def test_open_damaged_gguf_files(pack: Path, entry: ModelEntry, how: str) -> None:
+    damage(pack / entry.gguf, how)
+    assert str(pack / entry.gguf) in refused(entry, pack)
 
 
 def test_open_errors_of_the_engine_are_one_line(pack: Path, entry: ModelEntry) -> None:
@@ -80,11 +74,7 @@ def test_open_refuses_bad_options(
     from edgedecode.runtimes.llama import LlamaRuntime
 
     with pytest.raises(error, match=words):
-        LlamaRuntime().open(
-            ModelRequest(
-                entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
-            )
-        )
+        LlamaRuntime().open(request_of(entry, pack, threads=threads, provider=provider))
 
 
 def test_open_refuses_an_entry_without_a_gguf_file(pack: Path, entry: ModelEntry) -> None:
@@ -141,9 +131,7 @@ def test_open_without_mmap(pack: Path, entry: ModelEntry) -> None:
     from edgedecode.runtimes.llama import LlamaRuntime
 
     budget = Budget()
-    model = LlamaRuntime(mmap=False).open(
-        ModelRequest(entry, pack, name="target", vocabulary_size=128, budget=budget, threads=1, provider="cpu")
-    )
+    model = LlamaRuntime(mmap=False).open(request_of(entry, pack, budget=budget))
     weights = next(lease.nbytes for lease in budget.leases if lease.name == "weights:target")
     assert weights >= (pack / entry.gguf).stat().st_size * 0.9
     assert model.forward([1], model.new_state(8)).logits.shape == (1, 128)

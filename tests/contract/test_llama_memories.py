@@ -49,9 +49,7 @@ def recurrent(
     request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """Yield a recurrent toy; its state, large next to such small weights, is allowed nevertheless."""
-    from edgedecode.runtimes.llama import llama_footprint as footprint
-
-    monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 10)
+    monkeypatch.setattr("edgedecode.runtimes.llama.llama_footprint.SNAPSHOTS_SHARE", 10)
     made = gguf_opener(architecture=request.param)
     yield made
     made.close()
@@ -62,9 +60,7 @@ def no_snapshots(
     request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """Yield the same toy as if its state were too large to be kept twice."""
-    from edgedecode.runtimes.llama import llama_footprint as footprint
-
-    monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 0)
+    monkeypatch.setattr("edgedecode.runtimes.llama.llama_footprint.SNAPSHOTS_SHARE", 0)
     made = gguf_opener(architecture=request.param)
     yield made
     made.close()
@@ -81,15 +77,20 @@ def test_window_limits_attention(architecture: str, gguf_opener: GgufOpener) -> 
     window.close()
 
 
-@pytest.mark.parametrize("pieces", [[60], [1], [2], [5, 1, 17]], ids=str)
-def test_window_on_chains(window: Any, pieces: list[int]) -> None:
-    state, found, start = window.new_state(60), [], 0
-    while start < 60:
-        piece = TOKENS[start : min(60, start + pieces[len(found) % len(pieces)])]
-        found.append(window.forward(piece, state, rows="all").logits.copy())
+def in_pieces(model: Any, pieces: list[int], count: int) -> FloatArray:
+    """Return the rows of the first tokens, settled in pieces of these sizes in turn."""
+    state, found, start = model.new_state(count), [], 0
+    while start < count:
+        piece = TOKENS[start : min(count, start + pieces[len(found) % len(pieces)])]
+        found.append(model.forward(piece, state, rows="all").logits.copy())
         state.keep(range(len(piece)))
         start += len(piece)
-    assert_near(np.concatenate(found), logits_of(window, TOKENS[:60]))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("pieces", [[60], [1], [2], [5, 1, 17]], ids=str)
+def test_window_on_chains(window: Any, pieces: list[int]) -> None:
+    assert_near(in_pieces(window, pieces, 60), logits_of(window, TOKENS[:60]))
 
 
 @pytest.mark.parametrize("prompt", [4, 20, 40])
@@ -154,14 +155,9 @@ def test_window_refuses_a_rollback_to_reused_cells(window: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("pieces", [[64], [1], [7, 1, 3]], ids=str)
 def test_recurrent_on_chains(recurrent: Any, pieces: list[int]) -> None:
-    state, found, start = recurrent.new_state(64), [], 0
-    while start < 64:
-        piece = TOKENS[start : min(64, start + pieces[len(found) % len(pieces)])]
-        found.append(recurrent.forward(piece, state, rows="all").logits.copy())
-        state.keep(range(len(piece)))
-        start += len(piece)
-    assert_close(np.concatenate(found), logits_of(recurrent, TOKENS[:64]))
-    assert_moved(found[0][0], found[-1][-1])
+    found = in_pieces(recurrent, pieces, 64)
+    assert_close(found, logits_of(recurrent, TOKENS[:64]))
+    assert_moved(found[0], found[-1])
 
 
 def interrupted(state: Any, error: BaseException | int) -> Any:
@@ -365,16 +361,7 @@ def test_recurrent_state_without_snapshots_rolls_back_to_zero_only(no_snapshots:
 
 def test_recurrent_state_without_snapshots_starts_over_after_an_interrupt(no_snapshots: Any) -> None:
     state = settled(no_snapshots, TOKENS[:20], capacity=64)
-
-    class Interrupted:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(api, name)
-
-        def llama_decode(self, *given: Any) -> int:
-            api.llama_decode(*given)
-            raise KeyboardInterrupt
-
-    api, state.context._api = state.context._api, Interrupted()
+    api = interrupted(state, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         no_snapshots.forward(TOKENS[20:22], state)
     state.context._api = api

@@ -6,7 +6,7 @@ import gc
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +22,13 @@ from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.llama.llama_engine import Loading
 from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
 from edgedecode.user_notices import NOTICES
-from tests.contract.conftest import GgufOpener, assert_planned, open_gguf
+from tests.contract.conftest import GgufOpener, assert_planned, measured, open_gguf, sum_of
 from tests.contract.gguf_pack import write_pack
 from tests.contract.sparse_gguf import SparseShape, write_sparse
 from tests.contract.toy_graph import ToyShape
 
 MIB = 2**20
 LARGE = ToyShape(layers=2, hidden=512, heads=8, kv_heads=4, head_size=64, mlp=2048, rows=8192, context=2048)
-
-MEASURE = """
-import json, sys
-from pathlib import Path
-import edgedecode.open_pack  # as every process has
-from edgedecode.pack.manifest import ModelEntry
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.process_memory import resident_nbytes
-from edgedecode.engines.interface import ModelRequest
-from edgedecode.runtimes.llama import LlamaRuntime
-fields = json.loads(sys.argv[2])
-fields["graphs"] = {}
-entry, budget, runtime = ModelEntry(**fields), Budget(), LlamaRuntime()
-before = resident_nbytes()
-request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=json.loads(sys.argv[3]))
-model = runtime.open(request)
-state, peak = model.new_state(1024, rows=16), 0
-for start in range(0, 1024, 256):
-    model.forward([token % entry.rows for token in range(start, start + 256)], state)
-    peak = max(peak, resident_nbytes())
-state.crop(0)
-for start in range(0, entry.rows, 256):  # every page of the embedding: it holds two rows or more
-    model.forward([token % entry.rows for token in range(start, start + 256, 2)], state, rows="none")
-    state.crop(0)
-model.forward(list(range(16)), state, parents=[-1] * 16, rows="all")
-peak = max(peak, resident_nbytes())
-print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +53,6 @@ def make_state(model: Any, budget: Budget, *, capacity: int, rows: int) -> Made:
         patch.setattr(budget, "reserve", listen)
         state = model.new_state(capacity, rows=rows)
     return Made(asked[0], state.nbytes, model._weights.engine.log.sizes())
-
-
-def sum_of(budget: Budget, prefix: str) -> int:
-    return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
 
 
 def test_state_is_leased_completely_at_creation(gguf_opener: GgufOpener) -> None:
@@ -127,8 +95,7 @@ WIDE = replace(HALF_BILLION, layers=2, hidden=3584, heads=28, kv_heads=4, mlp=18
 INFLATED = replace(BUNDLED, rows=151_936, mlp=61_824)
 
 
-@pytest.mark.parametrize("kv_type", ["float16", "int8"])
-@pytest.mark.parametrize(("capacity", "rows"), [(1024, 1), (4096, 9)])
+@pytest.mark.parametrize(("capacity", "rows", "kv_type"), [(1024, 1, "float16"), (4096, 9, "int8")])
 @pytest.mark.parametrize("shape", [BUNDLED, HALF_BILLION, WIDE, INFLATED], ids=["bundled", "0.5B", "wide", "inflated"])
 def test_state_plan_is_within_5_percent(
     tmp_path: Path, shape: SparseShape, capacity: int, rows: int, kv_type: str
@@ -349,13 +316,9 @@ def test_plan_bounds_recurrent_states(gguf_opener: GgufOpener, architecture: str
     budget = Budget()
     model: Any = gguf_opener(LARGE, architecture=architecture, budget=budget)
     assert model.card.rollback
-    asked: list[int] = []
-    reserve = budget.reserve
-    budget.reserve = lambda name, nbytes, **options: (asked.append(nbytes), reserve(name, nbytes, **options))[1]  # type: ignore[method-assign]
-    state = model.new_state(capacity, rows=rows)
-    reported = model._weights.engine.log.sizes()
-    assert reported["RS"] > 0
-    assert sum(reported.values()) <= state.nbytes <= asked[0]
+    made = make_state(model, budget, capacity=capacity, rows=rows)
+    assert made.reported["RS"] > 0
+    assert sum(made.reported.values()) <= made.nbytes <= made.planned
     model.close()
 
 
@@ -403,10 +366,5 @@ def test_plan_bounds_measured_memory(
 ) -> None:
     gguf_opener().close()  # skips where the engine is missing
     entry, root = gguf_opener.entry(LARGE, quantization=quantization), gguf_opener.root(LARGE, "qwen2", quantization)
-    arguments = [str(root), json.dumps(asdict(entry)), json.dumps([f"kv:{kv_type}", *loading])]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=120
-    )
-    figures = json.loads(done.stdout)
-    print(kv_type, quantization, loading, {name: round(value / MIB, 1) for name, value in figures.items()})
-    assert_planned(figures)
+    entry = replace(entry, graphs={})
+    assert_planned(measured("llama", root, entry, f"kv:{kv_type}", *loading, rows=16))

@@ -344,6 +344,3 @@ def test_forward_refuses_a_state_of_another_model(gguf_opener: GgufOpener) -> No
         second.forward([1], state)
     first.close()
     second.close()
-
-
-# -- shifted positions -------------------------------------------------------------------------------------------------

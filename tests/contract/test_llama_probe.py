@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.llama import LlamaRuntime
 from edgedecode.runtimes.llama import llama_runtime as runtime
 from edgedecode.runtimes.llama.files import engine_probe as probe
 from edgedecode.runtimes.llama.files.engine_probe import Finding, probe_engine
-from tests.contract.conftest import GgufOpener
+from tests.contract.conftest import GgufOpener, request_of
 from tests.contract.toy_graph import ToyShape
 
 VERSION = "0.3.36"
@@ -121,17 +120,7 @@ def test_devices_list_a_crashing_engine_that_is_never_loaded(
     assert (device.runtime, device.provider, device.available) == ("llama", "cpu", False)
     assert "SIGSEGV" in device.reason
     with pytest.raises(RuntimeUnavailable, match=r"does not run here: its native code died with SIGSEGV; rebuild"):
-        ours.open(
-            ModelRequest(
-                entry,
-                gguf_opener.root(ToyShape()),
-                name="target",
-                vocabulary_size=128,
-                budget=budget,
-                threads=1,
-                provider="cpu",
-            )
-        )
+        ours.open(request_of(entry, gguf_opener.root(ToyShape()), budget=budget))
     assert budget.leases == ()
 
 

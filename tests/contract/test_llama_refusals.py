@@ -27,7 +27,7 @@ from edgedecode.memory.limit import Limit
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.runtimes.llama.files.engine_probe import HIDDEN, ROWS, tiny_model
 from edgedecode.runtimes.llama.files.scratch import STALE_SECONDS, scratch_file
-from tests.contract.conftest import GgufOpener, open_gguf
+from tests.contract.conftest import DAMAGE, GgufOpener, damage, open_gguf
 from tests.contract.reference import assert_close, assert_moved, logits_of
 from tests.contract.toy_graph import ToyShape
 
@@ -208,12 +208,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], typ
     "a vector": (lambda: pair("output_norm.weight"), {}, InputError, "another base"),
     "other inputs": (lambda: pair(inputs=HIDDEN + 1), {}, InputError, "another base"),
     "other outputs": (lambda: pair(outputs=HIDDEN + 1), {}, InputError, "another base"),
-    "ranks that differ": (
-        lambda: pair() | one(floats(f"{QUERY}.lora_b", 5, HIDDEN)),
-        {},
-        InputError,
-        "another base",
-    ),
+    "ranks that differ": (lambda: pair() | one(floats(f"{QUERY}.lora_b", 5, HIDDEN)), {}, InputError, "another base"),
     "integers": (
         lambda: pair() | one(floats(f"{QUERY}.lora_a", HIDDEN, 4, kind=I32)),
         {},
@@ -262,14 +257,10 @@ def test_adapter_matrix_of_one_column_may_be_a_vector(tiny: Path, tmp_path: Path
     assert checked(path, read_header(tiny)).ranks == {QUERY: 1}
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_adapter_file_that_is_damaged_is_refused(tiny: Path, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("how", DAMAGE)
+def test_adapter_file_that_is_damaged_is_refused(tiny: Path, tmp_path: Path, how: str) -> None:
     path = written(tmp_path / "adapter.gguf", fields=LORA, tensors=pair())
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * 900}[damage])
+    damage(path, how)
     with pytest.raises(ManifestError, match=r"adapter\.gguf"):
         checked(path, read_header(tiny))
 

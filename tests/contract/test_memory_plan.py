@@ -57,6 +57,14 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     return name.partition(",")[0]
 
 
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """Return a copy of the bundled pack with an adapter `odd`."""
+    shutil.copytree(BUNDLED_PACK, copy := tmp_path / "pack")
+    list_adapter(copy, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+    return copy
+
+
 def leased(pair: Pair) -> Counter[str]:
     sums: Counter[str] = Counter()
     for lease in pair.budget.leases:
@@ -319,10 +327,7 @@ def test_plan_of_an_unavailable_drafter_is_refused() -> None:
         edgedecode.plan(None, SessionOptions(drafter="absent"), runtime="onnx")
 
 
-def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, tmp_path: Path) -> None:
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
+def test_plan_of_an_adapter_covers_what_its_session_leases(engine: str, pack: Path) -> None:
     options = SessionOptions(adapter="odd", context=512, drafter="none")
     planned = {holder.name: holder.nbytes for holder in edgedecode.plan(pack, options, runtime=engine).memory.holders}
     plain = edgedecode.plan(pack, replace(options, adapter=None), runtime=engine).memory
@@ -362,11 +367,8 @@ def test_adapter_fits_what_is_planned_for_it(
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, scale: float, tmp_path: Path) -> None:
+def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, scale: float, pack: Path) -> None:
     """Counted are numpy's arrays and a few Python objects for each tensor."""
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
     options = SessionOptions(context=512, drafter="none")
     most, resize = 0, Lease.resize
     with edgedecode.load(pack, runtime=engine, adapters=True) as pair, pair.session(options) as session:
@@ -391,11 +393,8 @@ def test_loading_an_adapter_takes_no_more_memory_than_is_leased(engine: str, sca
 
 
 @pytest.mark.parametrize("drafter", [None, "tree"])
-def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, tmp_path: Path) -> None:
+def test_plan_counts_the_draft_models_adapter(engine: str, drafter: str | None, pack: Path, tmp_path: Path) -> None:
     """Lease by lease, and as the first thing to be given up."""
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
     list_adapter(pack, "draft:odd", write_peft(tmp_path / "own", seed=1, rank=16, role="draft"))
     options = SessionOptions(adapter="odd", drafter=drafter, draft_max=8 if drafter else None)
     planned = edgedecode.plan(pack, options, runtime=engine).memory
@@ -434,11 +433,8 @@ def test_plan_counts_the_named_drafters_model(engine: str, drafter: str) -> None
 
 @pytest.mark.parametrize("spare_nbytes", [1_000_000, 9_000_000])
 def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
-    engine: str, spare_nbytes: int, tmp_path: Path
+    engine: str, spare_nbytes: int, pack: Path
 ) -> None:
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16))
     options = SessionOptions(adapter="odd")
     least = edgedecode.plan(pack, options, runtime=engine).memory.least_running
     assert least is not None

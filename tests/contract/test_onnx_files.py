@@ -11,12 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx import OnnxRuntime
-from tests.contract.conftest import Opener, open_entry
+from tests.contract.conftest import DAMAGE, Opener, damage, open_entry, request_of
 from tests.contract.toy_graph import GRAPH, WEIGHTS, ToyShape
 
 
@@ -54,17 +53,12 @@ def test_open_with_weights_in_another_folder(pack: Path, entry: ModelEntry, tmp_
 
 
 @pytest.mark.parametrize("name", [GRAPH, WEIGHTS])
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_open_damaged_onnx_files(pack: Path, entry: ModelEntry, name: str, damage: str) -> None:
-    path = pack / name
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    elif damage == "noise" and name == WEIGHTS:
+@pytest.mark.parametrize("how", DAMAGE)
+def test_open_damaged_onnx_files(pack: Path, entry: ModelEntry, name: str, how: str) -> None:
+    if how == "noise" and name == WEIGHTS:
         pytest.skip("other weights of the same size are detected by the digest only")
-    else:
-        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * len(content)}[damage])
-    assert str(path.parent) in refused(entry, pack)
+    damage(pack / name, how)
+    assert str(pack) in refused(entry, pack)
 
 
 @pytest.mark.parametrize("place", ["node", "file"])
@@ -117,11 +111,7 @@ def test_open_refuses_bad_options(
     pack: Path, entry: ModelEntry, provider: str, threads: int | None, error: type[EdgeDecodeError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        OnnxRuntime().open(
-            ModelRequest(
-                entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
-            )
-        )
+        OnnxRuntime().open(request_of(entry, pack, threads=threads, provider=provider))
 
 
 def test_runtime_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,19 +123,6 @@ def test_runtime_that_is_not_installed_names_the_pip_command(monkeypatch: pytest
 def test_devices_and_card_of_an_onnx_model(opener: Opener, entry: ModelEntry) -> None:
     device, *_ = OnnxRuntime().devices()
     assert (device.runtime, device.provider, device.available) == ("onnx", "cpu", True)
-    card = (
-        OnnxRuntime()
-        .open(
-            ModelRequest(
-                entry,
-                opener.root(ToyShape()),
-                name="draft",
-                vocabulary_size=100,
-                budget=Budget(),
-                threads=None,
-                provider="cpu",
-            )
-        )
-        .card
-    )
+    request = replace(request_of(entry, opener.root(ToyShape()), name="draft"), vocabulary_size=100)
+    card = OnnxRuntime().open(request).card
     assert (card.name, card.rows, card.vocabulary_size, card.context) == ("draft", 128, 100, 512)

@@ -19,42 +19,10 @@ from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.onnx_footprint import Footprint
 from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
-from tests.contract.conftest import Opener, assert_planned, open_entry
+from tests.contract.conftest import Opener, assert_planned, measured, open_entry, sum_of
 from tests.contract.toy_graph import ToyShape, write_toy
 
 MIB = 2**20
-
-MEASURE = """
-import json, sys
-from pathlib import Path
-import edgedecode.open_pack  # as every process has
-from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.process_memory import resident_nbytes
-from edgedecode.engines.interface import ModelRequest
-from edgedecode.runtimes.onnx import OnnxRuntime
-fields = json.loads(sys.argv[2])
-fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
-entry, budget, runtime = ModelEntry(**fields), Budget(2**40), OnnxRuntime()
-before = resident_nbytes()
-request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=sys.argv[3:])
-model = runtime.open(request)
-state, peak = model.new_state(1024), 0
-for start in range(0, 1024, 256):
-    model.forward([token % entry.rows for token in range(start, start + 256)], state)
-    peak = max(peak, resident_nbytes())
-state.crop(0)
-for start in range(0, entry.rows, 256):  # every page of the embedding: it holds two rows or more
-    model.forward([token % entry.rows for token in range(start, start + 256, 2)], state, rows="none")
-    state.crop(0)
-model.forward([1, 2, 3], state, parents=[-1, -1, 0], rows="all")
-peak = max(peak, resident_nbytes())
-print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
-"""
-
-
-def sum_of(budget: Budget, prefix: str) -> int:
-    return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
 
 
 class NoRoom:
@@ -234,16 +202,16 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) 
     [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "lora"), (8, 32, "kv:int8")],
 )
 def test_plan_bounds_measured_memory(opener: Opener, bits: int, block: int, needs: str) -> None:
-    figures = measured(opener, replace(MEASURED, bits=bits, block=block), needs)
-    print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
-    assert_planned(figures)
+    shape = replace(MEASURED, bits=bits, block=block)
+    assert_planned(measured("onnx", opener.root(shape), opener.entry(shape), *needs.split()))
 
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 def test_plan_includes_a_matrix_that_the_engine_unpacks(opener: Opener, engine_kernels: None) -> None:
     """An 8-bit head with unrounded activations is unpacked to floats in each pass, 16 MB here."""
-    figures = measured(opener, replace(MEASURED, bits=8, wide=("head",)), "")
+    shape = replace(MEASURED, bits=8, wide=("head",))
+    figures = measured("onnx", opener.root(shape), opener.entry(shape))
     assert 0 < figures["used"] <= figures["planned"]
 
 
@@ -258,15 +226,6 @@ MEASURED = ToyShape(
     context=2048,
     graphs=("base", "lora", "kv8"),
 )
-
-
-def measured(opener: Opener, shape: ToyShape, needs: str) -> dict[str, int]:
-    """Return the used and the planned bytes of a child process."""
-    fields = json.dumps(asdict(opener.entry(shape)))
-    command = [sys.executable, "-c", MEASURE, str(opener.root(shape)), fields, *([needs] if needs else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures: dict[str, int] = json.loads(done.stdout)
-    return figures
 
 
 def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(
@@ -330,8 +289,6 @@ print(json.dumps({"kernels": model.card.kernels, "more": used[1] - used[0]}))
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 def test_passes_from_many_threads_take_no_more_than_from_one(opener: Opener) -> None:
     """The operators' scratch memory is planned once for any number of threads; 128 rows of 8,192 values take 1.3 MB."""
-    from dataclasses import asdict
-
     shape = ToyShape(bits=8, mlp=8192)
     entry = json.dumps(asdict(opener.entry(shape)))
     words = [sys.executable, "-c", THREADED, str(opener.root(shape)), entry]

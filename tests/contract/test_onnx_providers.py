@@ -119,10 +119,7 @@ def test_provider_that_is_not_installed_names_the_extra(new_plugin: Plugin, open
         "or use --provider cpu"
     )
     device = OnnxRuntime().devices()[1]
-    assert (device.available, device.reason) == (
-        False,
-        "new-plugin is not installed: pip install 'edgedecode[new]'",
-    )
+    assert (device.available, device.reason) == (False, "new-plugin is not installed: pip install 'edgedecode[new]'")
 
 
 def test_provider_of_another_version_names_the_versions_it_needs(new_plugin: Plugin) -> None:

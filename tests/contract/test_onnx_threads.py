@@ -89,9 +89,7 @@ def test_chosen_threads_measured_under_load_expire_after_an_hour(
 
 
 @needs_kernels
-def test_open_uses_the_chosen_threads_and_gives_the_same_text_with_any(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_open_uses_the_chosen_threads_and_gives_the_same_text_with_any(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []
     for count in (1, 2):
         monkeypatch.setattr(

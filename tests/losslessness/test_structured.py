@@ -286,7 +286,7 @@ def test_the_distribution_is_the_targets_own_over_what_is_allowed(pair: Pair) ->
     state.close()
     wanted = np.exp(row[[each[0] for each in tokens]].astype(np.float64))
     wanted /= wanted.sum()
-    count = 120
+    count = 60
     found = Counter(answer(pair, grammar, seed=seed, temperature=1.0, most=4).text for seed in range(count))
     assert {*found} <= {*"abc"}
     statistic = sum((found[letter] - count * p) ** 2 / (count * p) for letter, p in zip("abc", wanted, strict=True))
