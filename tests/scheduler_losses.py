@@ -26,7 +26,17 @@ from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise
-from edgedecode.schedule import acceptance, cost, experience, ledger, prices, scheduler
+from edgedecode.schedule import (
+    acceptance,
+    cost_model,
+    cost_table,
+    draft_cost,
+    experience,
+    ledger,
+    medians,
+    prices,
+    scheduler,
+)
 from edgedecode.schedule.scheduler import Scheduler
 from tests.toys import draft_setting
 from tests.virtual import _ROWS, STEP, Clock, Machine, Scripted
@@ -41,7 +51,7 @@ PACES = (1.0, 1.0, 2.0, 2.0, 1.0)
 """Of consecutive answers on an unsteady machine."""
 Case: TypeAlias = tuple[str, str]
 """Machine and kind of text."""
-MODULES = (acceptance, cost, experience, ledger, prices, scheduler)
+MODULES = (acceptance, cost_model, cost_table, draft_cost, experience, ledger, medians, prices, scheduler)
 NEUTRAL: dict[str, Any] = {
     "PRIORS": None,
     "PRIOR_ROUNDS": 1e-3,
@@ -161,16 +171,16 @@ def without(constant: str) -> Iterator[None]:
                 if (function.__qualname__, name, constant) in DEFAULTS:
                     undo.append((function.__kwdefaults__, name, default))
                     function.__kwdefaults__[name] = value
-    cost._kernel.cache_clear()
-    cost._prior.cache_clear()
+    cost_table._kernel.cache_clear()
+    cost_table._prior.cache_clear()
     yield
     for place, name, old in undo:
         if isinstance(place, dict):
             place[name] = old
         else:
             setattr(place, name, old)
-    cost._kernel.cache_clear()
-    cost._prior.cache_clear()
+    cost_table._kernel.cache_clear()
+    cost_table._prior.cache_clear()
 
 
 DEFAULTS = {

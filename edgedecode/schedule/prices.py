@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER
 
-from .cost import GUESS, WIDEST, CostModel, CostTable
+from .cost_model import CostModel
+from .cost_table import WIDEST, CostTable
+from .draft_cost import GUESS
 from .fixed_widths import fixed_width
 
 

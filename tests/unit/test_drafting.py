@@ -17,7 +17,7 @@ from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import InputError
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
-from edgedecode.schedule.cost import CostModel
+from edgedecode.schedule.cost_model import CostModel
 from edgedecode.schedule.scheduler import Scheduler
 from tests.toys import GREEDY, CallDrafter
 

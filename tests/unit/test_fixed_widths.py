@@ -8,7 +8,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from edgedecode.schedule.cost import CostModel, CostTable
+from edgedecode.schedule.cost_model import CostModel
+from edgedecode.schedule.cost_table import CostTable
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.fixed_widths import fixed_curve, fixed_width
 from edgedecode.schedule.scheduler import Scheduler

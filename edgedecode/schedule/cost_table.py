@@ -1,27 +1,24 @@
-"""Learns the costs of forward passes on this device from the passes that happen.
+"""Learns the costs of the target's passes in one context bucket from the passes that happen.
 
-A target pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1). The baseline step is a target pass
-over one token, and β is the cost of one more row in baseline steps. β varies little with the width, so unmeasured
-widths are estimated from measured ones.
+A pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1). The baseline step is a pass over one token,
+and β is the cost of one more row in baseline steps. β varies little with the width, so unmeasured widths are estimated
+from measured ones.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.policy import MAX_DRAFT, RoundCost
+from edgedecode.decoding.policy import MAX_DRAFT
 
 from .fixed_widths import fixed_curve, fixed_prior, fixed_width
+from .medians import LATEST, Recent
 
-CONTEXT_BUCKETS = (512, 2048, 8192)
-"""Upper bounds, in tokens, of the context lengths that share a table; one more table is for longer contexts."""
 WIDEST = MAX_DRAFT + 1
 """Rows of the widest pass that is measured separately."""
 PRIOR_BETA = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
@@ -45,11 +42,6 @@ REFIT = 16
 """Multi-row passes between two fits of the curve, fewer at first. Lower: more host overhead."""
 OUTLIER = 1.5
 """Measured times are clamped to this factor above or below the prediction: the machine was busy with other work."""
-LATEST = 5
-"""The baseline step is the median of this many passes: an interrupted one takes many times as long."""
-STEADY = 2 * LATEST - 1
-"""Host overhead and draft steps are the median of this many. It exceeds LATEST so that, when the machine's speed
-changes, the baseline step follows before these, which are relative to it."""
 DRIFT = math.sqrt(OUTLIER)
 """If drafting rounds and a baseline pass all took this factor more or less than predicted, the machine's speed has
 changed and that pass becomes the baseline step. Lower: spikes are mistaken for it. Higher: costs stay outdated for
@@ -57,22 +49,6 @@ longer."""
 MEASURE = 64
 """Rounds without a baseline pass after which one is forced, since all costs are relative to it. A pair's fourth to
 sixth baseline passes are forced after 8, 16 and 32 rounds: the machine may have been busy during the first ones."""
-
-
-class _Guess(NamedTuple):
-    """Costs before they are measured: in baseline steps, and what does not depend on the target in seconds."""
-
-    step: float = 0.15
-    read: float = 0.02
-    host: float = 0.01
-    step_seconds: float = 60e-6
-    """Of a draft model's step besides: as measured with 1.4M parameters, whose products take a fifth of that."""
-    draft_seconds: float = 300e-6
-    """Of a round with a draft besides the host overhead of one that was asked for nothing, as measured in answers of a
-    new process."""
-
-
-GUESS = _Guess()
 
 
 class CostTable:
@@ -151,7 +127,7 @@ class CostTable:
         if self._plain.few or self.step is None:
             return False
         self._first_step = self._first_step or self.step
-        return _drift(self.step / self._first_step) != 0
+        return drift_of(self.step / self._first_step) != 0
 
     @property
     def known_beta(self) -> dict[int, float]:
@@ -222,136 +198,9 @@ class CostTable:
         return found
 
 
-class Recent:
-    """The median of the last few measurements."""
-
-    __slots__ = ("_latest", "_most", "value")
-
-    def __init__(self, value: float | None = None, *, most: int = LATEST) -> None:
-        self.value = value
-        """None: not measured yet."""
-        self._latest: list[float] = [] if value is None else [value]
-        self._most = most
-
-    @property
-    def few(self) -> bool:
-        """Whether the first measurements, perhaps cold or under load, can still dominate the median."""
-        return len(self._latest) <= self._most // 2
-
-    def doubt(self) -> None:
-        """Count everything so far as one measurement."""
-        self._latest = [] if self.value is None else [self.value]
-
-    def observe(self, value: float) -> None:
-        self._latest.append(value)
-        del self._latest[: -self._most]
-        self.value = sorted(self._latest)[(len(self._latest) - 1) // 2]
-
-
-class DraftCost:
-    """Costs of a draft model in baseline steps: of a step, and of the prefill per token."""
-
-    __slots__ = ("read", "step")
-
-    def __init__(self, step: float | None = None, read: float | None = None) -> None:
-        self.step, self.read = Recent(step, most=STEADY), Recent(read, most=STEADY)
-
-    def observe(self, cost: RoundCost, *, plain_step: float) -> None:
-        """Learn from one round's drafting: `drafted` tokens after a prefill of `read` tokens."""
-        spent = cost.draft_seconds / plain_step
-        if cost.read <= 2:  # included in the first step
-            self.step.observe(spent / cost.steps)
-            return
-        if cost.read <= ENOUGH:  # too few to distinguish the prefill from the steps' noise
-            return
-        if self.step.value is None:  # until a round without prefill separates the two
-            self.step.observe(spent / (cost.steps + (cost.read - 1) * GUESS.read / GUESS.step))
-        assert self.step.value is not None
-        self.read.observe(max(0.0, spent - cost.steps * self.step.value) / (cost.read - 1))
-
-
-class CostModel:
-    """c(n), draft costs and host overhead of a pack on one engine and device. Deterministic given the rounds."""
-
-    def __init__(self) -> None:
-        CostTable().curve()  # the first fit of a process takes a millisecond, for which no answer should wait
-        self.tables: dict[int, CostTable] = {}
-        self.drafts: dict[str, DraftCost] = {}
-        self.host: dict[str, Recent] = {}
-        """Host overhead per round in baseline steps, by `RoundCost.drafter`; NO_DRAFTER is plain decoding."""
-        self.drift = Recent()
-        """Measured over predicted time of drafting rounds."""
-        self.widths: tuple[int, ...] = ()
-        """As in `ModelCard.widths`."""
-
-    def pad_to(self, widths: Sequence[int]) -> None:
-        """Take passes as padded to these widths from now on, `ModelCard.widths`; empty: as wide as their rows."""
-        self.widths = tuple(widths)
-        for table in self.tables.values():
-            table.widths, table._curve = self.widths, []
-
-    def doubt(self, *, loaded: bool = False) -> None:
-        """Take everything measured so far as a guess that counts as one measurement at most. loaded: as for tables."""
-        for table in self.tables.values():
-            table.doubt(loaded=loaded)
-        for draft in self.drafts.values():
-            draft.step.doubt()
-            draft.read.doubt()
-        for host in self.host.values():
-            host.doubt()
-        self.drift = Recent()
-
-    def table(self, context_tokens: int) -> CostTable:
-        """Return the bucket's table; a new one starts as a copy of the nearest bucket's."""
-        bucket = context_bucket(context_tokens)
-        if bucket not in self.tables:
-            near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
-            known = CostTable() if near is None else self.tables[near]
-            self.tables[bucket] = CostTable(known.step, known.known_beta, widths=self.widths)
-        return self.tables[bucket]
-
-    def observe(self, cost: RoundCost, *, context_tokens: int) -> bool:
-        """Learn from one round. Return whether the machine's speed has changed since the costs were last doubted.
-
-        Costs are stored in current baseline steps, because a machine that slows down does so for all of them.
-        """
-        table, drift = self.table(context_tokens), _drift(self.drift.value)
-        if drift and cost.width == 1 and table.step is not None and _drift(cost.pass_seconds / table.step) == drift:
-            table.restart()
-            self.drift = Recent()
-        table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
-        if table.step is None:
-            return False
-        self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
-        if cost.draft_seconds > 0:
-            self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
-        return table.has_moved
-
-    def drifted(self, ratio: float, drafter: str) -> float:
-        """Record a round's ratio of measured to predicted time; return the median of recent rounds."""
-        timed = self.host.get(drafter)
-        if timed is None or timed.few:  # the prediction was a guess, so its error is not the machine's
-            return min(ratio, OUTLIER)
-        if self.drift.few:  # the median could be an interrupted round
-            ratio = min(ratio, OUTLIER)
-        self.drift.observe(ratio)
-        assert self.drift.value is not None
-        return self.drift.value
-
-    def is_due(self, rounds: int, *, context_tokens: int) -> bool:
-        """Return whether to measure a baseline pass: sooner if rounds deviate from their predictions."""
-        most = ENOUGH if _drift(self.drift.value) else MEASURE
-        return self.table(context_tokens).is_due(rounds, most=most)
-
-
-def _drift(ratio: float | None) -> int:
+def drift_of(ratio: float | None) -> int:
     """Return 1 if the ratio is above DRIFT, -1 if it is below 1 / DRIFT, else 0."""
     return 0 if ratio is None else (ratio > DRIFT) - (ratio < 1 / DRIFT)
-
-
-def context_bucket(context_tokens: int) -> int:
-    """Return the index of the bucket for this many tokens."""
-    return bisect_left(CONTEXT_BUCKETS, context_tokens)
 
 
 @cache

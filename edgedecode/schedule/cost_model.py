@@ -1,0 +1,94 @@
+"""The costs of a pack's rounds on one engine and device: passes by context length, draft models and host overhead."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from edgedecode.decoding.policy import RoundCost
+
+from .cost_table import ENOUGH, MEASURE, OUTLIER, CostTable, drift_of
+from .draft_cost import DraftCost
+from .medians import STEADY, Recent
+
+CONTEXT_BUCKETS = (512, 2048, 8192)
+"""Upper bounds, in tokens, of the context lengths that share a table; one more table is for longer contexts."""
+
+
+class CostModel:
+    """c(n), draft costs and host overhead of a pack on one engine and device. Deterministic given the rounds."""
+
+    def __init__(self) -> None:
+        CostTable().curve()  # the first fit of a process takes a millisecond, for which no answer should wait
+        self.tables: dict[int, CostTable] = {}
+        self.drafts: dict[str, DraftCost] = {}
+        self.host: dict[str, Recent] = {}
+        """Host overhead per round in baseline steps, by `RoundCost.drafter`; NO_DRAFTER is plain decoding."""
+        self.drift = Recent()
+        """Measured over predicted time of drafting rounds."""
+        self.widths: tuple[int, ...] = ()
+        """As in `ModelCard.widths`."""
+
+    def pad_to(self, widths: Sequence[int]) -> None:
+        """Take passes as padded to these widths from now on, `ModelCard.widths`; empty: as wide as their rows."""
+        self.widths = tuple(widths)
+        for table in self.tables.values():
+            table.widths, table._curve = self.widths, []
+
+    def doubt(self, *, loaded: bool = False) -> None:
+        """Take everything measured so far as a guess that counts as one measurement at most. loaded: as for tables."""
+        for table in self.tables.values():
+            table.doubt(loaded=loaded)
+        for draft in self.drafts.values():
+            draft.step.doubt()
+            draft.read.doubt()
+        for host in self.host.values():
+            host.doubt()
+        self.drift = Recent()
+
+    def table(self, context_tokens: int) -> CostTable:
+        """Return the bucket's table; a new one starts as a copy of the nearest bucket's."""
+        bucket = context_bucket(context_tokens)
+        if bucket not in self.tables:
+            near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
+            known = CostTable() if near is None else self.tables[near]
+            self.tables[bucket] = CostTable(known.step, known.known_beta, widths=self.widths)
+        return self.tables[bucket]
+
+    def observe(self, cost: RoundCost, *, context_tokens: int) -> bool:
+        """Learn from one round. Return whether the machine's speed has changed since the costs were last doubted.
+
+        Costs are stored in current baseline steps, because a machine that slows down does so for all of them.
+        """
+        table, drift = self.table(context_tokens), drift_of(self.drift.value)
+        if drift and cost.width == 1 and table.step is not None and drift_of(cost.pass_seconds / table.step) == drift:
+            table.restart()
+            self.drift = Recent()
+        table.observe(cost.width, cost.pass_seconds, passes=1 + cost.repeats)
+        if table.step is None:
+            return False
+        self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
+        if cost.draft_seconds > 0:
+            self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
+        return table.has_moved
+
+    def drifted(self, ratio: float, drafter: str) -> float:
+        """Record a round's ratio of measured to predicted time; return the median of recent rounds."""
+        timed = self.host.get(drafter)
+        if timed is None or timed.few:  # the prediction was a guess, so its error is not the machine's
+            return min(ratio, OUTLIER)
+        if self.drift.few:  # the median could be an interrupted round
+            ratio = min(ratio, OUTLIER)
+        self.drift.observe(ratio)
+        assert self.drift.value is not None
+        return self.drift.value
+
+    def is_due(self, rounds: int, *, context_tokens: int) -> bool:
+        """Return whether to measure a baseline pass: sooner if rounds deviate from their predictions."""
+        most = ENOUGH if drift_of(self.drift.value) else MEASURE
+        return self.table(context_tokens).is_due(rounds, most=most)
+
+
+def context_bucket(context_tokens: int) -> int:
+    """Return the index of the bucket for this many tokens."""
+    return bisect_left(CONTEXT_BUCKETS, context_tokens)
