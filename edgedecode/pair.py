@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ADAPTERS, ModelRequest, PlanningRuntime, Runtime, draft_engine, role_needs
+from edgedecode.engines.registry import drafter_sources
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
@@ -72,7 +73,8 @@ class Pair:
         self._in_use: Lock | None = None
         process = process_holder(tokenizer, budget)
         self._process = budget.reserve(*process, fixed=True, following=target_nbytes(manifest))
-        footprint, turn = self._footprint(process), FairLock()
+        sources = drafter_sources()
+        footprint, turn = self._footprint(process, sources), FairLock()
         try:
             if (place := getattr(runtime, "draft_place", None)) is not None:
                 self._check_placed(place, footprint)
@@ -97,6 +99,7 @@ class Pair:
             preferred=footprint.preferred if footprint is not None else self._preferred(),
             adapters=adapters,
             turn=turn,
+            sources=sources,
         )
         """The resources that its sessions share."""
         self._adapters = self.shared.adapters.choice()
@@ -247,7 +250,7 @@ class Pair:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _footprint(self, process: Holder) -> PackFootprint | None:
+    def _footprint(self, process: Holder, sources: Mapping[str, DrafterSource]) -> PackFootprint | None:
         if not isinstance(self._engine, PlanningRuntime):
             return None
         return PackFootprint(
@@ -258,6 +261,7 @@ class Pair:
             process=[process],
             budget=self.budget,
             request=self._request,
+            sources=sources,
         )
 
     def _check_placed(self, place: str, footprint: PackFootprint | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.model_drafter import distributions_nbytes
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
-from edgedecode.drafters.source import PlannedSource
+from edgedecode.drafters.source import DrafterSource, PlannedSource
 from edgedecode.engines.interface import (
     ADAPTERS,
     NO_MMAP,
@@ -51,8 +51,9 @@ def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
 class PackFootprint:
     """The memory that sessions of one pack need on one engine.
 
-    process: holders that exist before a model is open. budget: memory for reading graphs is leased from it. Models are
-    planned as `Pair` opens them. Nothing is loaded, but a converted file that an engine needs is built.
+    process: holders that exist before a model is open. budget: memory for reading graphs is leased from it. sources: of
+    the drafters; None: of those installed. Models are planned as `Pair` opens them. Nothing is loaded, but a converted
+    file that an engine needs is built.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class PackFootprint:
         process: Sequence[Holder],
         budget: Budget,
         request: EngineRequest,
+        sources: Mapping[str, DrafterSource] | None = None,
     ) -> None:
         self._manifest, self._root, self._tokenizer, self._engine = manifest, root, tokenizer, engine
         self._process, self._budget = tuple(process), budget
         self._provider, self._threads = request.provider, request.threads
         self._kv_type, self._loading = request.kv_type or "", request.loading
+        self._sources = drafter_sources() if sources is None else sources
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
         self._adapters: dict[str, tuple[int, int]] = {}
 
@@ -129,7 +132,7 @@ class PackFootprint:
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
-        facts = DraftingFacts(card, self.preferred, drafter_sources())
+        facts = DraftingFacts(card, self.preferred, self._sources)
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)
         wanted = Choice(
@@ -143,13 +146,13 @@ class PackFootprint:
             sampled=options.rule is Rule.RATIO,
             stretch=stretch(options),
         )
-        models = frozenset(name for name in (*wanted.drafters, FULL) if find_drafter(name).needs_model)
+        models = frozenset(name for name in (*wanted.drafters, FULL) if self._source(name).needs_model)
         own = f"{DRAFT_ADAPTER}{wanted.adapter}"
-        if _uses_draft(wanted) and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
+        if self._uses_draft(wanted) and own in self._manifest.adapters and ADAPTERS in self._draft_needs:
             wanted = replace(wanted, draft_adapter=own)
         bounds = Bounds(
             models=models,
-            draft_contexts=self._draft_contexts(wanted) if _uses_draft(wanted) and not wanted.tree else (),
+            draft_contexts=self._draft_contexts(wanted) if self._uses_draft(wanted) and not wanted.tree else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
             instead=instead(wanted.drafters, self.preferred) if options.drafter is None else "",
@@ -167,8 +170,8 @@ class PackFootprint:
             *self._shared(choice),
             *self._adapter(choice.adapter, choice.adapter_scale),
         ]
-        sources = [find_drafter(name) for name in choice.drafters]
-        if _uses_draft(choice):
+        sources = [self._source(name) for name in choice.drafters]
+        if self._uses_draft(choice):
             draft = self._draft(choice)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
@@ -195,13 +198,19 @@ class PackFootprint:
 
     def _shared(self, choice: Choice) -> list[Holder]:
         """Return what the first session that uses the draft model loads for all sessions."""
-        if not _uses_draft(choice):
+        if not self._uses_draft(choice):
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         draft = self._draft(choice)
         own = self._adapter(choice.draft_adapter, choice.adapter_scale)
         loaded = (*draft.loaded, Holder(f"weights:{_role(choice)}", draft.loading_nbytes), *own)
         return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
+
+    def _source(self, name: str) -> DrafterSource:
+        return self._sources.get(name) or find_drafter(name)
+
+    def _uses_draft(self, choice: Choice) -> bool:
+        return choice.stretch is not None or any(self._source(name).needs_model for name in choice.drafters)
 
     @cached_property
     def _row_draw(self) -> RowDraw:
@@ -289,10 +298,6 @@ def _is_drafts(lease_name: str, roles: Sequence[str]) -> bool:
 def _role(choice: Choice) -> str:
     """Return the role of the draft model that the choice's drafters run."""
     return TRIM if TRIM in choice.drafters else DRAFT
-
-
-def _uses_draft(choice: Choice) -> bool:
-    return choice.stretch is not None or any(find_drafter(name).needs_model for name in choice.drafters)
 
 
 def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:

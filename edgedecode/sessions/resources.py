@@ -13,7 +13,7 @@ from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import Runtime
-from edgedecode.engines.registry import drafter_sources, find_drafter
+from edgedecode.engines.registry import find_drafter
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget, Lease
@@ -72,10 +72,10 @@ class Resources:
     adapters: PackAdapters
     turn: FairLock
     """Held while the models, or anything else here, are used."""
+    sources: dict[str, DrafterSource]
+    """The drafters by name."""
     experience: Experience = field(default_factory=Experience)
     """Measured costs of forward passes and acceptance of drafts: updated by the scheduler of every session."""
-    sources: dict[str, DrafterSource] = field(default_factory=drafter_sources)
-    """The drafters by name."""
     pressure: MemoryPressure = field(default_factory=MemoryPressure)
     draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
     """The drafters of each session."""

@@ -26,6 +26,7 @@ from edgedecode import (
     SessionOptions,
     open_pack,
 )
+from edgedecode.drafters.lookup import LookupSource
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.planner import MemoryPlan
@@ -131,6 +132,16 @@ def test_session_opens_wherever_its_plan_fits_with_the_same_text(engine: str, op
             assert again == text or not exact
             assert pair.budget.used_nbytes <= limit
             assert session.drafter_name == options.drafter
+
+
+def test_session_with_a_drafter_added_to_the_pair_has_a_shorter_context_too(engine: str) -> None:
+    whole = planned(SessionOptions(drafter="suffix"), engine=engine)  # which needs more than this one
+    limit = whole.least_running + (whole.nbytes - whole.least_running) // 2
+    with edgedecode.load(runtime=engine, memory=limit) as pair:
+        pair.add_drafter_source(LookupSource("again", lambda context, limit: context[-limit:]))
+        with pair.session(SessionOptions(drafter="again")) as session:
+            assert session.drafter_name == "again"
+            assert session.context < whole.choice.context
 
 
 def test_session_that_does_not_fit_has_a_shorter_context(
