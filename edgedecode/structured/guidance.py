@@ -90,7 +90,7 @@ class GrammarTokens:
         if not ends:
             raise InputError("structured output needs a pack with an end token")
         try:
-            definition = _unspelled(tokenizer, ends)
+            definition = tokenizer.unspelled(ends)  # llguidance writes a special token where a key spells its name
             self._tokens = self._engine.LLTokenizer(definition, n_vocab=rows, eos_token=sorted(ends))
         except Exception as error:  # the library raises ValueError and its own types
             raise CapabilityError(f"llguidance cannot use this pack's tokenizer: {_line(str(error))}") from None
@@ -164,17 +164,6 @@ class GrammarTokens:
             part = json.dumps({**schema, "x-guidance": options})
             return str(matcher.grammar_from_lark(_rules(grammar, [f"json: %json {part}"])))
         return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
-
-
-def _unspelled(tokenizer: Tokenizer, ends: Collection[int]) -> str:
-    """Return a tokenizer's file in which tokens without text have names that no text has.
-
-    llguidance writes such a token where a grammar's own text, as a key or a constant, spells its name.
-    """
-    texts = {tokenizer.token_text(id) for id in tokenizer.special_ids | (tokenizer.added_ids & {*ends})}
-    names = [re.escape(json.dumps(text, ensure_ascii=False)) for text in texts if text]
-    named = re.sub(rf"(?<!\\)(?:{'|'.join(names)})", lambda found: f'"\uffff{found[0][1:]}', tokenizer.definition)
-    return re.sub(r'("content":"\uffff[^{}]*"special":)false', r"\1true", named)  # as Phi-3 flags its </s>
 
 
 def _source(engine: Untyped, grammar: Grammar) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -185,6 +186,15 @@ class Tokenizer:
         """The content of its `tokenizer.json`, for other libraries."""
         text: str = self._inner.to_str()
         return text
+
+    def unspelled(self, ends: Collection[int]) -> str:
+        """Return the definition with names that no text has for special tokens and the added ones among `ends`."""
+        texts = {self.token_text(id) for id in self.special_ids | (self.added_ids & {*ends})}
+        names = [re.escape(json.dumps(text, ensure_ascii=False)) for text in texts if text]
+        named = re.sub(
+            rf"(?<!\\)(?:{'|'.join(names) or '(?!)'})", lambda found: f'"\uffff{found[0][1:]}', self.definition
+        )
+        return re.sub(r'("content":"\uffff[^{}]*"special":)false', r"\1true", named)  # as Phi-3 flags its </s>
 
     @property
     def digest(self) -> str:

@@ -198,7 +198,7 @@ def test_an_answer_makes_one_call_unless_asked(hot: Running, fields: dict[str, A
 def test_a_response_has_an_item_for_each_call(hot: Running, *, stream: bool) -> None:
     counts = []
     given: dict[str, Any] = {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": True, "stream": stream}
-    for seed in range(6):
+    for seed in range(12):
         reply: Any = hot.client.responses.create(
             model="demo", input=QUESTION, max_output_tokens=400, extra_body={"seed": seed}, **given
         )
