@@ -22,10 +22,10 @@ UNBUDGETED_NBYTES = 300_000_000
 GROWTH = int(os.environ.get("EDGEDECODE_FUZZ", "1"))
 INPUTS = {
     "manifests": 190,
-    "graphs": 90,
+    "graphs": 45,
     "tokenizers": 40,
     "templates": 15,
-    "gguf": 105,
+    "gguf": 90,
     "transcripts": 30,
     "command lines": 90,
 }

@@ -24,15 +24,9 @@ ADDRESS_NBYTES = 3 << 30
 ESCAPED = 70
 """The exit code of an exception that reached the caller of `main`."""
 IMPORTED = (
-    "edgedecode.apps.chat.conversation",
-    "edgedecode.apps.show.manifest_tables",
-    "edgedecode.export.imports.gguf_import",
-    "edgedecode.runtimes.llama",
-    "edgedecode.runtimes.onnx",
-    "gguf",
-    "llama_cpp",
-    "onnxruntime",
-    "rich.progress",
+    *("edgedecode.apps.chat.conversation", "edgedecode.apps.show.manifest_tables"),
+    *("edgedecode.export.imports.gguf_import", "edgedecode.runtimes.llama", "edgedecode.runtimes.onnx", "gguf"),
+    *("llama_cpp", "onnxruntime", "rich.progress"),
 )
 
 

@@ -26,11 +26,7 @@ KINDS = st.integers(-1, 13)
 ITEMS = st.one_of(INTEGERS, TEXTS, st.floats(width=32, allow_nan=True))
 SCALARS = st.builds(Value, KINDS.filter(_plain), ITEMS)
 ARRAYS = st.builds(
-    Value,
-    st.just(ARRAY),
-    st.lists(ITEMS, max_size=3),
-    st.integers(0, 12).filter(_plain),
-    INTEGERS | st.none(),
+    Value, st.just(ARRAY), st.lists(ITEMS, max_size=3), st.integers(0, 12).filter(_plain), INTEGERS | st.none()
 )
 
 
@@ -65,23 +61,11 @@ FIELDS = st.sampled_from(sorted(sound().fields))
 TENSORS = st.sampled_from(sorted(sound().tensors))
 MORE = st.sampled_from(
     [
-        "llama.expert_count",
-        "llama.expert_used_count",
-        "llama.attention.sliding_window",
-        "llama.rope.scaling.type",
-        "llama.rope.scaling.factor",
-        "llama.rope.freq_base",
-        "llama.attention.causal",
-        "llama.pooling_type",
-        "split.count",
-        "general.type",
-        "general.quantization_version",
-        "tokenizer.ggml.scores",
-        "tokenizer.ggml.bos_token_id",
-        "tokenizer.ggml.add_eos_token",
-        "tokenizer.ggml.precompiled_charsmap",
-        "general.license",
-        "",
+        *("llama.expert_count", "llama.expert_used_count", "llama.attention.sliding_window"),
+        *("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.freq_base", "llama.attention.causal"),
+        *("llama.pooling_type", "split.count", "general.type", "general.quantization_version"),
+        *("tokenizer.ggml.scores", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_eos_token"),
+        *("tokenizer.ggml.precompiled_charsmap", "general.license", ""),
     ]
 )
 CHANGES = st.one_of(

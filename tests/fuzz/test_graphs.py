@@ -23,19 +23,9 @@ DOMAINS = ("", "com.microsoft", "ai.onnx.ml", "evil", "edgedecode", "com.microso
 LOCATIONS = st.one_of(
     st.sampled_from(
         [
-            "/etc/hostname",
-            "../tokenizer.json",
-            "../../outside.bin",
-            "./weights.bin",
-            "weights.bin/../weights.bin",
-            "*/_ORT_MEM_ADDR_/*",
-            ".hidden.bin",
-            "base.onnx",
-            "missing.bin",
-            "",
-            ".",
-            "/dev/zero",
-            "/proc/self/mem",
+            *("/etc/hostname", "../tokenizer.json", "../../outside.bin", "./weights.bin"),
+            *("weights.bin/../weights.bin", "*/_ORT_MEM_ADDR_/*", ".hidden.bin", "base.onnx", "missing.bin", "", "."),
+            *("/dev/zero", "/proc/self/mem"),
         ]
     ),
     TEXTS.map(lambda text: text.replace("\ud800", "\ufffd")),  # protobuf strings cannot contain it

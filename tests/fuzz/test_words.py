@@ -58,15 +58,7 @@ FLAGS = {
 _SESSION = (
     *("-m", "--runtime", "--provider", "-t", "--memory", "-c", "--kv-type", "--drafter", "--draft-max", "--rule"),
     *(
-        "--adapter",
-        "--temp",
-        "--top-k",
-        "--top-p",
-        "--min-p",
-        "--repeat-penalty",
-        "--seed",
-        "--system",
-        "-n",
+        *("--adapter", "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--seed", "--system", "-n"),
         "--color",
     ),
 )
