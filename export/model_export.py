@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -20,6 +20,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 from .checks.model_checks import check_noise, check_parity, opened
 from .checks.reference import Reference
+from .gguf.importance_file import sums_of, write_sums
 from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
 from .gguf.plan import PLAN_FILE
 from .gguf.row_source import StoredRows
@@ -70,7 +71,10 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         entry = _entry(job, drawing, parameters=parameters, window=windows.size)
     work = _ModelSteps(job, pack, checkpoint, stages, drawing)
     reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-    steps.file(work.folder / WEIGHTS_FILE, lambda: work.write_weights(entry, reference))
+    if job.importance_out is None:
+        steps.file(work.folder / WEIGHTS_FILE, lambda: work.write_weights(entry, reference))
+    else:  # kept weights would leave the importance unmeasured
+        work.write_weights(entry, reference)
     if job.recipe.calibrated:
         reference = reference.reading(StoredRows(drawing.weights, work.folder / WEIGHTS_FILE))
     text: Tokens = ()
@@ -102,9 +106,11 @@ class _ModelSteps:
     def write_weights(self, entry: ModelEntry, reference: Reference) -> None:
         """Write the weights, calibrated if the recipe asks for that."""
         weights = self.drawing.weights
-        if self.job.recipe.calibrated:
+        if self.job.importance is not None:
+            weights.calibrate(self.job.importance.columns)
+        elif self.job.recipe.calibrated:
             texts = self.job.calibration or self._calibration_text(entry)
-            weights.calibrate(self._moments(texts, reference, wanted=weights.calibrated))
+            weights.calibrate(self._moments(texts, reference))
         with self.stages.stage(f"{self.job.role}: weights", weights.elements) as advance:
             self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
         weights.calibrate({})  # moments take more memory than the weights
@@ -180,9 +186,16 @@ class _ModelSteps:
             parity={**entry.parity, **reading.measured},
         )
 
-    def _moments(self, texts: Tokens, reference: Reference, *, wanted: Collection[str]) -> dict[str, Moments]:
-        with self.stages.stage(f"{self.job.role}: calibration", sum(len(text) for text in texts)) as advance:
-            return find_moments(reference, texts, tied=self.job.source.shape.tied, wanted=wanted, progress=advance)
+    def _moments(self, texts: Tokens, reference: Reference) -> dict[str, Moments]:
+        """Measure the moments on texts; write them as importance if that is requested."""
+        job, tokens = self.job, sum(len(text) for text in texts)
+        wanted = self.drawing.weights.names(most_bits=4 if job.importance_out is None else 8)
+        with self.stages.stage(f"{job.role}: calibration", tokens) as advance:
+            found = find_moments(reference, texts, tied=job.source.shape.tied, wanted=wanted, progress=advance)
+        if job.importance_out is not None:
+            title = job.calibration_name or f"text that {job.source.name} wrote"
+            write_sums(job.importance_out, sums_of(found, job.source.shape, tokens=tokens), texts=[title])
+        return found
 
     def _with_plan(
         self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows
@@ -261,5 +274,5 @@ def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> 
         source=job.source.origin,
         window=window,
         quantization=job.recipe.remark,
-        notes=job.span.notes_on(job.source.shape),
+        notes=job.notes,
     )

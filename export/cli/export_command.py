@@ -80,6 +80,8 @@ def _make(arguments: Namespace) -> Report:
         out=arguments.out or Path(),  # a dry run may have none
         recipe=recipe,
         calibration_text=arguments.calibrate_text,
+        importance=arguments.imatrix,
+        importance_out=arguments.write_imatrix,
         activations=arguments.activations,
         name=arguments.name,
         license=arguments.license,

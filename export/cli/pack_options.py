@@ -51,6 +51,18 @@ def add_recipe(parser: ArgumentParser) -> None:
         help="calibrate on this .txt, or .jsonl with messages, instead of text that the model generates",
     )
     group.add_argument(
+        "--imatrix",
+        type=Path,
+        metavar="FILE",
+        help="take the importance of the target's columns from a file of llama.cpp's llama-imatrix instead of text",
+    )
+    group.add_argument(
+        "--write-imatrix",
+        type=Path,
+        metavar="FILE",
+        help="write the importance that calibration measures on the target as such a file",
+    )
+    group.add_argument(
         "--activations",
         choices=ACTIVATIONS,
         default="auto",
@@ -69,8 +81,9 @@ def read_recipe(arguments: Namespace) -> Recipe:
     block_size = arguments.block_size or 32
     schemes = {width: Scheme(width, block_size if width <= 8 else 0) for width in (bits, head, 8)}
     raised = schemes[8] if arguments.mixed or (arguments.mixed is None and bits == 4) else None
-    text = arguments.calibrate_text is not None
-    calibrated = arguments.calibrated or (arguments.calibrated is None and (text or 4 in (bits, head)))
+    names = ("calibrate_text", "imatrix", "write_imatrix")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    calibrated = arguments.calibrated or (arguments.calibrated is None and (bool(given) or 4 in (bits, head)))
     recipe = Recipe(schemes[bits], schemes[head], raised=raised, calibrated=calibrated)
     if arguments.out is None and not arguments.dry_run:
         arguments.usage_error("the following arguments are required: --out (or --dry-run)")
@@ -80,8 +93,10 @@ def read_recipe(arguments: Namespace) -> Recipe:
         arguments.usage_error(f"argument --activations: {recipe.name} weights use float activations, leave it out")
     if arguments.mixed and bits != 4:
         arguments.usage_error("argument --mixed: it keeps parts of a 4-bit model at 8 bits, add --bits 4")
-    if arguments.calibrated is False and text:
-        arguments.usage_error("argument --calibrate-text: --no-calibrated leaves it unused, give one of them")
+    if arguments.calibrated is False and given:
+        arguments.usage_error(f"argument {given[0]}: --no-calibrated leaves it unused, give one of them")
+    if "--imatrix" in given and len(given) > 1:
+        arguments.usage_error("argument --imatrix: nothing is calibrated then, leave the other option out")
     if calibrated and 4 not in (bits, head):
         arguments.usage_error("argument --calibrated: it only affects 4-bit weights, add --bits 4")
     return recipe

@@ -7,6 +7,7 @@ inputs on the text. Rows are independent of each other.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -39,6 +40,28 @@ class Moments:
     def factors(self) -> list[FloatArray]:
         """Return, for each piece, the upper triangular U with UᵀU = the inverse of the damped moments."""
         return [_factor(piece) for piece in self.pieces]
+
+    def means(self) -> FloatArray:
+        """Return the mean square of each column, float32 [columns]."""
+        return np.concatenate([piece.diagonal() for piece in self.pieces])
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """The mean square of each column of a product's inputs, float32 [columns]: moments without correlations.
+
+    With them, scales are searched for the least weighted error, and no error is corrected elsewhere.
+    """
+
+    means: FloatArray
+
+    def factors(self) -> list[FloatArray]:
+        """Return the factors of the moments that have this diagonal, as `Moments.factors`."""
+        return [_factor(np.diag(self.means[piece.start : piece.stop])) for piece in pieces_of(len(self.means))]
+
+
+Inputs: TypeAlias = Moments | Importance
+"""What is known of a product's inputs."""
 
 
 def rounded(weights: FloatArray, block_size: int, factors: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:

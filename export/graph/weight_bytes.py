@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 
-from .error_feedback import Moments
+from .error_feedback import Inputs
 from .quantize import Scheme, quantize
 
 if TYPE_CHECKING:
@@ -169,13 +169,13 @@ class FloatWeight:
 class BlockWeight:
     """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks].
 
-    moments: of its inputs on a text, with which 4-bit weights are rounded; None: to nearest.
+    inputs: what is known of its inputs, with which 4-bit weights are rounded; None: to nearest.
     """
 
     name: str
     source: Matrix
     scheme: Scheme
-    moments: Moments | None = None
+    inputs: Inputs | None = None
 
     @property
     def packed(self) -> TensorSpec:
@@ -193,7 +193,7 @@ class BlockWeight:
 
     def pieces(self) -> Iterator[Piece]:
         packed, scales = self.tensors
-        factors = self.moments.factors() if self.moments is not None and self.scheme.bits == 4 else ()
+        factors = self.inputs.factors() if self.inputs is not None and self.scheme.bits == 4 else ()
         for chunk in self.source.chunks():
             blocks = quantize(_finite(chunk.values, self.name), self.scheme, factors=factors)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)

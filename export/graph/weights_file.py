@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .error_feedback import Moments
+from .error_feedback import Inputs
 from .quantize import Scheme
 from .recipe import projection_name
 from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec
@@ -60,17 +60,16 @@ class Weights:
         self._aliases[spec] = of
         return spec
 
-    @property
-    def calibrated(self) -> set[str]:
-        """The names, as in `projection_name`, of the weights that moments change: those of 4 bits."""
+    def names(self, *, most_bits: int = 8) -> set[str]:
+        """Return the names, as in `projection_name`, of the quantized weights of up to this width."""
         blocks = (weight for weight in self._stored.values() if isinstance(weight, BlockWeight))
-        return {projection_name(weight.name) for weight in blocks if weight.scheme.bits == 4}
+        return {projection_name(weight.name) for weight in blocks if weight.scheme.bits <= most_bits}
 
-    def calibrate(self, moments: Mapping[str, Moments]) -> None:
-        """Set the moments of the quantized weights' inputs, by `projection_name`."""
+    def calibrate(self, inputs: Mapping[str, Inputs]) -> None:
+        """Set what is known of the quantized weights' inputs, by `projection_name`."""
         for key, weight in self._stored.items():
             if isinstance(weight, BlockWeight):
-                self._stored[key] = replace(weight, moments=moments.get(projection_name(weight.name)))
+                self._stored[key] = replace(weight, inputs=inputs.get(projection_name(weight.name)))
 
     @property
     def stored(self) -> Collection[BlockWeight | FloatWeight]:
