@@ -1,7 +1,6 @@
 """Replaces a graph's weights with references to the weights file: embedding, projections and constants."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -67,16 +66,9 @@ def stored_projections(
         if scheme.quantized:
             new = _blocks(model, node, weights.blocks(name, source, scheme=scheme))
         else:
-            new = _floats(model, node, weights=weights, source=source, stored=_Stored(name, scheme.bits, head))
+            new = _floats(model, node, name, weights=weights, source=source, bits=scheme.bits)
         _replace(model, node, insert_before(node, new))
         drop_weight(model, weight)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    name: str
-    bits: int
-    head: bool
 
 
 def _blocks(model: ir.Model, node: ir.Node, stored: BlockWeight) -> ir.Node:
@@ -91,18 +83,18 @@ def _blocks(model: ir.Model, node: ir.Node, stored: BlockWeight) -> ir.Node:
     return ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft", name=node.name)
 
 
-def _floats(model: ir.Model, node: ir.Node, *, weights: Weights, source: Matrix, stored: _Stored) -> ir.Node:
+def _floats(model: ir.Model, node: ir.Node, name: str, *, weights: Weights, source: Matrix, bits: int) -> ir.Node:
     """Make a MatMul, or for the head a Gemm, whose weight has the embedding's orientation and can be shared."""
-    if stored.head:
-        spec = weights.plain(stored.name, source, shape=(source.rows, source.columns), bits=stored.bits)
+    if name == HEAD:
+        spec = weights.plain(name, source, shape=(source.rows, source.columns), bits=bits)
     else:
-        spec = weights.transposed(stored.name, source, bits=stored.bits)
+        spec = weights.transposed(name, source, bits=bits)
     weight = add_weight(model, spec)
-    if stored.bits == 16:  # float16 in the file, float32 in the kernels: the engine folds the cast at load time
+    if bits == 16:  # float16 in the file, float32 in the kernels: the engine folds the cast at load time
         cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{node.name}/Cast")
         shape, weight = weight.shape, insert_before(node, cast)
         weight.name, weight.type, weight.shape = f"{spec.name}/float", ir.TensorType(ir.DataType.FLOAT), shape
-    if stored.head:
+    if name == HEAD:
         return ir.node("Gemm", [node.inputs[0], weight], {"transB": 1}, name=node.name)
     return ir.node("MatMul", [node.inputs[0], weight], name=node.name)
 
