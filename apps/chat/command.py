@@ -1,15 +1,18 @@
 """The verb `chat`: a conversation in the terminal, or over piped lines. Engines are imported only when it runs."""
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 
-from edgedecode import WhenFull
+from edgedecode import InputError, WhenFull
 from edgedecode.commands import Command, add_prompt, positive_count
 from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..stats_table import add_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from .input_history import InputHistory, kept_history
+from .lines import Lines, PipedLines, TerminalLines
 
 
 class ChatCommand:
@@ -44,7 +47,6 @@ class ChatCommand:
 
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
-        from .open_lines import open_lines
         from .slash import SlashAssistant, run_slash
 
         messages = system_messages(arguments.system)
@@ -71,6 +73,26 @@ class ChatCommand:
                 conversation.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits")
             with lines.attended(SlashAssistant(conversation)):
                 return conversation.run(first)
+
+
+def open_lines(*, keep_history: bool) -> Lines:
+    """Return the lines of standard input. Raises InputError when it is closed.
+
+    keep_history: inputs from a terminal are kept in the user's cache, and earlier ones can be recalled.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed: chat reads the conversation from it")
+    if not sys.stdin.isatty():
+        return PipedLines()
+    history = kept_history() if keep_history else InputHistory()
+    if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        try:
+            from .editor import EditedLines
+        except ImportError:  # the extra `chat` is not installed
+            pass
+        else:
+            return EditedLines(history)
+    return TerminalLines(history)
 
 
 command: Command = ChatCommand()

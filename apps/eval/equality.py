@@ -11,16 +11,30 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgedecode import Stats
+from edgedecode.decoding.loop import DecodeSetting, decode, prefill
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import POSITIONS, Rescore, measure_noise, rescore
+from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 from edgedecode.pack.engine_equality import Equality
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 
 from ..terminal import progress, tracked
-from .greedy_texts import EncodedPrompt, Texts, check_room, decode_all
 
+Texts: TypeAlias = list[list[int]]
+"""The tokens after each prompt."""
 NEAR_TIE = 4.0
 """Largest gap of a near tie, in multiples of the noise. Of normally distributed numbers of which one in 1,000 exceeds
 the noise, one in 10^38 exceeds this."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's tokens; `name` identifies it in a report."""
+
+    name: str
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +160,37 @@ def _noise(model: LanguageModel, prompts: Sequence[EncodedPrompt], setting: Sett
         return measure_noise(
             model, chosen, ends=setting.ends, positions=setting.noise_positions, progress=advance
         ).percentile
+
+
+def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int) -> None:
+    """Raise ContextExceeded if a prompt and its answer exceed the context, InputError if a prompt has no tokens."""
+    if model.card.token_ids is not None:
+        raise CapabilityError(f"the model {model.card.name} has a vocabulary of its own and cannot be compared")
+    for prompt in prompts:
+        if not prompt.tokens:
+            raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
+        if len(prompt.tokens) + max_tokens >= model.card.context:
+            found = f"{prompt.name!r} and {max_tokens} more, {len(prompt.tokens) + max_tokens} tokens"
+            raise ContextExceeded.of(found, model.card.context, remedy="leave it out, or lower -n")
+
+
+def decode_all(
+    model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int, ends: frozenset[int], what: str
+) -> Texts:
+    """Answer each prompt greedily. what: for the progress."""
+    return [_continuation(model, each.tokens, max_tokens=max_tokens, ends=ends) for each in tracked(prompts, what)]
+
+
+def _continuation(model: LanguageModel, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int]) -> list[int]:
+    """Decode with edgedecode's loop, one row per pass, so that it runs the same kernels as re-scoring."""
+    state = model.new_state(len(prompt) + max_tokens + 1)
+    tokens = list(prompt)
+    sampler = Sampler(SamplingOptions(), vocabulary_size=model.card.vocabulary_size)
+    greedy = DecodeSetting(sampler=sampler, noise=Noise(0), ends=ends)
+    try:
+        prefill(model, state, prompt[:-1])
+        for _ in decode(model, state, tokens=tokens, max_tokens=max_tokens, setting=greedy, stats=Stats()):
+            pass
+    finally:
+        state.close()
+    return tokens[len(prompt) :]

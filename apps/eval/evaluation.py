@@ -25,8 +25,7 @@ from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
 from ..manifest_results import save_result, saves_result
-from .equality import Setting, compare_engines, equality_of
-from .greedy_texts import EncodedPrompt
+from .equality import EncodedPrompt, Setting, compare_engines, equality_of
 from .kv_types import KvQuality, compare_types, installed_runtimes, refused_types, scoring_nbytes, types_to_compare
 from .tables import (
     KvFound,

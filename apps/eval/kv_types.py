@@ -22,7 +22,7 @@ from edgedecode.pack.engine_equality import CONFIDENCE, Rate
 from edgedecode.pack.manifest import Manifest
 
 from ..terminal import tracked
-from .greedy_texts import EncodedPrompt, check_room, decode_all
+from .equality import EncodedPrompt, check_room, decode_all
 
 RESAMPLES = 2000
 """Bootstrap resamples. More make the bounds steadier, and take longer."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode import Pair
+from edgedecode.apps.chat.command import open_lines
 from edgedecode.apps.chat.input_history import MOST_ENTRIES, InputHistory, kept_history
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
-from edgedecode.apps.chat.open_lines import open_lines
 from edgedecode.apps.chat.slash import SLASHES, SlashAssistant
 from edgedecode.errors import InputError
 from tests.apps.chat_script import conversation_of

@@ -14,8 +14,14 @@ import pytest
 from edgedecode import ContextExceeded, InputError, Pair
 from edgedecode.apps import manifest_results
 from edgedecode.apps.eval import evaluation
-from edgedecode.apps.eval.equality import Comparison, PromptEquality, Setting, compare_engines, equality_of
-from edgedecode.apps.eval.greedy_texts import EncodedPrompt
+from edgedecode.apps.eval.equality import (
+    Comparison,
+    EncodedPrompt,
+    PromptEquality,
+    Setting,
+    compare_engines,
+    equality_of,
+)
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import LanguageModel

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgedecode import load
-from edgedecode.apps.eval.greedy_texts import EncodedPrompt
+from edgedecode.apps.eval.equality import EncodedPrompt
 from edgedecode.apps.eval.kv_types import (
     KvQuality,
     TextScores,
