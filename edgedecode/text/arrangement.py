@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from itertools import product
 
 from edgedecode.errors import InputError
@@ -82,7 +83,7 @@ class Arranger:
     """Finds and keeps how conversations are arranged for a template."""
 
     template: ChatTemplate
-    _kept: dict[tuple[str, str], _Arrangement] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[bytes, _Arrangement] = field(default_factory=dict, repr=False, compare=False)
 
     def render(
         self, messages: Sequence[Sent], *, arguments: Mapping[str, object] = NOTHING, most_nbytes: int | None = None
@@ -92,7 +93,8 @@ class Arranger:
         Also raises InputError where the template leaves out a message however they are arranged.
         """
         render = partial(self._rendered, arguments=arguments, most_nbytes=most_nbytes)
-        key = "".join(each.role[0] for each in messages), json.dumps(dict(arguments), sort_keys=True)
+        facts = "".join(each.role[0] for each in messages), dict(arguments)
+        key = sha256(json.dumps(facts, sort_keys=True).encode()).digest()  # a client's variables may be megabytes
         if (arrangement := self._kept.get(key)) is None:
             arrangement = self._found([each.role for each in messages], render)
             if len(self._kept) >= _MOST_KEPT:
