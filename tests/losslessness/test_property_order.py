@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
@@ -16,6 +17,7 @@ from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured import schema_check
 from edgedecode.structured.grammar import Grammar
+from edgedecode.testing import byte_tokenizer
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED
 
@@ -259,6 +261,14 @@ def test_a_schemas_own_text_may_spell_special_tokens(folder: Path) -> None:
             constraint.extend(written[-1:])
         assert json.loads(tokenizer.decode(written)) == {text: f"a{text}b"}
         assert not ends & {*written}
+
+
+def test_a_tokenizer_without_special_tokens_follows_schemas() -> None:
+    inner = byte_tokenizer()._inner.to_str()
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps({**json.loads(inner), "added_tokens": []})))
+    assert not tokenizer.special_ids | tokenizer.added_ids
+    constraint = GrammarTokens(tokenizer, rows=tokenizer.size, ends=[1]).constraint(Grammar.of_schema({"const": "a"}))
+    assert tokenizer.decode(constraint.forced()) == '"a"'
 
 
 NAMED, AGED = of(("name",), "name"), of(("age", "city"), "age")
