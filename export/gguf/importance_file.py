@@ -95,19 +95,6 @@ def sums_of(moments: Mapping[str, Moments], shape: Shape, *, tokens: int) -> Sum
     }
 
 
-def added(sums: Sums, others: Sums, *, path: Path) -> Sums:
-    """Return the sums over both texts; `others` are from the file `path`. Raises ExportError for another model's."""
-    for name, (values, _) in others.items():
-        if name not in sums or len(sums[name][0]) != len(values):
-            raise ExportError(
-                f"{path} is the importance file of another model: it has {name} with {len(values)} columns"
-            )
-    return {
-        name: (values + others[name][0], count + others[name][1]) if name in others else (values, count)
-        for name, (values, count) in sums.items()
-    }
-
-
 def check_file(path: Path, *, option: str) -> None:
     """Raise ExportError if a file cannot be written there."""
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
