@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgedecode.errors import ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import is_downloaded
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.pack.pack_change import changed_pack
 

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, SwitchOptions, WhenFull, load
+from edgedecode import (
+    InputError,
+    Message,
+    Pair,
+    Rule,
+    SamplingOptions,
+    SessionDetails,
+    SessionOptions,
+    SwitchOptions,
+    WhenFull,
+    load,
+)
 from edgedecode.commands import (
     add_pack,
     answer_seed,
@@ -283,19 +294,21 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
         adapter=adapter,
-        adapter_scale=scale,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         context=arguments.ctx_size,
         seed=arguments.seed,
-        rule=Rule(arguments.rule),
-        reproducible=arguments.reproducible,
-        ignore_eos=getattr(arguments, "ignore_eos", False),
-        when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
-        switch=_switch_options(arguments),
         grammar=_grammar(arguments),
-        template_arguments=dict(arguments.template_arg),
-        think=arguments.think or "",
+        details=SessionDetails(
+            adapter_scale=scale,
+            rule=Rule(arguments.rule),
+            reproducible=arguments.reproducible,
+            ignore_eos=getattr(arguments, "ignore_eos", False),
+            when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
+            switch=_switch_options(arguments),
+            template_arguments=dict(arguments.template_arg),
+            think=arguments.think or "",
+        ),
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RuntimeUnavailable,
     )
     from edgedecode.open_pack import LoadOptions, load, plan
-    from edgedecode.options import SessionOptions, SwitchOptions, WhenFull
+    from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
     from edgedecode.sampling.log_probabilities import TokenLogprob
     from edgedecode.sampling.weights import SamplingOptions
@@ -54,6 +54,7 @@ __all__ = [
     "RuntimeUnavailable",
     "SamplingOptions",
     "Session",
+    "SessionDetails",
     "SessionOptions",
     "Stats",
     "SwitchOptions",
@@ -79,7 +80,7 @@ _MODULES = {
     ),
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
-    "options": ("SessionOptions", "SwitchOptions", "WhenFull"),
+    "options": ("SessionDetails", "SessionOptions", "SwitchOptions", "WhenFull"),
     "open_pack": ("LoadOptions", "load", "plan"),
     "pair": ("Pair",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),

@@ -50,7 +50,7 @@ QUOTES = "put quotes around a text of several words"
 
 def verb_hint(word: str, verbs: Iterable[str]) -> str:
     """Return what to use instead of a command that does not exist."""
-    from edgedecode.library.names import names_pack  # late, to start fast
+    from edgedecode.library.find import names_pack  # late, to start fast
 
     if names_pack(word):
         return f"did you mean `edgedecode run {shown(word)}`?"
@@ -117,7 +117,7 @@ def sort_words(given: Namespace, loose: Sequence[str]) -> str:
 
     loose: words that argparse left over because they follow an option.
     """
-    from edgedecode.library.names import could_be_pack, names_pack  # late, to start fast
+    from edgedecode.library.find import could_be_pack, names_pack  # late, to start fast
 
     words = [word for word in (given.pack, getattr(given, "prompt_text", None), *loose) if word is not None]
     answers = hasattr(given, "prompt_text")

@@ -17,6 +17,7 @@ from edgedecode.switching.rule import SwitchRule
 __all__ = [
     "DEFAULT_CONTEXT",
     "DEFAULT_QUALITY",
+    "SessionDetails",
     "SessionOptions",
     "SwitchOptions",
     "WhenFull",
@@ -67,38 +68,48 @@ class SwitchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """How a session decodes. None takes the pack's own default.
+class SessionDetails:
+    """The rarer options of a session.
 
-    drafter: a registered name, "none", or None: in each round the scheduler chooses among those that may be
-    profitable. draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context:
-    positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
-    random seed for each answer. reproducible: the same seed gives the same text, independent of drafts, or opening the
-    session raises CapabilityError; it needs our kernels and the match rule.
+    reproducible: the same seed gives the same text, independent of drafts, or opening the session raises
+    CapabilityError; it needs our kernels and the match rule.
     """
 
-    sampling: SamplingOptions | None = None
-    adapter: str | None = None
-    """The name of one of the pack's adapters of the target; None: no adapter."""
     adapter_scale: float = 1.0
     """Factor for the adapter's change, in addition to the adapter's own scale."""
-    drafter: str | None = None
-    draft_max: int | None = None
-    context: int | None = None
-    seed: int | None = None
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
     when_full: WhenFull = WhenFull.DROP
     switch: SwitchOptions | None = None
     """Entropy switching; None: every token is verified by the target."""
-    grammar: Grammar | None = None
-    """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """Variables of the chat template, as JSON values, beside the conversation."""
     think: str = ""
     """Whether a model with such a switch thinks before it answers: on, off, minimal, low, medium or high; empty: as its
     template has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a session decodes. None takes the pack's own default.
+
+    drafter: a registered name, "none", or None: in each round the scheduler chooses among those that may be
+    profitable. draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context:
+    positions to plan for. seed: the first answer's; later answers derive theirs from it and their number. None: a
+    random seed for each answer.
+    """
+
+    sampling: SamplingOptions | None = None
+    drafter: str | None = None
+    draft_max: int | None = None
+    context: int | None = None
+    seed: int | None = None
+    adapter: str | None = None
+    """The name of one of the pack's adapters of the target; None: no adapter."""
+    grammar: Grammar | None = None
+    """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
+    details: SessionDetails = SessionDetails()
 
     @property
     def fixed(self) -> bool:

@@ -14,10 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
-from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.drafts import Draft, check_parents
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.tree import check_parents
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.interface import Device, ModelRequest
 from edgedecode.errors import CapabilityError

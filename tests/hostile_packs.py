@@ -14,11 +14,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 from edgedecode.onnx_format.wire import bytes_field, integer_field, message_field, pair_field, text_field
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME
 

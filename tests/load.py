@@ -26,9 +26,9 @@ from typing import Any
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.process_memory import memory_of
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.pack.hub import BUNDLED_PACK
 from tests.apps.serving import serving
 
 QUESTIONS, SEEDS, MOST = 24, 4, 80

@@ -12,9 +12,9 @@ import numpy as np
 
 from edgedecode.adapters.adapter_change import adapter_folder, adapter_role
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import AdapterEntry
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, STACKS, Manifest
 

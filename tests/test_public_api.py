@@ -15,7 +15,17 @@ PUBLIC_API = [
     *("BudgetExceeded", "CapabilityError", "Chunk", "Completion", "ContextExceeded", "DecodeSetting", "Draft"),
     *("EdgeDecodeError", "ExportError", "FinishReason", "IncompatiblePair", "InputError", "LoadOptions"),
     *("ManifestError", "Message", "Pair", "Rule", "RuntimeUnavailable", "SamplingOptions", "Session"),
-    *("SessionOptions", "Stats", "SwitchOptions", "TokenLogprob", "TurnsDropped", "WhenFull", "decode", "load"),
+    *(
+        "SessionDetails",
+        "SessionOptions",
+        "Stats",
+        "SwitchOptions",
+        "TokenLogprob",
+        "TurnsDropped",
+        "WhenFull",
+        "decode",
+        "load",
+    ),
     "plan",
 ]
 MAX_POSITIONAL = 2

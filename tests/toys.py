@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.memory.budget import Budget
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.pack.manifest import Generation
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
@@ -37,6 +39,12 @@ GREEDY = SamplingOptions()
 PADDING = 3
 END = 2
 """Id of `<|im_end|>` in the byte tokenizer."""
+
+
+def session_options(options: SessionOptions = SessionOptions(), /, **changes: Any) -> SessionOptions:  # noqa: B008
+    """Return options with these changes, also those of their details."""
+    rare = {name: changes.pop(name) for name in {each.name for each in fields(SessionDetails)} & changes.keys()}
+    return replace(options, details=replace(options.details, **rare), **changes)
 
 
 def padded(tables: tuple[FloatArray, ...], *, rows: int = PADDING) -> tuple[FloatArray, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from edgedecode import InputError, Pair, SamplingOptions, SessionOptions, SwitchOptions
+from edgedecode import InputError, Pair, SamplingOptions, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.commands import print_json
 from edgedecode.errors import CapabilityError
 from edgedecode.library.find import find_pack
@@ -81,7 +81,7 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     ways = {
         TARGET: PLAIN,
         SPECULATION: SessionOptions(sampling=GREEDY),
-        DRAFT: SessionOptions(sampling=GREEDY, switch=DRAFT_ALONE),
+        DRAFT: SessionOptions(sampling=GREEDY, details=SessionDetails(switch=DRAFT_ALONE)),
     }
     arms = ways | {f"{up:.4g}": _switched(SwitchRule(up=up, signal=signal)) for up in ups}
     with progress("curve", len(arms) * len(choosing)) as advance:
@@ -108,7 +108,9 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     if chosen is not None:
         rule = SwitchRule(up=chosen.up, signal=signal)
         peers["switch"] = _switched(rule)
-        peers["switch, checked"] = SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule, check=True))
+        peers["switch, checked"] = SessionOptions(
+            sampling=GREEDY, details=SessionDetails(switch=SwitchOptions(rule=rule, check=True))
+        )
     with progress("held-out prompts", len(peers) * len(held_out)) as advance:
         checked = measure_arms(pair, held_out, peers, max_tokens=limit, advance=advance)
     return Calibrated(curve, results, checked, chosen)
@@ -150,7 +152,7 @@ def _signals(pair: Pair, tasks: Sequence[Task], *, max_tokens: int) -> AnswerSig
 
 
 def _switched(rule: SwitchRule) -> SessionOptions:
-    return SessionOptions(sampling=GREEDY, switch=SwitchOptions(rule=rule))
+    return SessionOptions(sampling=GREEDY, details=SessionDetails(switch=SwitchOptions(rule=rule)))
 
 
 def _as_dict(found: Calibrated, root: Path, *, saves: bool) -> dict[str, object]:

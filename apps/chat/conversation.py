@@ -63,7 +63,7 @@ def chosen_mode(name: str, pair: Pair, start: SessionOptions) -> Mode:
         raise InputError(f"there is no mode {name!r}; there are: {', '.join(modes)}")
     curve = pair.manifest.switching
     calibrated = curve is not None and curve.models == models_digest(pair.manifest)
-    if name == SWITCH and start.switch is None and not calibrated:
+    if name == SWITCH and start.details.switch is None and not calibrated:
         raise CapabilityError(
             "the pack is not calibrated for switching: run `edgedecode calibrate`, or start with --mode switch "
             "--switch-threshold H"
@@ -73,7 +73,7 @@ def chosen_mode(name: str, pair: Pair, start: SessionOptions) -> Mode:
 
 def mode_of(options: SessionOptions) -> str:
     """Return the name of the mode that these options are."""
-    if options.switch is not None:
+    if options.details.switch is not None:
         return SWITCH
     if options.drafter == NO_DRAFTER or options.draft_max == 0:
         return PLAIN
@@ -83,14 +83,14 @@ def mode_of(options: SessionOptions) -> str:
 
 
 def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
-    clear = replace(start, drafter=None, draft_max=None, switch=None)
+    clear = replace(start, drafter=None, draft_max=None, details=replace(start.details, switch=None))
     yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", clear)
     if mode_of(start) == FIXED:
         yield Mode(FIXED, "drafts of the fixed length that the chat started with", start)
     yield Mode(PLAIN, "the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
-    if "draft" in pair.manifest.models and not start.reproducible:
-        switch = start.switch or SwitchOptions()
-        yield Mode(SWITCH, "the draft model writes what it is sure of, unverified", replace(clear, switch=switch))
+    if "draft" in pair.manifest.models and not start.details.reproducible:
+        details = replace(start.details, switch=start.details.switch or SwitchOptions())
+        yield Mode(SWITCH, "the draft model writes what it is sure of, unverified", replace(clear, details=details))
     length = start.draft_max or None
     for name in drafter_names():
         if _can_draft(name, pair):
@@ -211,7 +211,7 @@ class Conversation:
             self.last_finish = self._stream(prompt)
         except ContextExceeded:
             context = self.session.context
-            stops = self.session.options.when_full is WhenFull.STOP
+            stops = self.session.options.details.when_full is WhenFull.STOP
             if stops and any(message.role != "system" for message in self.session.messages):
                 self.refuse(f"this no longer fits the context of {context} tokens: /reset starts over")
             else:
@@ -251,7 +251,7 @@ class Conversation:
     def use_adapter(self, name: str | None, *, scale: float) -> None:
         """Use an adapter of the pack from the next answer on; None: no adapter. Raises as `Session.use_adapter`."""
         self.session.use_adapter(name, scale=scale)
-        self.options = replace(self.options, adapter=name, adapter_scale=scale)
+        self.options = replace(self.options, adapter=name, details=replace(self.options.details, adapter_scale=scale))
 
     def use_options(self, options: SessionOptions) -> None:
         """Continue the conversation in a session with other options, except the seed and the adapter, which stay.
@@ -261,7 +261,8 @@ class Conversation:
         """
         old, before = self.session, self.options
         seed = before.seed if before.seed is None else answer_seed(old.seed, int(self.last_finish is not None))
-        options = replace(options, seed=seed, adapter=before.adapter, adapter_scale=before.adapter_scale)
+        details = replace(options.details, adapter_scale=before.details.adapter_scale)
+        options = replace(options, seed=seed, adapter=before.adapter, details=details)
         self.pair.drafter_names(options)  # refuses impossible options before anything is closed
         old.close()
         try:

@@ -11,9 +11,9 @@ from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.commands import scaled_name
 from edgedecode.pack.entries import DRAFT_ADAPTER
-from edgedecode.text.kept_turns import turn_starts
 from edgedecode.text.printable import shown
 from edgedecode.text.template_switches import EFFORTS, idle_switch
+from edgedecode.text.transcript import turn_starts
 
 from ..colour import Paint
 from ..stats_table import memory_table
@@ -144,15 +144,17 @@ def _mode(conversation: Conversation, rest: str) -> None:
         _list(conversation, _modes(conversation), present=present)
         return
     mode = chosen_mode(rest, conversation.pair, conversation.start)
-    conversation.use_options(replace(mode.options, think=conversation.options.think))
+    details = replace(mode.options.details, think=conversation.options.details.think)
+    conversation.use_options(replace(mode.options, details=details))
     found = mode_of(conversation.session.options)  # not the chosen one if memory is short
     conversation.say(f"mode {found}: {_modes(conversation)[found]}")
 
 
 def _think(conversation: Conversation, rest: str) -> None:
     if rest:
-        conversation.use_options(replace(conversation.options, think=rest))
-    think = conversation.options.think
+        options = conversation.options
+        conversation.use_options(replace(options, details=replace(options.details, think=rest)))
+    think = conversation.options.details.think
     said = f"thinking is {think}" if think else "thinking is as the chat template has it"
     conversation.say(idle_switch(conversation.pair.tokenizer.chat_template.source, think) or said)
 
@@ -219,7 +221,7 @@ def _modes(conversation: Conversation) -> Mapping[str, str]:
 def _adapters(conversation: Conversation) -> Mapping[str, str]:
     """Return the names of the target's adapters; those of the draft model follow them."""
     names = [name for name in conversation.pair.manifest.adapters if not name.startswith(DRAFT_ADAPTER)]
-    present, scale = conversation.options.adapter, conversation.options.adapter_scale
+    present, scale = conversation.options.adapter, conversation.options.details.adapter_scale
     meanings = {name: f"scale {scale:g}" if name == present and scale != 1 else "" for name in names}
     return {NO_ADAPTER: "the target without an adapter", **meanings}
 

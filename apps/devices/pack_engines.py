@@ -10,8 +10,8 @@ from edgedecode.engines.selection import EngineRequest, engine_choice
 from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.library.find import find_pack
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.printable import shown
 

@@ -24,7 +24,7 @@ class PullCommand:
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        from edgedecode.library.find import pull
+        from edgedecode.library.named_models import pull
         from edgedecode.library.offers import ask_before_downloads
         from edgedecode.memory.sizes import format_nbytes
 

@@ -39,7 +39,8 @@ class RmCommand:
 
 
 def _chosen(name: str) -> "StoredModel":
-    from edgedecode.library.names import BUNDLED, expanded, named, near_names, one_of
+    from edgedecode.library.named_models import named, near_names, one_of
+    from edgedecode.library.names import BUNDLED, expanded
     from edgedecode.library.stored import Store
     from edgedecode.library.stores import stored_models
 

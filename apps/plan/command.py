@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from edgedecode import BudgetExceeded, SessionOptions, SwitchOptions
+from edgedecode import BudgetExceeded, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.footprint import in_parts
@@ -62,9 +62,11 @@ def _options(arguments: Namespace) -> SessionOptions:
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         adapter=arguments.adapter,
-        rule=Rule(arguments.rule),
-        reproducible=arguments.reproducible,
-        switch=SwitchOptions() if arguments.mode == "switch" else None,
+        details=SessionDetails(
+            rule=Rule(arguments.rule),
+            reproducible=arguments.reproducible,
+            switch=SwitchOptions() if arguments.mode == "switch" else None,
+        ),
     )
 
 

@@ -95,7 +95,7 @@ def props(service: Service, defaults: SamplingOptions) -> dict[str, object]:
         "adapters": adapter_names(pair),
         "adapter": options.adapter,
         "modes": modes(pair),
-        "mode": SWITCH if options.switch is not None else "" if pair.drafter_names(options) else PLAIN,
+        "mode": SWITCH if options.details.switch is not None else "" if pair.drafter_names(options) else PLAIN,
         "context": context_length(service),
         "max_tokens": pair.manifest.generation.max_tokens,
         "sampling": defaults.as_dict(),

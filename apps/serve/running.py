@@ -175,7 +175,7 @@ class Service:
         options = asked.session_options(self.options, number=number)
         if not asked.chat or options.grammar is not None:
             return None
-        return thoughts_of(self.pair.tokenizer, options.template_arguments, options.think)
+        return thoughts_of(self.pair.tokenizer, options.details.template_arguments, options.details.think)
 
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgedecode import Pair, SessionOptions, Stats
+from edgedecode import Pair, SessionDetails, SessionOptions, Stats
 from edgedecode.schedule.experience import Experience
 from edgedecode.text.prompts import Prompt
 
@@ -69,12 +69,12 @@ def answer(pair: Pair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:
     options = SessionOptions(
         sampling=settings.sampling,
         adapter=adapter,
-        adapter_scale=scale,
         drafter=arm.drafter,
         draft_max=arm.length,
         context=settings.context,
         seed=settings.seed,
         grammar=settings.grammar,
+        details=SessionDetails(adapter_scale=scale),
     )
     run = Run()
     with pair.session(options, messages=prompt.history) as session:

@@ -11,7 +11,7 @@ from edgedecode.engines.child import tell_parent
 from edgedecode.errors import ContextExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.open_pack import LoadOptions, load, plan
-from edgedecode.options import SessionOptions, WhenFull
+from edgedecode.options import SessionDetails, SessionOptions, WhenFull
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 
@@ -31,8 +31,7 @@ def main() -> None:
         sampling=SamplingOptions(),
         context=order["context"],
         seed=0,
-        ignore_eos=True,  # answers have their maximum length
-        when_full=WhenFull.STOP,  # dropping turns would avoid a full context, which takes the most memory
+        details=SessionDetails(ignore_eos=True, when_full=WhenFull.STOP),
     )
     try:
         tell_parent(_planned(order, options) if order["turns"] is None else _chatted(order, options))

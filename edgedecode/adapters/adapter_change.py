@@ -20,8 +20,8 @@ from edgedecode.pack.entries import ADAPTERS, DRAFT_ADAPTER, AdapterEntry
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_change import changed_pack, check_own
 
-from .adapter_parts import Projections, check_invocation, graph_projections, lora_projections
-from .gguf_adapter import read_gguf_adapter
+from .adapter_parts import Projections, check_invocation, graph_projections
+from .gguf_adapter import lora_projections, read_gguf_adapter
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 NO_ADAPTER = "off"

@@ -13,9 +13,6 @@ import numpy as np
 
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.gguf.architectures import BY_NAME
-from edgedecode.gguf.gguf_names import module_of
-from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import STACKS
 
 FLOAT_NBYTES = 4
@@ -207,13 +204,3 @@ def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projectio
         if name.startswith("lora.") and name.endswith(".a"):
             _, layer, module, _ = name.split(".")
             yield Projection(int(layer), module, inputs=shape[0], outputs=shapes[f"{name[:-1]}b"][1])
-
-
-def lora_projections(header: Header) -> Iterator[Projection]:
-    """Yield the projections of a GGUF file that a PEFT adapter can change; none if their order is not known."""
-    if header.architecture not in BY_NAME:
-        return
-    for name, tensor in header.tensors.items():
-        found = module_of(name, header.architecture)
-        if found is not None and len(tensor.shape) == 2:
-            yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])

@@ -1,18 +1,20 @@
-"""Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it."""
+"""Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it, and what it can change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.adapter import check_adapter, check_values
+from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.fields import UINT32
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.entries import AdapterEntry
 
-from .adapter_parts import check_invocation
+from .adapter_parts import Projection, check_invocation
 
 _INVOCATION = "adapter.alora.invocation_tokens"
 
@@ -36,6 +38,16 @@ def read_gguf_adapter(
         modules=tuple(dict.fromkeys(_module(each, header.architecture) for each in adapter.ranks)),
         invocation=invocation,
     )
+
+
+def lora_projections(header: Header) -> Iterator[Projection]:
+    """Yield the projections of a GGUF file that a PEFT adapter can change; none if their order is not known."""
+    if header.architecture not in BY_NAME:
+        return
+    for name, tensor in header.tensors.items():
+        found = module_of(name, header.architecture)
+        if found is not None and len(tensor.shape) == 2:
+            yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])
 
 
 def _invocation(contents: Contents, path: Path) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from edgedecode.sampling.sampler import Noise
 
 from .constraint import Constraint, allowed_draft
 from .drafter import Closable, Drafter, Watching
-from .drafts import EMPTY_DRAFT, Draft
+from .drafts import EMPTY_DRAFT, Draft, is_chain
 from .offers import OpenOffers
 from .policy import (
     ASKED,
@@ -29,7 +29,6 @@ from .policy import (
     RoundCost,
     Signals,
 )
-from .tree import is_chain
 from .verify import Outcome, Verdict
 
 _PLAIN = Plan(0)

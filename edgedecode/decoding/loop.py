@@ -17,9 +17,8 @@ from .drafting import Drafting
 from .model import AdapterUse, LanguageModel, State
 from .policy import kind_of
 from .stats import Stats, Stopwatch
-from .switching import Switching
 from .verify import Outcome, Rule, TargetRows, Verdict, verify
-from .writers import Writers
+from .writers import Switching, Writers
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 

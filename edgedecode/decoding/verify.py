@@ -15,8 +15,7 @@ from edgedecode.sampling.probs import NoiseSource, Probs
 from edgedecode.sampling.sampler import Sampler
 
 from .constraint import FORCED, Constraint
-from .drafts import WRITER, Draft, DraftMode
-from .tree import chain, children
+from .drafts import WRITER, Draft, DraftMode, chain, children
 
 __all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "unverified", "verify"]
 

@@ -7,15 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from edgedecode.arrays import FloatArray
 from edgedecode.sampling.sampler import Sampler
 
 from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .stats import TimeSplit
-from .switching import Switching
 from .verify import Verdict, unverified
+
+
+class Switching(Protocol):
+    """Entropy switching: decides which model writes next, and generates the draft model's tokens."""
+
+    @property
+    def checks(self) -> bool:
+        """Whether the target verifies the draft model's tokens when it takes over, before they are shown."""
+        ...
+
+    @property
+    def draft_room(self) -> int:
+        """Most tokens that may be drafted for the target's next pass, so that it cannot hand back within the pass.
+
+        Otherwise the text would depend on the drafts. 0 where the draft model may write after the next token.
+        """
+        ...
+
+    def begin(self, tokens: Sequence[int], *, generated: int = 0) -> None:
+        """Start a generation after `tokens`, of which the last `generated` are an answer's; the draft model begins."""
+        ...
+
+    def write(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Generate at most `limit` tokens after `tokens` with the draft model; empty: the target writes next.
+
+        Always empty once it is closed, which may happen in the middle of an answer.
+
+        Stops after an end-of-sequence token, when the draft model is unsure of the next token, or after a few tokens,
+        so that they can be shown; in the last case, call it again.
+        """
+        ...
+
+    def observe(self, verdict: Verdict, rows: FloatArray) -> None:
+        """Learn from the target's tokens and its logits, [1 + drafted tokens, vocabulary]."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,12 +14,11 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
-from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.probs import Probs, UniformSource
 from edgedecode.sampling.row_draw import Leading
 from edgedecode.sampling.sampler import Sampler
 
-from .chain import Chain, Guess
-from .confidence import Confidence, features
+from .confidence import Confidence, Features, features
 from .model_state import ModelState
 from .source import DrafterSource, DraftSetting, Scheduled
 
@@ -73,6 +72,36 @@ class FullRows:
             self._full = np.full(self._vocabulary.size, -np.inf, dtype=np.float32)
         self._full[self._vocabulary.ids] = row[: len(self._vocabulary)]
         return self._full
+
+
+@dataclass(slots=True)
+class Guess:
+    """The last proposal, including the token dropped for low confidence, until the emitted tokens are known."""
+
+    at: int = -1
+    tokens: list[int] = field(default_factory=list)
+    seen: list[Features] = field(default_factory=list)
+
+    @classmethod
+    def under(cls, plan: Plan, at: int) -> Guess:
+        """Return that of a proposal at this position; it counts only if the plan lets confidence end the proposal."""
+        return cls(at if plan.floor > 0 else -1)
+
+
+@dataclass(slots=True)
+class Chain:
+    """A draft as it grows. The model has read everything before its last token, and not that one.
+
+    at: position of its first token. alive: chance that it is accepted. stopped: a token was dropped for low confidence,
+    and the model has read the last one.
+    """
+
+    at: int
+    guess: Guess
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Probs] = field(default_factory=list)
+    alive: float = 1.0
+    stopped: bool = False
 
 
 class ModelDrafter:

@@ -11,9 +11,8 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
-from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, is_chain
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.tree import is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 from edgedecode.sampling.probs import UniformSource

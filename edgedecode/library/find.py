@@ -1,22 +1,23 @@
-"""Finds the pack that a name means: one that is here, or one that is downloaded."""
+"""Finds the pack that a name means, one that is here or one that is downloaded, and knows such a name among words."""
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack.hub import BUNDLED_PACK, hub_pack, hub_pack_folder
 from edgedecode.pack.manifest import MANIFEST_NAME
-from edgedecode.user_notices import notice
 
 from .file_packs import file_pack, without_links
-from .hub_files import hub_offer
-from .names import BUNDLED, MODEL_FILES, completed, expanded, is_gguf, is_hub_name, is_path, named, near_names, one_of
-from .offers import Offer, fetched
-from .packages import KNOWN, is_package_name, package_offer
-from .stored import StoredModel, is_model_name
-from .stores import stored_models
+from .names import BUNDLED, BUNDLED_PACK, expanded, is_gguf, is_hub_name, is_path
+from .stored import is_model_name
+
+_FOLDERS = re.compile(r"\S*/(\S+/\S*)?")
+"""A path of several folders, or one that a shell completed."""
+_SIZED = re.compile(r"[A-Za-z][\w.-]*(:latest|[:-]\d+(\.\d+)?[bm]\b[\w.-]*)", re.IGNORECASE)
+"""A model's name with its size or its tag, as Ollama has them."""
+_WORD = re.compile(r"\S{1,200}")
 
 
 def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
@@ -38,29 +39,43 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
 def find_file(name: Path) -> Path:
     """Return the GGUF file that a path or a model's name means. Raises ManifestError for an unknown name."""
     path = expanded(name)
-    return path if path.exists() or is_path(str(name)) else _by_name(str(name))[0]
+    return path if path.exists() or is_path(str(name)) else _named(str(name))[0]
 
 
-def offer_of(word: str) -> Offer:
-    """Return what could be downloaded under a name. Raises ManifestError."""
-    if word and expanded(word).exists():
-        raise ManifestError(f"{word!r} is a file or a folder here: only what is elsewhere is pulled")
-    if is_hub_name(word):
-        return hub_offer(word)
-    if is_package_name(word) and not is_path(word):
-        return package_offer(word)
-    raise ManifestError(f"{word!r} names nothing to download: give a hub id (owner/name) or a package's name")
+def names_pack(word: str) -> bool:
+    """Return whether a word alone means a model: `demo`, a hub id, one that is here, or a path.
+
+    Also if it looks like one: by its size, or near a model's name with digits or a colon, which a message of one word
+    seldom has.
+    """
+    if word == BUNDLED or is_hub_name(word) or (is_path(word) and not re.search(r"\s", word)):
+        return True
+    if _FOLDERS.fullmatch(word) or _SIZED.fullmatch(word):
+        return True
+    with suppress(OSError):  # a long text is no file name
+        path = expanded(word)
+        if is_gguf(path) or any((path / name).is_file() for name in (MANIFEST_NAME, "config.json")):
+            return True
+    if not _WORD.fullmatch(word):
+        return False
+    from .named_models import named, near_names, stored_models  # late: stores are searched
+
+    models = stored_models()
+    return bool(named(word, models) or (re.search(r"[:\d]", word) and near_names(word, models)))
 
 
-def pull(word: str) -> tuple[StoredModel, bool]:
-    """Return the model of this name, and whether it was downloaded now. Raises ManifestError."""
-    if word == BUNDLED:
-        raise ManifestError(f"{BUNDLED} is the bundled pack, which is here: `edgedecode run {BUNDLED}`")
-    here = [model for model in named(word, stored_models()) if not model.problem]
-    if here and here[0].path != hub_pack_folder(word):  # which is updated
-        return one_of(word, here), False
-    path = fetched(offer_of(word))
-    return next(model for model in stored_models() if model.path == path), True
+def could_be_pack(word: str) -> bool:
+    """Return whether a word may mean a model where one is expected: also any folder, path, or part of a name."""
+    if names_pack(word) or re.fullmatch(r"\S*/\S*", word):
+        return True
+    with suppress(OSError):
+        if expanded(word).is_dir():
+            return True
+    if not _WORD.fullmatch(word):
+        return False
+    from .named_models import near_names, stored_models
+
+    return bool(near_names(word, stored_models()))
 
 
 def _found(name: str | Path | None) -> tuple[Path, str]:
@@ -75,7 +90,7 @@ def _found(name: str | Path | None) -> tuple[Path, str]:
     with suppress(OSError):  # a name that no file can have
         if path.exists():
             return _only_model(path), path.stem
-    return _by_name(name)
+    return _named(name)
 
 
 def _only_model(path: Path) -> Path:
@@ -89,30 +104,13 @@ def _only_model(path: Path) -> Path:
     return models[0] if models else path
 
 
-def _by_name(name: str | Path) -> tuple[Path, str]:
-    is_file = is_path(str(name)) and not is_hub_name(str(name))
-    missing = f"there is no {'file' if Path(name).suffix in MODEL_FILES else 'folder'}"
-    if isinstance(name, Path) or (is_file and Path(name).name != name):
-        raise ManifestError(f"{missing} {str(name)!r}")
-    if hub_pack_folder(name) is not None:
-        return hub_pack(name), name
-    models = stored_models()
-    if found := named(name, models):
-        model = one_of(name, found)
-        return model.path, model.name
-    if is_hub_name(name) or name in KNOWN:
-        return fetched(offer_of(name)), name
-    if is_file:
-        raise ManifestError(f"{missing} {name!r}")
-    if len(found := completed(name, models)) == 1:
-        notice(f"{name} is completed to {found[0].name} ({found[0].store})")
-        return one_of(name, found).path, found[0].name
-    near = near_names(name, models)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`edgedecode list` lists the models on this machine"
-    raise ManifestError(f"{missing} and no model {name!r}, and it is not a hub id (owner/name): {hint}")
-
-
 def _is_model_file(path: Path) -> bool:
     with suppress(OSError):
         return is_gguf(path) or (path.is_file() and path.name.startswith("sha256-"))
     return False
+
+
+def _named(name: str | Path) -> tuple[Path, str]:
+    from .named_models import model_named  # late: stores, packages and the hub are asked
+
+    return model_named(name)

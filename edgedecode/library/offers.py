@@ -13,7 +13,6 @@ from pathlib import Path
 from edgedecode.cache import area, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.pack.hub import download_lock
 from edgedecode.user_notices import notice
 
 _SPARE_NBYTES = 64 * 2**20
@@ -67,6 +66,8 @@ def downloading(folder: Path) -> Iterator[Path]:
     It is removed at the end, and after a full disk. After other errors it stays, so that a download can be resumed.
     Raises ManifestError where the library cannot be written.
     """
+    from edgedecode.pack.hub import download_lock  # late: every command that may download imports this module
+
     part = folder.with_name(f".{folder.name}.part")
     with download_lock(folder):
         try:

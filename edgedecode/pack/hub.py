@@ -1,4 +1,4 @@
-"""Packs of the hub, and the bundled one. A download is atomic: afterwards the folder holds exactly the files of the new
+"""Packs of the hub. A download is atomic: afterwards the folder holds exactly the files of the new
 manifest."""
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from .gate import check_pack
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 from .pack_lock import changing
-
-BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0
 _HUB_METADATA = Path(".cache", "huggingface")

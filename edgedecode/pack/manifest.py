@@ -243,6 +243,11 @@ class Manifest:
         return frozenset(id for id in self.generation.end_token_ids if id < self.vocabulary_size)
 
     @property
+    def upgrade(self) -> str:
+        """What to do about a pack that a later version may have made."""
+        return f"or upgrade edgedecode: the pack was created by {self.created_by[:40]}"
+
+    @property
     def nbytes(self) -> int:
         """Size of all listed files."""
         return sum(entry.nbytes for entry in self.files.values())

@@ -14,13 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgedecode.cache import aside
 from edgedecode.errors import ManifestError
 
 from .gate import is_downloaded
 from .integrity import file_entry
 from .manifest import MANIFEST_NAME, Manifest
 from .new_folder import flush_folder
-from .pack_lock import changing, replace_manifest
+from .pack_lock import changing
 
 
 class PackChange:
@@ -100,3 +101,16 @@ def check_own(root: Path, verb: str) -> None:
         )
     if closed := [place for place in (root, root / MANIFEST_NAME) if not os.access(place, os.W_OK)]:
         raise ManifestError(f"{closed[0]} cannot be written: copy the pack elsewhere and {verb} the copy")
+
+
+def replace_manifest(root: Path, text: str) -> None:
+    """Replace a locked pack's manifest atomically and flush it to disk.
+
+    Raises ManifestError for an invalid manifest, or OSError; the old manifest then stays.
+    """
+    Manifest.from_json(json.loads(text))
+    with aside(root / MANIFEST_NAME) as fresh, fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    flush_folder(root)

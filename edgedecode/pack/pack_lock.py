@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from edgedecode.cache import aside
 from edgedecode.errors import ManifestError
 from edgedecode.locks import Lock, wait_for_lock
 from edgedecode.user_notices import notice
-
-from .manifest import MANIFEST_NAME, Manifest
-from .new_folder import flush_folder
 
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """How long a change and an open wait for the lock. The first open of a large pack hashes it, which may take minutes; a
@@ -59,37 +54,6 @@ def opening(root: Path, *, missing_seconds: float = MISSING_SECONDS) -> Iterator
         if os.name == "nt" and lock is not None:
             lock.release()  # Windows has no shared lock here: a second open would wait for the first
         yield
-
-
-def replace_manifest(root: Path, text: str) -> None:
-    """Replace a locked pack's manifest atomically and flush it to disk.
-
-    Raises ManifestError for an invalid manifest, or OSError; the old manifest then stays.
-    """
-    Manifest.from_json(json.loads(text))
-    with aside(root / MANIFEST_NAME) as fresh, fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    flush_folder(root)
-
-
-def commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
-    """Move new files into a locked pack, then replace its manifest by one that names them.
-
-    An interruption leaves the old or the new pack: if the manifest was not replaced, the new files are removed.
-    """
-    try:
-        for new, final in moves.items():
-            new.replace(final)
-        for folder in {final.parent for final in moves.values()}:
-            flush_folder(folder)  # the files must be durable before the manifest names them
-        replace_manifest(root, text)
-    except BaseException:
-        if (root / MANIFEST_NAME).read_text(encoding="utf-8") != text:
-            for final in moves.values():
-                final.unlink(missing_ok=True)
-        raise
 
 
 def _shared_lock(root: Path, missing_seconds: float) -> Lock | None:

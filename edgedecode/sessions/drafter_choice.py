@@ -13,7 +13,7 @@ from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.drafters.source import DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
-from edgedecode.switching.draft_writer import STRETCH
+from edgedecode.switching.rule import STRETCH
 
 LONGEST_DRAFT = 16
 """Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
@@ -75,7 +75,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
 
 def _speculates(options: SessionOptions) -> bool:
     """Return whether the target writes several tokens in a row. Raises InputError for drafts where it does not."""
-    switch = options.switch
+    switch = options.details.switch
     if switch is None or (switch.rule is not None and switch.rule.keeps_target):
         return True
     if options.drafter not in (None, "none") or options.draft_max:
@@ -91,9 +91,9 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
         return ()
     if options.drafter is not None:
         return (options.drafter,)
-    if options.fixed or options.rule is Rule.RATIO:
+    if options.fixed or options.details.rule is Rule.RATIO:
         return ("model",) if facts.drafts else (WITHOUT_MODEL,)
-    first = ("model",) if options.switch is not None else facts.drafts[:1]  # switching needs all ids
+    first = ("model",) if options.details.switch is not None else facts.drafts[:1]  # switching needs all ids
     return (*first, *(name for name, source in facts.sources.items() if _is_scheduled(source, facts)))
 
 
@@ -119,7 +119,7 @@ def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
 def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
     """Raise InputError or CapabilityError for conflicting or out-of-range options. card: the target's."""
     _check(options, choice)
-    if options.reproducible and not card.row_invariant:
+    if options.details.reproducible and not card.row_invariant:
         raise CapabilityError(
             "the same text whatever is drafted needs our kernels for the target, and here an engine's own run it: use "
             "--runtime onnx (`edgedecode devices -m PACK` says why our kernels do not run), or leave out --reproducible"
@@ -136,18 +136,18 @@ def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
 
 def stretch(options: SessionOptions) -> int | None:
     """Return the most tokens of the draft model that the target checks at once; None: without switching."""
-    return None if options.switch is None else STRETCH * options.switch.check
+    return None if options.details.switch is None else STRETCH * options.details.switch.check
 
 
 def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
     """Raise CapabilityError for options that exclude switching, or a pack without a draft model."""
-    if options.switch is None:
+    if options.details.switch is None:
         return
     if not has_draft:
         raise CapabilityError(
             "switching needs a draft model and this pack has none: export it with --draft, or leave out --mode switch"
         )
-    if options.reproducible:
+    if options.details.reproducible:
         raise CapabilityError(
             "reproducible text is the target's own and switching lets the draft model write: leave out --reproducible "
             "or --mode switch"
@@ -157,15 +157,15 @@ def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:
             "switching writes with the full draft model, and a second one would draft: leave out --drafter trim or "
             "--mode switch"
         )
-    if options.rule is Rule.RATIO:
+    if options.details.rule is Rule.RATIO:
         raise CapabilityError("switching verifies with the match rule: leave out --rule ratio or --mode switch")
 
 
 def _check_grammar(options: SessionOptions, choice: DrafterChoice) -> None:
     """Raise CapabilityError or InputError for options that exclude a grammar."""
-    if options.switch is not None:
+    if options.details.switch is not None:
         raise CapabilityError("a grammar needs verified tokens: leave out switching")
-    if options.ignore_eos:
+    if options.details.ignore_eos:
         raise InputError("a grammar decides where an answer ends: leave out --ignore-eos")
     if choice.branches:
         raise InputError("a grammar follows one path of tokens: leave out trees")
@@ -173,7 +173,7 @@ def _check_grammar(options: SessionOptions, choice: DrafterChoice) -> None:
 
 def _check_tree(options: SessionOptions) -> None:
     """Raise CapabilityError or InputError for options that exclude trees."""
-    if options.rule is Rule.RATIO:
+    if options.details.rule is Rule.RATIO:
         raise CapabilityError(
             f"the ratio rule checks one sampled chain: with --drafter {options.drafter}, use the match rule"
         )
@@ -186,6 +186,6 @@ def _check(options: SessionOptions, choice: DrafterChoice) -> None:
         _check_grammar(options, choice)
     if choice.branches:
         _check_tree(options)
-    if options.rule is Rule.RATIO and (not choice.samples or options.reproducible):
-        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(choice.names) or 'none'}"
+    if options.details.rule is Rule.RATIO and (not choice.samples or options.details.reproducible):
+        wanted = "--reproducible" if options.details.reproducible else f"--drafter {' '.join(choice.names) or 'none'}"
         raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")

@@ -142,8 +142,8 @@ class PackFootprint:
             tree=drafting.branches and card.tree,
             kv_type=self._kv_type,
             adapter=options.adapter or "",
-            adapter_scale=options.adapter_scale,
-            sampled=options.rule is Rule.RATIO,
+            adapter_scale=options.details.adapter_scale,
+            sampled=options.details.rule is Rule.RATIO,
             stretch=stretch(options),
         )
         models = frozenset(name for name in (*wanted.drafters, FULL) if self._source(name).needs_model)

@@ -222,4 +222,4 @@ class Resources:
 
 def _without_drafts(options: SessionOptions) -> SessionOptions:
     """Return options without drafts and the ratio rule, which only concerns drafts."""
-    return replace(options, drafter=NO_DRAFTER, rule=Rule.MATCH)
+    return replace(options, drafter=NO_DRAFTER, details=replace(options.details, rule=Rule.MATCH))

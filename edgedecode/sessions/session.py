@@ -52,7 +52,7 @@ class Session:
             shared.drafter_source(options.drafter)
         self.seed, self._answers, self.stats = answer_seed(options.seed, 0), 0, Stats()
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
-        self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
+        self._ends = frozenset[int]() if options.details.ignore_eos else shared.manifest.end_ids
         # Lock order: `_own`, which is held while an answer is started or stopped, then the pair's.
         self._own, self._closed = FairLock(), False
         self._running: Answer | None = None
@@ -72,7 +72,7 @@ class Session:
                 capacity=self.context,
                 draft_model=None,
                 ends=self._ends,
-                sampled=options.rule is Rule.RATIO,
+                sampled=options.details.rule is Rule.RATIO,
                 noise=self._noise,
                 row_draw=self._row_draw,
             )
@@ -116,7 +116,7 @@ class Session:
         """Answer a message, yielding text as it is decoded. prompt: a user's text, or a message of any role.
 
         Closing the iterator stops the answer; leaving it does at the next call. The transcript keeps the text so far.
-        A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
+        A conversation that outgrows the context loses its oldest turns (`SessionDetails.when_full`), before an answer
         or in the middle of it; a chunk's `event` reports that. The text that follows is that of a new session with the
         kept messages. Raises ContextExceeded, before anything changes, if the prompt alone does not fit, or no turn may
         be dropped.
@@ -299,7 +299,7 @@ class Session:
                 noise=self._noise,
                 drafting=drafting,
                 switching=self._drafts.switching,
-                rule=self.options.rule,
+                rule=self.options.details.rule,
                 ends=self._ends,
                 constraint=self._grammar,
             )

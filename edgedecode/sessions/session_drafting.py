@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.drafter import Drafter
@@ -25,8 +26,10 @@ from edgedecode.sessions.draft_models import FULL
 from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, instead
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.target_reading import adapter_span
-from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:
+    from edgedecode.switching.draft_writer import DraftWriter
 
 
 class SessionDrafting:
@@ -41,7 +44,7 @@ class SessionDrafting:
         self._released = False
         self._unused_adapters: set[str] = set()
         """Adapters of the draft model that it could not take, of which the user was told."""
-        self._rule = None if options.switch is None else options.switch.rule
+        self._rule = None if options.details.switch is None else options.details.switch.rule
         self.switching: DraftWriter | None = None
         self.drafting = self._open(options)
         try:
@@ -128,9 +131,10 @@ class SessionDrafting:
             return self.drafting
         if self._shared.pressure.short:
             options = self._options
-            explicit = options.fixed or options.drafter is not None or options.rule is Rule.RATIO
+            explicit = options.fixed or options.drafter is not None or options.details.rule is Rule.RATIO
             if self.drafting is None and not explicit:
-                self.drafting = self._open(replace(options, drafter=WITHOUT_MODEL, switch=None))
+                details = replace(options.details, switch=None)
+                self.drafting = self._open(replace(options, drafter=WITHOUT_MODEL, details=details))
             return self.drafting
         self._drop()
         try:
@@ -175,9 +179,11 @@ class SessionDrafting:
 
     def _open_switching(self) -> DraftWriter | None:
         """Open the draft model as a writer, after the drafters, whose state of it may have to hold trees."""
-        asked, noise = self._options.switch, self._setting.noise
+        asked, noise = self._options.details.switch, self._setting.noise
         if asked is None or self._rule is None or noise is None:
             return None
+        from edgedecode.switching.draft_writer import DraftWriter
+
         setting = replace(self._setting, draft_model=self._shared.draft_model(FULL))
         return DraftWriter(setting, self._rule, noise=noise, checks=asked.check)
 
@@ -248,7 +254,7 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
 
 
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
-    ratio = options.rule is Rule.RATIO
+    ratio = options.details.rule is Rule.RATIO
     return Scheduler(
         free=[drafter.name for drafter in drafters if drafter.free],
         models=[drafter.name for drafter in drafters if not drafter.free],

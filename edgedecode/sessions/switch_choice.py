@@ -21,11 +21,11 @@ def with_switch_rule(options: SessionOptions, manifest: Manifest) -> SessionOpti
 
     The target alone, with verified drafts, is then faster.
     """
-    if options.switch is None:
+    if options.details.switch is None:
         return options
-    rule = switch_rule(options.switch, manifest)
-    switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule, check=options.switch.check)
-    return replace(options, switch=switch)
+    rule = switch_rule(options.details.switch, manifest)
+    switch = None if rule.up <= ALWAYS_TARGET else SwitchOptions(rule=rule, check=options.details.switch.check)
+    return replace(options, details=replace(options.details, switch=switch))
 
 
 def switch_rule(asked: SwitchOptions, manifest: Manifest) -> SwitchRule:

@@ -33,19 +33,19 @@ class Turns:
         self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message], rows: int, tree: bool
     ) -> None:
         """rows: of logits that a pass computes at most. tree: drafts may branch."""
-        self._when_full, self._most = options.when_full, shared.target.card.context
+        self._when_full, self._most = options.details.when_full, shared.target.card.context
         context = planned_context(options.context, self._most)
         source = shared.tokenizer.chat_template.source
         with ExitStack() as undo:
             self.adapters = shared.adapters.choice()
             undo.callback(self.adapters.release)
-            self.adapter = self.adapters.choose(options.adapter, scale=options.adapter_scale)
+            self.adapter = self.adapters.choose(options.adapter, scale=options.details.adapter_scale)
             self._encoder = Encoder(
                 shared.tokenizer,
                 capacity=context,
                 longest=self._most,
                 budget=shared.budget,
-                arguments=template_arguments(source, options.template_arguments, think=options.think),
+                arguments=template_arguments(source, options.details.template_arguments, think=options.details.think),
                 in_turn=shared.turn.run,
             )
             undo.callback(self._encoder.close)

@@ -13,13 +13,11 @@ from edgedecode.drafters.source import DraftSetting
 from edgedecode.sampling.probs import SharedNoise
 from edgedecode.sampling.sampler import Sampler
 
-from .rule import SwitchRule, Uncertainty
+from .rule import STRETCH, SwitchRule, Uncertainty
 from .signals import SIGNALS
 
 USER = "switch"
 """The name under which it uses the draft model's state."""
-STRETCH = 8
-"""Tokens written at most before they are shown, or checked. More: text appears in larger pieces, checks are wider."""
 
 
 class DraftWriter:

@@ -12,6 +12,8 @@ from .signals import SIGNALS
 
 LONGEST = 1 << 20
 """Largest window and dwell in tokens."""
+STRETCH = 8
+"""Tokens written at most before they are shown, or checked. More: text appears in larger pieces, checks are wider."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.adapters.adapter_parts import Parts, Projection, Projections, lora_projections
+from edgedecode.adapters.adapter_parts import Parts, Projection, Projections
+from edgedecode.adapters.gguf_adapter import lora_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError

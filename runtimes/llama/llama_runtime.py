@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from edgedecode.adapters.adapter_parts import lora_projections
+from edgedecode.adapters.gguf_adapter import lora_projections
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest

@@ -23,9 +23,8 @@ from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
 from .graph_session import cache_names, check_allocated
 from .inputs.biases import Biases, TreePaths
-from .inputs.pass_inputs import POSITIONS, PassInputs
+from .inputs.pass_inputs import POSITIONS, Outputs, PassInputs
 from .kernels.thread_choice import chosen_threads
-from .logits_outputs import Outputs
 from .onnx_adapters import Adapters
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint

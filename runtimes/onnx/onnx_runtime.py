@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,7 +29,6 @@ from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .gguf.opening import gguf_fault, gguf_graph_nbytes, served_types, with_gguf_graph
 from .graph_choice import GGUF, choose_graph, file_nbytes, usable_graphs
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_contract, open_session
@@ -41,9 +40,10 @@ from .onnx_engine import import_engine
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
-from .providers.provider import Provider
-from .providers.provider_choice import choose_provider, every_provider, find_provider
-from .static.static_open import StaticGraph, open_static, plan_static, static_card, static_footprint, whole_footprint
+from .providers.provider import Provider, choose_provider, every_provider, find_provider
+
+if TYPE_CHECKING:
+    from .static.static_open import StaticGraph
 
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
@@ -92,11 +92,14 @@ class OnnxRuntime:
             found = find_provider(provider)
             if problem := found.problem():
                 return Refusal(problem)
-            entry = with_gguf_graph(entry, root)
+            entry = _with_graph(entry, root)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
             _check_gguf(graph, found)
-            if GGUF in graph.capabilities and (fault := gguf_fault(entry, root)):
-                return Refusal(fault)
+            if GGUF in graph.capabilities:
+                from .gguf.opening import gguf_fault
+
+                if fault := gguf_fault(entry, root):
+                    return Refusal(fault)
         except CapabilityError as error:
             return Refusal(str(error))
         reason = found.refusal(entry, graph)
@@ -105,12 +108,14 @@ class OnnxRuntime:
     @staticmethod
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
-        entry = with_gguf_graph(entry, root)
+        entry = _with_graph(entry, root)
         return [explain(entry, root, name=name, graph=graph) for name, graph in usable_graphs(entry).items()]
 
     @staticmethod
     def block_types() -> Collection[str]:
         """Return the types of matrices in GGUF files that our kernels run."""
+        from .gguf.opening import served_types
+
         return served_types()
 
     @staticmethod
@@ -148,6 +153,8 @@ class OnnxRuntime:
                 for holder in _loaded(name, footprint)
             ]
             if found.static:
+                from .static.static_open import open_static
+
                 model = open_static(
                     self._engine,
                     request,
@@ -210,6 +217,8 @@ class OnnxRuntime:
         found = found._replace(card=replace(found.card, threads=threads))
         loaded = (*_code(found.provider), *_loaded(request.name, found.footprint))
         if found.static:
+            from .static.static_open import static_footprint
+
             return static_footprint(request.entry, found.card, found.static, loaded)
         buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
         holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
@@ -235,12 +244,18 @@ class OnnxRuntime:
         threads = request.threads or default_threads(file_nbytes(root / entry.weights))
         served: Served | None = None
         if STATIC in graph.capabilities:
+            from .static.static_open import plan_static, static_card, whole_footprint
+
             card = _card(request, graph)
             with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
                 static = plan_static(entry, root, graph, provider)
             card, footprint = static_card(card, static), whole_footprint(static)
             return _Found(provider, graph, path, threads, served, footprint, card, static)
-        nbytes = gguf_graph_nbytes(entry, path) if GGUF in graph.capabilities else file_nbytes(path)
+        nbytes = file_nbytes(path)
+        if GGUF in graph.capabilities:
+            from .gguf.opening import gguf_graph_nbytes
+
+            nbytes = gguf_graph_nbytes(entry, path)
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
@@ -280,7 +295,16 @@ class _Found(NamedTuple):
 
 def _located(request: ModelRequest) -> ModelRequest:
     """Return the request with the graph of a GGUF file, if the pack has none."""
-    return replace(request, entry=with_gguf_graph(request.entry, request.root))
+    return replace(request, entry=_with_graph(request.entry, request.root))
+
+
+def _with_graph(entry: ModelEntry, root: Path) -> ModelEntry:
+    """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
+    if entry.graphs or not entry.gguf:
+        return entry
+    from .gguf.opening import with_gguf_graph
+
+    return with_gguf_graph(entry, root)
 
 
 def _check_gguf(graph: Graph, provider: Provider) -> None:

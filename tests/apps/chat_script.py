@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from edgedecode import Pair, SessionOptions
+from edgedecode import Pair, SessionDetails, SessionOptions
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import QUITTING, Assistant
 from edgedecode.apps.chat.slash import run_slash
@@ -37,7 +37,7 @@ class Script:
         return line
 
 
-OPTIONS = SessionOptions(seed=1, ignore_eos=True, draft_max=2)
+OPTIONS = SessionOptions(seed=1, draft_max=2, details=SessionDetails(ignore_eos=True))
 
 
 def conversation_of(pair: Pair, options: SessionOptions = OPTIONS, *, max_tokens: int = 12) -> Conversation:

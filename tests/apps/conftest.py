@@ -16,7 +16,7 @@ import edgedecode
 from edgedecode import Pair
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.cli import main
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from tests.apps.chat_script import conversation_of
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
 pytest.importorskip("openai", reason="the test extra is not installed")

@@ -29,7 +29,7 @@ from edgedecode.engines.registry import drafter_names
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.text.prompts import Prompt, read_prompts

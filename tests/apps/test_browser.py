@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.apps.serve.guards import Limits
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from tests.peft_folders import list_adapter, write_peft
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import LoadOptions, SessionOptions, SwitchOptions
+from edgedecode import LoadOptions, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.apps import bundled_prompts
 from edgedecode.apps.calibrate.arms import ArmResult, point_of, quality_low
 from edgedecode.apps.calibrate.calibrate_run import PLAIN, halves
@@ -18,7 +18,7 @@ from edgedecode.apps.calibrate.task_files import Kind, Task
 from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, thresholds
 from edgedecode.cli import main
 from edgedecode.library import find
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
@@ -90,7 +90,7 @@ def test_calibrate_saves_a_curve_that_sessions_use(pack_copy: Path, capsys: pyte
     assert [up["up"] for up in value["curve"]["points"]] == [each.up for each in found.points]
     assert found.prompts == 22
     assert found.target_accuracy == 1, "questions without a reference are compared with the target's answers"
-    options = SessionOptions(switch=SwitchOptions(quality=0.01))
+    options = SessionOptions(details=SessionDetails(switch=SwitchOptions(quality=0.01)))
     with (
         edgedecode.load(pack_copy, runtime="onnx", options=LoadOptions(verify=True)) as pair,
         pair.session(options) as session,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import FinishReason, InputError, Message, Pair, SessionOptions, WhenFull
+from edgedecode import FinishReason, InputError, Message, Pair, SessionDetails, SessionOptions, WhenFull
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.input_history import InputHistory
@@ -124,7 +124,7 @@ def test_memory_shows_plan_and_process(chat: Conversation, capsys: pytest.Captur
 
 
 def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    stops = SessionOptions(context=80, ignore_eos=True, seed=1, when_full=WhenFull.STOP)
+    stops = SessionOptions(context=80, seed=1, details=SessionDetails(ignore_eos=True, when_full=WhenFull.STOP))
     chat = talk(conversation_of(toy, stops, max_tokens=10), "hello", "x" * 100, "/reset", "x" * 100, "hello")
     err = capsys.readouterr().err
     assert err.count("/reset starts over") == 1
@@ -136,7 +136,7 @@ def test_chat_with_a_full_context_suggests_reset_and_continues(toy: Pair, capsys
 
 
 def test_chat_that_outgrows_its_context_drops_the_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    drops = SessionOptions(context=120, ignore_eos=True, seed=1)
+    drops = SessionOptions(context=120, seed=1, details=SessionDetails(ignore_eos=True))
     messages = [f"hello {turn}" for turn in range(8)]
     chat = talk(conversation_of(toy, drops, max_tokens=10), *messages, "x" * 200)
     err = capsys.readouterr().err

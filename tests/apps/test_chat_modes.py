@@ -14,6 +14,7 @@ from edgedecode import (
     Message,
     Pair,
     SamplingOptions,
+    SessionDetails,
     SessionOptions,
     SwitchOptions,
 )
@@ -23,6 +24,7 @@ from edgedecode.testing import CHATML
 from edgedecode.text.chat_template import ChatTemplate
 from tests.apps.chat_script import OPTIONS, conversation_of, talk
 from tests.peft_folders import list_adapter, write_peft
+from tests.toys import session_options
 
 SCHEDULED = replace(OPTIONS, draft_max=None)
 
@@ -39,9 +41,9 @@ def marked(err: str) -> list[str]:
         (SessionOptions(drafter="none"), "plain"),
         (SessionOptions(draft_max=0), "plain"),
         (SessionOptions(draft_max=3), "fixed"),
-        (SessionOptions(reproducible=True), "scheduled"),
+        (SessionOptions(details=SessionDetails(reproducible=True)), "scheduled"),
         (SessionOptions(drafter="suffix", draft_max=3), "suffix"),
-        (SessionOptions(switch=SwitchOptions(threshold=0.1)), "switch"),
+        (SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.1))), "switch"),
     ],
 )
 def test_mode_of_names_the_mode_and_its_options_lead_back_to_it(
@@ -55,9 +57,9 @@ def test_mode_of_names_the_mode_and_its_options_lead_back_to_it(
 
 
 def test_chat_modes_of_a_reproducible_chat_do_not_switch_and_without_a_draft_model_none_needs_it(toy: Pair) -> None:
-    modes = chat_modes(toy, SessionOptions(reproducible=True))
+    modes = chat_modes(toy, SessionOptions(details=SessionDetails(reproducible=True)))
     assert "switch" not in modes
-    assert all(mode.options.reproducible for mode in modes.values())
+    assert all(mode.options.details.reproducible for mode in modes.values())
     toy.manifest = replace(toy.manifest, models={"target": toy.manifest.models["target"]})
     assert list(chat_modes(toy, SessionOptions())) == ["scheduled", "plain", "recycle", "suffix"]
 
@@ -66,7 +68,7 @@ def test_chosen_mode_switches_only_with_a_calibrated_curve_or_when_the_chat_star
     with pytest.raises(CapabilityError, match="not calibrated for switching: run `edgedecode calibrate`"):
         chosen_mode("switch", toy, OPTIONS)
     switching = SwitchOptions(threshold=0.5)
-    assert chosen_mode("switch", toy, replace(SCHEDULED, switch=switching)).options.switch == switching
+    assert chosen_mode("switch", toy, session_options(SCHEDULED, switch=switching)).options.details.switch == switching
 
 
 def test_slash_mode_lists_changes_and_keeps_the_conversation(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +103,7 @@ def test_slash_think_changes_the_prompt_and_outlives_a_mode(toy: Pair, capsys: p
     before = chat.session.stats.prompt_tokens
     talk(chat, "/think off", "/mode plain", "/retry")
     assert "thinking is off" in capsys.readouterr().err
-    assert (chat.session.options.think, chat.session.stats.mode) == ("off", "plain")
+    assert (chat.session.options.details.think, chat.session.stats.mode) == ("off", "plain")
     assert chat.session.stats.prompt_tokens > before
 
 
@@ -118,7 +120,8 @@ def test_answer_is_the_same_in_every_verified_mode(toy: Pair) -> None:
 def test_slash_mode_that_is_refused_before_anything_changes_keeps_the_session(
     toy: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = talk(conversation_of(toy, replace(SCHEDULED, drafter="model", draft_max=2, rule=Rule.RATIO)), "hello")
+    ratio = session_options(SCHEDULED, drafter="model", draft_max=2, rule=Rule.RATIO)
+    chat = talk(conversation_of(toy, ratio), "hello")
     messages = chat.session.messages
     capsys.readouterr()
     talk(chat, "/mode suffix")

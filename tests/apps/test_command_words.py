@@ -16,10 +16,10 @@ from edgedecode.cli import main
 from edgedecode.command_words import sort_words
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import ManifestError
-from edgedecode.library import find
+from edgedecode.library import find, named_models
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.offers import Offer
 from edgedecode.memory.sizes import parse_nbytes
-from edgedecode.pack import hub
 from edgedecode.text.printable import piped_bytes
 from edgedecode.verb_help import RARE
 from tests.apps.conftest import Refusal, Run, command_line
@@ -157,7 +157,7 @@ def test_standard_input_is_either_the_prompt_or_the_schema(
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize(
-    "line", [["run", "demo"], ["run", "demo", "--port", "0"], ["serve", "--port=0", str(hub.BUNDLED_PACK)]]
+    "line", [["run", "demo"], ["run", "demo", "--port", "0"], ["serve", "--port=0", str(BUNDLED_PACK)]]
 )
 def test_run_and_serve_open_the_page_if_nobody_asks(line: list[str]) -> None:
     """An empty pipe asks nothing, and with a port an open one is not read."""
@@ -250,7 +250,7 @@ def test_a_hub_id_alone_is_the_pack(verb: str, monkeypatch: pytest.MonkeyPatch, 
     def missing(name: str) -> Offer:
         raise ManifestError(f"{name} was asked of the hub")
 
-    monkeypatch.setattr(find, "hub_offer", missing)
+    monkeypatch.setattr(named_models, "hub_offer", missing)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hello"), isatty=lambda: False))
     assert "owner/name was asked of the hub" in refusal(verb, "owner/name")
 
@@ -264,7 +264,7 @@ def test_a_path_is_never_asked_of_the_hub(name: str, monkeypatch: pytest.MonkeyP
     def asked(*_: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(find, "hub_offer", asked)
+    monkeypatch.setattr(named_models, "hub_offer", asked)
     assert "there is no" in refusal("show", name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgedecode import Pair, SessionOptions, WhenFull
+from edgedecode import Pair, SessionDetails, SessionOptions, WhenFull
 from edgedecode.bench.sweep import memory_sweep
 from edgedecode.bench.sweep.chat_child import prompt_of, talk
 from edgedecode.bench.sweep.memory_sweep import budgets, verdict
@@ -42,7 +42,7 @@ def test_verdict_compares_the_budget_with_the_resident_peak(budget: int | None, 
 
 
 def test_talk_fills_the_context_and_continues(toy: Pair) -> None:
-    options = SessionOptions(context=128, ignore_eos=True, seed=0, when_full=WhenFull.STOP)
+    options = SessionOptions(context=128, seed=0, details=SessionDetails(ignore_eos=True, when_full=WhenFull.STOP))
     with toy.session(options) as session:
         texts = cycle(["hello", "good day"])
         found = talk(session, texts, encode=toy.tokenizer.encode, turns=20, max_tokens=None)

@@ -10,7 +10,7 @@ import pytest
 from tests.apps.serving import KEY, Running
 
 # isort: split
-from edgedecode import SessionOptions
+from edgedecode import SessionDetails, SessionOptions
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.apps.serve.page import PAGE
 from edgedecode.apps.serve.rounds import RoundLog
@@ -81,7 +81,10 @@ def test_props_and_memory_describe_the_server(server: Running) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"drafter": "none"}, {"draft_max": 3}])
 def test_reports_add_up_to_the_statistics(options: dict[str, Any]) -> None:
-    with toy_pair() as pair, pair.session(SessionOptions(seed=1, ignore_eos=True, **options)) as session:
+    with (
+        toy_pair() as pair,
+        pair.session(SessionOptions(seed=1, details=SessionDetails(ignore_eos=True), **options)) as session,
+    ):
         answer = session.stream("abcabcabc", max_tokens=60)
         log = RoundLog(answer.stats)
         reports = [log.report(chunk) for chunk in answer]

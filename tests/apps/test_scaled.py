@@ -21,10 +21,10 @@ from edgedecode.bench.scale.mlps import find_mlps
 from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.bench.scale.widening import Widening
 from edgedecode.cli import main
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from tests.apps.conftest import Refusal

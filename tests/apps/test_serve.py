@@ -12,7 +12,7 @@ import pytest
 from tests.apps.serving import CHAT, COMPLETIONS, KEY, PATHS, RESPONSES, STORY, Running, asked, body, held, lone
 
 # isort: split
-from edgedecode import Pair, Rule, SamplingOptions, SessionOptions
+from edgedecode import Pair, Rule, SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.apps.serve.command import command
 from edgedecode.apps.serve.guards import Limits
 from edgedecode.cli import main
@@ -147,7 +147,7 @@ def test_many_clients_get_their_lone_answers_and_leave_nothing_behind(pair: Pair
 
 
 def test_plain_decoding_is_offered_whatever_the_rule(pair: Pair) -> None:
-    with Running(pair, options=SessionOptions(rule=Rule.RATIO)) as running:
+    with Running(pair, options=SessionOptions(details=SessionDetails(rule=Rule.RATIO))) as running:
         reply = running.answer(asked(model="demo@plain", max_tokens=5, temperature=0.8, seed=1))
         assert reply["timings"]["draft_n"] == 0
 

@@ -22,7 +22,7 @@ from tests.apps.serving import CHAT, LONG, Running, asked, held, serving, text_o
 # isort: split
 import openai
 
-from edgedecode import Pair, Session, SessionOptions
+from edgedecode import Pair, Session, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.guards import Guards, Limits
 from edgedecode.apps.serve.running import Service
@@ -256,7 +256,7 @@ def test_an_answer_without_a_chunk_ends_twice(pair: Pair) -> None:
 
 def test_an_answer_ends_when_its_event_loop_is_closed(pair: Pair) -> None:
     """As in a server that stops before its answers: the thread neither fails nor goes on to the limit."""
-    with pair.session(SessionOptions(ignore_eos=True)) as session:
+    with pair.session(SessionOptions(details=SessionDetails(ignore_eos=True))) as session:
         begun, closed = threading.Event(), threading.Event()
 
         def start(_: Any) -> Any:

@@ -14,7 +14,7 @@ import openai
 
 from edgedecode import SessionOptions
 from edgedecode.apps.serve.guards import Limits
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.apps.serving import read_items, text_of
 

@@ -11,7 +11,7 @@ from tests.apps.serving import CHAT, COMPLETIONS, FLAT, PATHS, QUESTION, RESPONS
 # isort: split
 from jsonschema import Draft202012Validator
 
-from edgedecode import CapabilityError, InputError, SamplingOptions, SessionOptions
+from edgedecode import CapabilityError, InputError, SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.apps.serve import running as running_module
 from edgedecode.apps.serve.openapi import description
 from edgedecode.apps.serve.rounds import Piece
@@ -166,7 +166,13 @@ def test_the_text_is_that_of_a_session(path: str, fields: dict[str, Any], server
     options["penalty_window"] = options.pop("repeat_last_n", 0)
     for more in ({}, WARM):
         sampling = SamplingOptions(**options, temperature=more.get("temperature", 0))
-        asks = SessionOptions(context=256, drafter="none", sampling=sampling, seed=more.get("seed"), ignore_eos=True)
+        asks = SessionOptions(
+            context=256,
+            drafter="none",
+            sampling=sampling,
+            seed=more.get("seed"),
+            details=SessionDetails(ignore_eos=True),
+        )
         with server.pair.session(asks) as session:
             answer = session.complete if path == COMPLETIONS else session.stream
             wanted = session.collect(answer(STORY, max_tokens=MOST)).text

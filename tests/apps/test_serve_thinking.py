@@ -15,7 +15,7 @@ import edgedecode
 from edgedecode import Pair
 from edgedecode.apps.serve.reasoning import Thoughts
 from edgedecode.cli import main
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from tests.apps.packs import sign
 
 TAIL = (

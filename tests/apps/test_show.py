@@ -13,8 +13,8 @@ import pytest
 from edgedecode.apps.colour import Paint
 from edgedecode.apps.show.manifest_tables import facts
 from edgedecode.cli import main
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.entries import OutsideFile
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from tests.apps.conftest import Refusal
 from tests.apps.packs import change_manifest

@@ -1,6 +1,6 @@
 """The statistics line and table name the drafters, the reasons for plain rounds, and a speed-up that was measured."""
 
-from edgedecode import FinishReason, SessionOptions, Stats
+from edgedecode import FinishReason, SessionDetails, SessionOptions, Stats
 from edgedecode.apps.stats_table import drafts_line, stats_line, stats_table
 from edgedecode.decoding.stats import DrafterCount, TimeSplit
 from edgedecode.testing import toy_pair
@@ -45,7 +45,7 @@ def test_drafts_line_has_no_speed_up_that_the_answer_did_not_measure() -> None:
 
 
 def test_stats_of_a_scheduled_answer_account_for_every_round() -> None:
-    with toy_pair() as pair, pair.session(SessionOptions(seed=1, ignore_eos=True)) as session:
+    with toy_pair() as pair, pair.session(SessionOptions(seed=1, details=SessionDetails(ignore_eos=True))) as session:
         session.generate("hello", max_tokens=40)
         stats = session.stats
     assert stats.mode == "scheduled"

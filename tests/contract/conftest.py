@@ -151,7 +151,7 @@ def open_entry(
 def skip_without(provider: str) -> None:
     """Skip the test with the reason if a provider cannot run here."""
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    from edgedecode.runtimes.onnx.providers.provider_choice import find_provider
+    from edgedecode.runtimes.onnx.providers.provider import find_provider
 
     if problem := find_provider(provider).problem():
         pytest.skip(problem)

@@ -12,9 +12,9 @@ import pytest
 
 import edgedecode
 from edgedecode.errors import ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import RawAttribute
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.graph_needs import graph_sizes, measured_sizes
 from edgedecode.runtimes.onnx.kernels import rewriting, serving

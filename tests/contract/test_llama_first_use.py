@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.runtimes.llama.files import cached_gguf as first_use
 from edgedecode.runtimes.llama.files.cached_gguf import gguf_path

@@ -8,6 +8,7 @@ import pytest
 
 import edgedecode
 from edgedecode import Message, Pair, SamplingOptions, SessionOptions
+from tests.toys import session_options
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
 SYSTEM = Message("system", "You are brief.")
@@ -22,7 +23,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def options(**named: object) -> SessionOptions:
-    return SessionOptions(
+    return session_options(
         **{"context": CONTEXT, "sampling": SamplingOptions(), "ignore_eos": True, **named}  # type: ignore[arg-type]
     )
 

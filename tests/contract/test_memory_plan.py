@@ -23,16 +23,17 @@ from edgedecode import (
     Pair,
     Rule,
     SamplingOptions,
+    SessionDetails,
     SessionOptions,
     open_pack,
 )
 from edgedecode.drafters.lookup import LookupSource
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import FreeMemory
 from edgedecode.pack import pack_tokenizer
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.user_notices import NOTICES
 from tests.peft_folders import list_adapter, write_peft
 
@@ -203,7 +204,7 @@ def test_refused_weights_name_the_smallest_budgets_of_a_session(engine: str) -> 
 
 def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
     """The text is the same, and drafts are accepted beyond the draft's context too."""
-    options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
+    options = SessionOptions(drafter="model", draft_max=4, details=SessionDetails(ignore_eos=True))
     whole = planned(options, engine=engine)
     limit = whole.nbytes - 1_000_000
     if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # this is given up first
@@ -271,7 +272,7 @@ def test_further_session_takes_the_room_of_the_draft_model_only_where_it_fits_th
 
 
 def test_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engine: str) -> None:
-    options = SessionOptions(rule=Rule.RATIO, seed=1)
+    options = SessionOptions(seed=1, details=SessionDetails(rule=Rule.RATIO))
     limit = planned(options, engine=engine).least_running + 300_000
     with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
         assert session.drafter_name == "none"
@@ -311,8 +312,8 @@ def test_plan_of_another_kv_type(engine: str) -> None:
         SessionOptions(drafter="tree"),
         SessionOptions(drafter="tree", draft_max=100),
         SessionOptions(draft_max=100_000),
-        SessionOptions(rule=Rule.RATIO, reproducible=True),
-        SessionOptions(rule=Rule.RATIO, drafter="suffix"),
+        SessionOptions(details=SessionDetails(rule=Rule.RATIO, reproducible=True)),
+        SessionOptions(drafter="suffix", details=SessionDetails(rule=Rule.RATIO)),
     ],
     ids=str,
 )
@@ -361,7 +362,7 @@ def test_adapter_fits_what_is_planned_for_it(
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16, modules=modules))
-    options = SessionOptions(adapter="odd", adapter_scale=scale, context=512, drafter="none")
+    options = SessionOptions(adapter="odd", context=512, drafter="none", details=SessionDetails(adapter_scale=scale))
     planned = dict(edgedecode.plan(pack, options, runtime=engine).memory.holders)
     more = sum(nbytes for name, nbytes in planned.items() if name.startswith("adapter:odd"))
     with (
@@ -456,7 +457,9 @@ def test_session_with_an_adapter_fits_a_budget_that_is_planned_to_run(
 
 
 def test_plan_of_the_ratio_rule_counts_the_distributions_of_a_draft(engine: str) -> None:
-    options = SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=1.0), drafter="model", context=512)
+    options = SessionOptions(
+        sampling=SamplingOptions(temperature=1.0), drafter="model", context=512, details=SessionDetails(rule=Rule.RATIO)
+    )
     plan = edgedecode.plan(None, options, runtime=engine).memory
     with edgedecode.load(runtime=engine) as pair, pair.session(options):
         held = leased(pair)["distributions:model"]

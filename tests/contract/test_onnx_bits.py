@@ -9,7 +9,7 @@ import pytest
 from edgedecode.decoding.drafts import Draft
 from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.errors import CapabilityError
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.trial import VARIABLE
 from edgedecode.sampling.probs import UniformSource
@@ -18,7 +18,7 @@ from edgedecode.sessions.session import Session
 from edgedecode.testing import toy_pair
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
-from tests.toys import CallDrafter
+from tests.toys import CallDrafter, session_options
 
 BLOCKS = [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)]
 MODES = {"greedy": SamplingOptions(), "sampled": SamplingOptions(temperature=0.9)}
@@ -52,7 +52,7 @@ def use_target(pair: Pair, opener: Opener, *, bits: int, block: int) -> None:
 
 
 def answer(pair: Pair, sampling: SamplingOptions, **options: object) -> Session:
-    full = SessionOptions(sampling=sampling, seed=3, ignore_eos=True, reproducible=True, **options)  # type: ignore[arg-type]
+    full = session_options(sampling=sampling, seed=3, ignore_eos=True, reproducible=True, **options)
     with pair.session(full) as session:
         session.generate("a prompt of no particular length", max_tokens=50)
     return session
@@ -85,6 +85,6 @@ def test_reproducible_text_is_refused_with_the_engines_kernels(opener: Opener, m
     with toy_pair() as pair:
         use_target(pair, opener, bits=4, block=32)
         with pytest.raises(CapabilityError, match="leave out --reproducible") as made:
-            pair.session(SessionOptions(reproducible=True))
+            pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
         assert "\n" not in str(made.value)
         assert pair.session().generate("hello", max_tokens=5).tokens

@@ -23,8 +23,7 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 from edgedecode.runtimes.onnx import OnnxRuntime
 from edgedecode.runtimes.onnx.onnx_engine import import_engine
 from edgedecode.runtimes.onnx.providers import plugin
-from edgedecode.runtimes.onnx.providers.provider import RECORD, assigned_nodes
-from edgedecode.runtimes.onnx.providers.provider_choice import choose_provider, every_provider
+from edgedecode.runtimes.onnx.providers.provider import RECORD, assigned_nodes, choose_provider, every_provider
 
 NEW_PROVIDER = """
     from edgedecode.runtimes.onnx.providers.plugin import PluginProvider

@@ -16,9 +16,9 @@ from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.entries import CompiledEntry
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

@@ -17,8 +17,8 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.engines.registry import PROVIDERS
 from edgedecode.errors import ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 from tests.contract.conftest import Opener, open_entry

@@ -120,7 +120,7 @@ def offered(work: Path) -> None:
     """Put an adapter beside the bundled pack."""
     import shutil
 
-    from edgedecode.pack.hub import BUNDLED_PACK
+    from edgedecode.library.names import BUNDLED_PACK
     from tests.peft_folders import write_peft
 
     shutil.copytree(BUNDLED_PACK, work / "pack")
@@ -152,7 +152,7 @@ def adapted_state(work: Path) -> str:
 def bundled(work: Path) -> None:
     import shutil
 
-    from edgedecode.pack.hub import BUNDLED_PACK
+    from edgedecode.library.names import BUNDLED_PACK
 
     shutil.copytree(BUNDLED_PACK, work / "pack")
     removed(work)
@@ -269,12 +269,12 @@ class Hub:
 def hub(latest: str) -> None:
     import sys
 
-    from edgedecode.pack import gate as pack_gate
+    from edgedecode.pack import model_checks
 
     stands_in = Hub(latest)
     client: Any = SimpleNamespace(snapshot_download=stands_in.snapshot_download, HfApi=lambda: stands_in)
     sys.modules["huggingface_hub"] = client
-    setattr(pack_gate, "_check_models", lambda *_: None)  # noqa: B010 (the graphs of these packs are a few letters)
+    setattr(model_checks, "check_models", lambda *_: None)  # noqa: B010 (the graphs of these packs are a few letters)
 
 
 def published(work: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import edgedecode
-from edgedecode import SessionOptions
+from edgedecode import SessionDetails, SessionOptions
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.errors import CapabilityError, ExportError
@@ -172,10 +172,10 @@ def test_drafts_leave_the_text_of_every_architecture_unchanged(name: str, tmp_pa
         pack = tmp_path / f"pack-{draft.name}"
         export(folder, pack, draft=draft, stored=recipe(32))
         with edgedecode.load(pack) as pair:
-            plain = answer(pair, SessionOptions(draft_max=0, ignore_eos=True))
+            plain = answer(pair, SessionOptions(draft_max=0, details=SessionDetails(ignore_eos=True)))
             assert len(plain.tokens) == 100
             for drafter, length in (("model", 1), ("model", 5), ("suffix", 4)):
-                options = SessionOptions(drafter=drafter, draft_max=length, ignore_eos=True)
+                options = SessionOptions(drafter=drafter, draft_max=length, details=SessionDetails(ignore_eos=True))
                 assert answer(pair, options).tokens == plain.tokens, (draft.name, drafter, length)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 
 from .conftest import run

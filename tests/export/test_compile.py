@@ -16,10 +16,10 @@ import edgedecode
 from edgedecode.cli import main
 from edgedecode.engines.child import ChildReply
 from edgedecode.errors import ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack import pack_change
 from edgedecode.pack.context_check import check_context
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from tests.hub import Hub, check_download
 

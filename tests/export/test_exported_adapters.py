@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode import SamplingOptions, SessionOptions
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.adapters.adapter_change import add_adapter
 from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.arrays import FloatArray
@@ -174,7 +174,9 @@ def test_an_adapter_changes_the_answer(tmp_path: Path) -> None:
         answers = []
         with edgedecode.load(tmp_path / "pack", runtime=runtime, adapters=True) as pair:
             for adapter in (None, "formal"):
-                options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
+                options = SessionOptions(
+                    sampling=SamplingOptions(), adapter=adapter, details=SessionDetails(ignore_eos=True)
+                )
                 with pair.session(options) as session:
                     answers.append(session.generate("the fox", max_tokens=24).tokens)
         assert answers[0] != answers[1]
@@ -200,7 +202,9 @@ def test_an_exported_draft_model_drafts_with_its_own(tmp_path: Path) -> None:
     shares = []
     with edgedecode.load(tmp_path / "pack", runtime="onnx", adapters=True) as pair:
         for adapter in ("formal", "alone"):
-            options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, drafter="model", ignore_eos=True)
+            options = SessionOptions(
+                sampling=SamplingOptions(), adapter=adapter, drafter="model", details=SessionDetails(ignore_eos=True)
+            )
             with pair.session(replace(options, draft_max=4)) as session:
                 stats = session.generate("the fox", max_tokens=24).stats
                 shares.append(stats.accepted / stats.proposed)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 import edgedecode
-from edgedecode import SessionOptions
+from edgedecode import SessionDetails, SessionOptions
 from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.export.graph.passes.stored_weights import viewed_tables
 from edgedecode.export.imports.imported_pack import ImportRequest
@@ -93,7 +93,9 @@ def test_imported_pair_decodes_like_its_target_alone(built: Path, tmp_path: Path
         if not pair.target.card.row_invariant:
             pytest.skip("the engine's rows depend on a pass's width")
         texts = [
-            pair.session(SessionOptions(drafter=drafter, reproducible=True)).generate("hello", max_tokens=24).tokens
+            pair.session(SessionOptions(drafter=drafter, details=SessionDetails(reproducible=True)))
+            .generate("hello", max_tokens=24)
+            .tokens
             for drafter in ("none", "model", "suffix")
         ]
     assert texts[0] == texts[1] == texts[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import SamplingOptions, SessionOptions
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.pack.manifest import Manifest
 
@@ -64,7 +64,9 @@ def check_entry(manifest: Manifest, name: str) -> None:
 
 def greedy(pack: Path, engine: str) -> tuple[int, ...]:
     """Return the tokens of the prompt and the answer."""
-    options = SessionOptions(sampling=SamplingOptions(), drafter="none", ignore_eos=True, context=256)
+    options = SessionOptions(
+        sampling=SamplingOptions(), drafter="none", context=256, details=SessionDetails(ignore_eos=True)
+    )
     with edgedecode.load(pack, runtime=engine) as pair, pair.session(options) as session:
         session.generate(PROMPT, max_tokens=NEW)
         return tuple(session.tokens)

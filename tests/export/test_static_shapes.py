@@ -11,8 +11,8 @@ import pytest
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.onnx_format.graph_check import Weights, check_graph
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 
 pytest.importorskip("onnx_ir")

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import edgedecode
-from edgedecode import SessionOptions
+from edgedecode import SessionDetails, SessionOptions
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.errors import CapabilityError, ExportError, InputError
@@ -214,7 +214,7 @@ def test_drafts_with_int8_cache_leave_the_text_unchanged(llama: Path, tmp_path: 
         if not pair.target.card.row_invariant:
             pytest.skip("the engine's rows depend on a pass's width")
         for length in (0, 1, 2, 4, 8):
-            options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
+            options = SessionOptions(draft_max=length, details=SessionDetails(reproducible=True, ignore_eos=True))
             with pair.session(options) as session:
                 session.generate("hello there", max_tokens=48)
                 texts.add(tuple(session.tokens))

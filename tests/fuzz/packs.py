@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
 FILES = ("chat_template.jinja", "tokenizer.json", "draft/base.onnx", "draft/weights.bin")

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFValueType, GGUFWriter
 
 import edgedecode
-from edgedecode import SamplingOptions, SessionOptions
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.adapters.adapter_change import add_adapter
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
 from edgedecode.cli import main
@@ -52,7 +52,7 @@ def imported(out: Path, target: Path, *more: str, adapters: Mapping[str, Path] |
     return out
 
 
-OPTIONS = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=True)
+OPTIONS = SessionOptions(draft_max=0, sampling=SamplingOptions(), details=SessionDetails(ignore_eos=True))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complete(pack: Path, *, adapter: str | None, draft_max: int = 0) -> Completion:
-    options = SessionOptions(draft_max=draft_max, sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
+    options = SessionOptions(
+        draft_max=draft_max, sampling=SamplingOptions(), adapter=adapter, details=SessionDetails(ignore_eos=True)
+    )
     with edgedecode.load(pack, runtime="llama") as pair, pair.session(options) as session:
         return session.generate(PROMPT, max_tokens=40)
 
@@ -129,9 +131,11 @@ def test_adapter_add_takes_a_gguf_file_for_the_draft_model(pack: Path, tmp_path:
 def test_imported_adapter_is_chosen_per_session(pack: Path) -> None:
     """The adapter is loaded and leased once for all sessions."""
     plain, formal = complete(pack, adapter=None).tokens, complete(pack, adapter="formal").tokens
-    options = SessionOptions(draft_max=0, sampling=SamplingOptions(), adapter="formal", ignore_eos=True)
+    options = SessionOptions(
+        draft_max=0, sampling=SamplingOptions(), adapter="formal", details=SessionDetails(ignore_eos=True)
+    )
     with edgedecode.load(pack, runtime="llama") as pair:
-        before = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=True)
+        before = SessionOptions(draft_max=0, sampling=SamplingOptions(), details=SessionDetails(ignore_eos=True))
         with pair.session(options) as first, pair.session(before) as second, pair.session(options) as third:
             assert first.generate(PROMPT, max_tokens=40).tokens == formal
             assert second.generate(PROMPT, max_tokens=40).tokens == plain

@@ -17,8 +17,7 @@ from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError
-from edgedecode.library.find import find_pack
-from edgedecode.library.names import names_pack
+from edgedecode.library.find import find_pack, names_pack
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried

@@ -15,11 +15,10 @@ from gguf import GGUFWriter
 import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
-from edgedecode.library.find import find_pack
-from edgedecode.library.names import could_be_pack, names_pack
+from edgedecode.library.find import could_be_pack, find_pack, names_pack
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.stored import is_model_name, weight_type
 from edgedecode.library.stores import stored_models
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import Manifest
 from tests.imports.files import File, Floats, write_file
 from tests.small_tokenizers import byte_level

@@ -18,7 +18,7 @@ from edgedecode.apps import terminal
 from edgedecode.apps.library.demo_command import DEMO_MODEL, read_prompts
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
-from edgedecode.library import find
+from edgedecode.library import named_models
 from edgedecode.library.offers import Offer, ask_before_downloads, fetched
 from edgedecode.library.prepared import is_in_use
 from edgedecode.library.stores import stored_models
@@ -137,7 +137,7 @@ def test_pull_asks_no_index_for_a_path(
     def asked(*_: object) -> None:
         raise AssertionError("the index was asked")
 
-    monkeypatch.setattr(find, "fetched", asked)
+    monkeypatch.setattr(named_models, "fetched", asked)
     (home / "here").mkdir()
     assert main(["pull", word]) == 1
     assert said in capsys.readouterr().err
@@ -283,7 +283,7 @@ def test_a_pipe_is_told_of_a_download(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
     offered = Offer("owner/m", 5_000_000, lambda: home / "no.gguf")
-    monkeypatch.setattr(find, "hub_offer", lambda _: offered)
+    monkeypatch.setattr(named_models, "hub_offer", lambda _: offered)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hi"), isatty=lambda: False))
     assert main(["generate", "owner/m", "hi"]) == 1
     assert "edgedecode: downloading owner/m, 5 MB" in capsys.readouterr().err

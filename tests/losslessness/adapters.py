@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgedecode import SamplingOptions, SessionOptions
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
 GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.95)
@@ -13,4 +13,6 @@ PROMPTS = ("Tell me about a boat.", "Who is its captain?", "Tell me more.", "And
 
 
 def options(adapter: str | None, *, drafter: str | None = "none", sampling: SamplingOptions = GREEDY) -> SessionOptions:
-    return SessionOptions(adapter=adapter, drafter=drafter, sampling=sampling, seed=5, ignore_eos=True)
+    return SessionOptions(
+        adapter=adapter, drafter=drafter, sampling=sampling, seed=5, details=SessionDetails(ignore_eos=True)
+    )

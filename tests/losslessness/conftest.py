@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from tests.losslessness.adapters import ADAPTERS, ENGINES, HEADER
 from tests.made_once import made_once, run_folder
 from tests.peft_folders import list_adapter, write_peft

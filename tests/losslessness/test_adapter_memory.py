@@ -21,6 +21,7 @@ from edgedecode.memory.limit import Limit
 from edgedecode.sessions.answer import Answer
 from tests.losslessness.adapters import ADAPTERS, ENGINES, PROMPTS, options
 from tests.peft_folders import list_adapter
+from tests.toys import session_options
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_adapter_with_several_scales_answers_as_alone_and_releases_them(pair: Pa
         return sum(lease.nbytes for lease in pair.budget.leases if lease.name.startswith("adapter:ordinary"))
 
     scales = (1.0, 0.5, 2.0, 0.5)
-    given = [replace(options("ordinary"), adapter_scale=scale) for scale in scales]
+    given = [session_options(options("ordinary"), adapter_scale=scale) for scale in scales]
     alone = []
     for each in given:
         with pair.session(each) as session:

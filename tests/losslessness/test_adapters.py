@@ -19,6 +19,7 @@ from edgedecode.sessions import target_reading
 from edgedecode.sessions.answer import Answer
 from tests.adapter_scores import largest_gap
 from tests.losslessness.adapters import ADAPTERS, GREEDY, HEADER, PROMPTS, WARM, options
+from tests.toys import session_options
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_use_adapter_with_a_scale_that_is_not_finite_changes_nothing(pair: Pair,
         session.reset()
         assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
         with pytest.raises(InputError, match="an adapter's scale must be a finite number"):
-            pair.session(replace(options("ordinary"), adapter_scale=scale))
+            pair.session(session_options(options("ordinary"), adapter_scale=scale))
 
 
 def test_adapter_needs_a_target_opened_for_adapters(pack: Path) -> None:

@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SamplingOptions, SessionOptions, Stats
+from edgedecode import Pair, SamplingOptions, SessionDetails, SessionOptions, Stats
 from edgedecode.adapters.adapter_change import adapter_folder
 from edgedecode.adapters.peft_folder import WEIGHTS
 from edgedecode.decoding.model import AdapterModel
 from edgedecode.decoding.verify import Rule
 from edgedecode.errors import EdgeDecodeError, ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.limit import Limit
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.user_notices import NOTICES
 from tests.adapter_scores import largest_gap
 from tests.losslessness.adapters import ENGINES, GREEDY, HEADER, PROMPTS, WARM
 from tests.peft_folders import list_adapter, write_peft
+from tests.toys import session_options
 
 SWAPS = (None, "ordinary", "activated", "alone", None, "activated")
 
@@ -70,8 +71,8 @@ def options(adapter: str | None = None, *, draft_max: int = 4, sampling: Samplin
         draft_max=draft_max or None,
         sampling=sampling,
         seed=5,
-        ignore_eos=True,
         context=1024,
+        details=SessionDetails(ignore_eos=True),
     )
 
 
@@ -97,7 +98,7 @@ def alike(pair: Pair, *answers: Stats) -> bool:
 @pytest.mark.parametrize("adapter", ["ordinary", "activated", "alone"])
 def test_draft_adapter_is_used_for_drafts(pair: Pair, adapter: str, sampling: SamplingOptions, scale: float) -> None:
     """A copy of the target drafts the target's text only with the same adapter at the same scale."""
-    with pair.session(replace(options(adapter, sampling=sampling), adapter_scale=scale)) as session:
+    with pair.session(session_options(options(adapter, sampling=sampling), adapter_scale=scale)) as session:
         done = [session.generate(prompt, max_tokens=30).stats for prompt in PROMPTS[:2]]
     assert alike(pair, *done) == (adapter != "alone")
 
@@ -140,7 +141,7 @@ def swaps_are_within_noise(pair: Pair, drafted: SessionOptions) -> None:
 def test_draft_adapter_of_a_copy_is_always_accepted_by_the_ratio_rule(pair: Pair) -> None:
     """The draft reports the probabilities it sampled from: equal distributions reject nothing."""
     for adapter in ("ordinary", "activated", "alone"):
-        with pair.session(replace(options(adapter, sampling=WARM), rule=Rule.RATIO)) as session:
+        with pair.session(session_options(options(adapter, sampling=WARM), rule=Rule.RATIO)) as session:
             assert alike(pair, session.generate(PROMPTS[0], max_tokens=40).stats) == (adapter != "alone")
 
 
@@ -192,7 +193,7 @@ def test_draft_adapter_stays_for_an_answer_and_may_be_evicted_after_it(pair: Pai
 
 
 def test_draft_adapter_at_two_scales_is_held_once(pair: Pair) -> None:
-    halved = replace(options("ordinary"), adapter_scale=0.5)
+    halved = session_options(options("ordinary"), adapter_scale=0.5)
     with pair.session(options("ordinary")) as first, pair.session(halved) as second:
         for session in (first, second, first):
             assert alike(pair, session.generate(PROMPTS[0], max_tokens=16).stats)
@@ -226,7 +227,7 @@ def test_draft_adapter_is_left_out_when_its_scale_does_not_fit(pack: Path, notic
     """ONNX Runtime needs a second copy of the matrices for a scale other than 1, made for each answer with it."""
     with (
         edgedecode.load(pack, runtime="onnx", adapters=True) as pair,
-        pair.session(replace(options("ordinary"), adapter_scale=0.5)) as session,
+        pair.session(session_options(options("ordinary"), adapter_scale=0.5)) as session,
     ):
         session.generate(PROMPTS[0], max_tokens=16)
         assert not notices.text

@@ -181,7 +181,12 @@ def test_session_on_a_gguf_pack_equals_plain_decoding(tmp_path: Path, gguf_toys:
         texts = set()
         for drafter in ("none", "model", "suffix", "recycle", "tree"):
             options = edgedecode.SessionOptions(
-                sampling=GREEDY, drafter=drafter, draft_max=4, seed=7, ignore_eos=True, context=300
+                sampling=GREEDY,
+                drafter=drafter,
+                draft_max=4,
+                seed=7,
+                context=300,
+                details=edgedecode.SessionDetails(ignore_eos=True),
             )
             with pair.session(options) as session:
                 texts.add(session.generate("hello", max_tokens=40).tokens)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode import Completion, Pair, Rule, SamplingOptions, SessionOptions
+from edgedecode import Completion, Pair, Rule, SamplingOptions
 from edgedecode.engines.text_scores import ScoredText, Scores, score_rows
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
+from tests.toys import session_options
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytestmark = pytest.mark.skipif(
@@ -31,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def answer(pair: Pair, prompt: str, **options: Any) -> tuple[Completion, list[int]]:
     """Return an answer and the tokens before it."""
-    with pair.session(SessionOptions(seed=5, **options)) as session:
+    with pair.session(session_options(seed=5, **options)) as session:
         reply = session.generate(prompt, max_tokens=48, top_logprobs=4)
         tokens = list(session.tokens)
         assert tuple(tokens[-len(reply.tokens) :]) == reply.tokens

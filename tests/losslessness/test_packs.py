@@ -9,7 +9,7 @@ import pytest
 
 import edgedecode
 import edgedecode.decoding.loop as loop
-from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
+from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionDetails, SessionOptions
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
@@ -18,10 +18,11 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.errors import CapabilityError
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.sampling.probs import UniformSource
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.testing import ScriptedDrafter
+from tests.toys import session_options
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
@@ -33,7 +34,7 @@ FLOAT_GAP = 1e-3
 
 def answer(pair: Pair, prompt: str, *, max_tokens: int = 40, **options: object) -> Completion:
     """Answer one prompt in a fresh session."""
-    with pair.session(SessionOptions(seed=7, **options)) as session:  # type: ignore[arg-type]
+    with pair.session(session_options(seed=7, **options)) as session:
         return session.generate(prompt, max_tokens=max_tokens)
 
 
@@ -108,7 +109,7 @@ def test_reproducible_text_is_plain_text_with_any_draft_or_refused(
     pair: Pair = request.getfixturevalue(pack)
     if not pair.target.card.row_invariant:
         with pytest.raises(CapabilityError, match="needs our kernels"):
-            pair.session(SessionOptions(reproducible=True))
+            pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
         return
     accepted = dict.fromkeys((*DRAFTERS, "tree"), 0)
     for sampling, prompt in zip((GREEDY, WARM), prompts[length % 4 : 8 : 4], strict=True):
@@ -126,7 +127,7 @@ def test_reproducible_text_is_refused_on_llama() -> None:
         edgedecode.load(BUNDLED_PACK, runtime="llama") as pair,
         pytest.raises(CapabilityError, match="leave out --reproducible"),
     ):
-        pair.session(SessionOptions(reproducible=True))
+        pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
 
 
 def test_bundled_pair_on_200_prompts_is_plain_decoding_within_kernel_noise(
@@ -196,7 +197,7 @@ def decode_with_trees(
 
 def test_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
     with pytest.raises(CapabilityError, match="ratio"):
-        bundled_pair.session(SessionOptions(drafter="suffix", rule=Rule.RATIO))
+        bundled_pair.session(SessionOptions(drafter="suffix", details=SessionDetails(rule=Rule.RATIO)))
 
 
 class Siblings:

@@ -18,7 +18,7 @@ from edgedecode.engines.kernel_noise import rescore
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
 from edgedecode.engines.wrappers.placed import Place
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.onnx_runtime import OnnxRuntime

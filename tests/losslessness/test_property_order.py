@@ -13,7 +13,7 @@ import tokenizers
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured import schema_check
 from edgedecode.structured.grammar import Grammar

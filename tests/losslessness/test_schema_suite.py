@@ -14,7 +14,7 @@ import pytest
 
 import edgedecode
 from edgedecode import InputError, Pair, SamplingOptions, SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 from tests.shared_paths import SHARED

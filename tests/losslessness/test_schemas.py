@@ -11,7 +11,7 @@ import pytest
 
 import edgedecode
 from edgedecode import InputError, SamplingOptions, SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar
 

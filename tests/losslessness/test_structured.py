@@ -19,14 +19,15 @@ from edgedecode.bench.measure.structured import EXTRACTIONS, object_in
 from edgedecode.bench.measure.structured import GRAMMARS as GRAMMARS_OF_FACTS
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.limit import Limit
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.structured.grammar import Grammar, GrammarKind
 
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
 from edgedecode.structured.guidance import schema_fault
+from tests.toys import session_options
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -74,7 +75,7 @@ def answer(
     pair: Pair, grammar: Grammar, *, temperature: float = 0.9, seed: int = 0, most: int = 120, **way: Any
 ) -> Any:
     sampling = SamplingOptions(temperature=temperature)
-    with pair.session(SessionOptions(sampling=sampling, seed=seed, grammar=grammar, **way)) as session:
+    with pair.session(session_options(sampling=sampling, seed=seed, grammar=grammar, **way)) as session:
         return session.generate("Give me an example.", max_tokens=most)
 
 
@@ -359,7 +360,7 @@ def test_options_that_exclude_a_grammar_are_refused(
     options: dict[str, Any], error: type[Exception], said: str, pair: Pair
 ) -> None:
     with pytest.raises(error, match=said):
-        pair.session(SessionOptions(grammar=GRAMMARS["choice"], **options))
+        pair.session(session_options(grammar=GRAMMARS["choice"], **options))
 
 
 def test_the_tokens_of_grammars_are_leased_once_and_released() -> None:

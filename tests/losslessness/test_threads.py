@@ -16,7 +16,7 @@ import pytest
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.sessions.draft_models import DRAFT_ROLES
 
 THREADS = 8

@@ -10,7 +10,7 @@ import pytest
 import edgedecode
 from edgedecode import LoadOptions, Pair, SamplingOptions, SessionOptions
 from edgedecode.engines.kernel_noise import measure_noise, rescore
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from tests.contract.conftest import skip_without
 
 POSITIONS = 40

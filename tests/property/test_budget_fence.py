@@ -33,7 +33,7 @@ UNTOUCHED_NBYTES = {"onnx": 4 * STACK_NBYTES, "llama": 4 * STACK_NBYTES + 44 * M
 CHAT = """
 import json, resource, sys
 import edgedecode
-from edgedecode import ContextExceeded, SessionOptions, pair
+from edgedecode import ContextExceeded, SessionDetails, SessionOptions, pair
 from edgedecode.memory.process_memory import memory_now
 
 fence, held = int(sys.argv[2]), {}
@@ -52,7 +52,7 @@ def process_holder(*given):
 
 real, pair.process_holder = pair.process_holder, process_holder
 texts, accepted, full = [], 0, 0
-options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
+options = SessionOptions(drafter="model", draft_max=4, details=SessionDetails(ignore_eos=True))
 with edgedecode.load(runtime=sys.argv[1], threads=1) as opened, opened.session(options) as session:
     words = opened.tokenizer.decode(list(range(320, 6000, 3)))
     for prompt in (words, *["And then?"] * 9):  # the context is full before the end

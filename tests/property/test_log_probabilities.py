@@ -11,7 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionOptions, SwitchOptions, TokenLogprob
+from edgedecode import (
+    CapabilityError,
+    InputError,
+    Rule,
+    SamplingOptions,
+    SessionDetails,
+    SessionOptions,
+    SwitchOptions,
+    TokenLogprob,
+)
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
@@ -154,11 +163,13 @@ OPTIONS = [
     SessionOptions(drafter="recycle", draft_max=6),
     SessionOptions(drafter="tree", draft_max=8),
     SessionOptions(),
-    SessionOptions(switch=SwitchOptions(threshold=0.5, check=True)),
+    SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5, check=True))),
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: f"{each.drafter} {each.draft_max} {each.switch is None}")
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda each: f"{each.drafter} {each.draft_max} {not each.details.switch}"
+)
 def test_chunks_have_one_log_probability_per_token(options: SessionOptions) -> None:
     with ascii_pair(seed=3, ending=-50.0) as pair, pair.session(SessionOptions(drafter="none")) as plain:
         whole = plain.generate("Hello", max_tokens=60, top_logprobs=3)
@@ -188,7 +199,7 @@ def test_log_probabilities_that_do_not_exist_are_refused() -> None:
             for wrong in (-1, 21):
                 with pytest.raises(InputError, match="0 to 20"):
                     session.stream("Hello", top_logprobs=wrong)
-        with pair.session(SessionOptions(switch=SwitchOptions(threshold=0.5))) as session:
+        with pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5)))) as session:
             with pytest.raises(CapabilityError, match=r"leave out switching, or let it check"):
                 session.generate("Hello", top_logprobs=0)
             assert session.messages == ()

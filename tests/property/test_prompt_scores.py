@@ -7,7 +7,16 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from edgedecode import CapabilityError, InputError, Pair, Session, SessionOptions, SwitchOptions, TokenLogprob
+from edgedecode import (
+    CapabilityError,
+    InputError,
+    Pair,
+    Session,
+    SessionDetails,
+    SessionOptions,
+    SwitchOptions,
+    TokenLogprob,
+)
 from edgedecode.errors import ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.sessions import target_reading
@@ -18,7 +27,7 @@ OPTIONS = [
     SessionOptions(drafter="none"),
     SessionOptions(),
     SessionOptions(drafter="tree", draft_max=8),
-    SessionOptions(switch=SwitchOptions(threshold=0.5)),
+    SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5))),
 ]
 EACH = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "scheduled", "tree", "switching"])
 

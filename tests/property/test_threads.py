@@ -27,7 +27,7 @@ from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Completion
 from edgedecode.sessions.session import Session
 from edgedecode.text.messages import Message
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 PATIENCE = 60.0
 """Seconds after which a test counts as hanging."""
@@ -114,7 +114,7 @@ def gated(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 def options(drafter: str = "model", sampling: SamplingOptions | None = None, **named: Any) -> SessionOptions:
     length = 6 if drafter == "tree" else 3  # smaller trees are chains
-    return SessionOptions(**{"drafter": drafter, "draft_max": length, "seed": 5, "sampling": sampling, **named})
+    return session_options(**{"drafter": drafter, "draft_max": length, "seed": 5, "sampling": sampling, **named})
 
 
 def answered(pair: Pair, prompt: str, chosen: SessionOptions, *, max_tokens: int = 30) -> Completion:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text import template_limits
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.messages import Message

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from edgedecode import InputError, Message
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.text.transcript import Transcript

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from edgedecode.errors import InputError
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.text.token_text import Layout
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared

@@ -15,7 +15,7 @@ from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionOptions, WhenFull
+from edgedecode.options import SessionDetails, SessionOptions, WhenFull
 from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
@@ -65,7 +65,7 @@ with edgedecode.load(memory=int(sys.argv[1]), runtime="onnx", threads=1) as pair
                 assert session.messages == () or answer == "stream"
     history = [edgedecode.Message("user", "hello " * 700_000)]
     for start, full in (("at once", "stop"), ("by reset", "stop"), ("at once", "drop"), ("by reset", "drop")):
-        options = edgedecode.SessionOptions(when_full=edgedecode.WhenFull(full))
+        options = edgedecode.SessionOptions(details=edgedecode.SessionDetails(when_full=edgedecode.WhenFull(full)))
         with pair.session(options, messages=history if start == "at once" else ()) as session:
             if start == "by reset":
                 session.reset(history)
@@ -199,7 +199,7 @@ def test_session_checks_the_size_of_every_text_before_encoding(
     with ascii_pair() as pair:
         monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("the text was encoded"))
         monkeypatch.setattr(Tokenizer, "render", lambda *_, **__: pytest.fail("the text was rendered"))
-        stops = SessionOptions(drafter="none", when_full=WhenFull.STOP)
+        stops = SessionOptions(drafter="none", details=SessionDetails(when_full=WhenFull.STOP))
         session = pair.session(stops, messages=history if "messages" in longer else ())
         if "reset" in longer:
             session.reset(history)

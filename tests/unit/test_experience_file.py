@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgedecode import SessionOptions
+from edgedecode import SessionDetails, SessionOptions
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.sessions.experience_file import experience_path, load_experience, store_experience
@@ -98,7 +98,7 @@ def test_store_experience_ignores_an_unwritable_path(tmp_path: Path) -> None:
 def test_keep_experience_carries_over_to_another_pair(place: Path) -> None:
     with toy_pair() as pair:
         pair.keep_experience(place)
-        with pair.session(SessionOptions(seed=1, ignore_eos=True)) as session:
+        with pair.session(SessionOptions(seed=1, details=SessionDetails(ignore_eos=True))) as session:
             session.generate("hello", max_tokens=40)
         known = Experience.from_dict(pair.experience.as_dict())
     known.doubt()

@@ -17,8 +17,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.library import find
 from edgedecode.library.find import find_pack
 from edgedecode.locks import take_lock
-from edgedecode.pack import gate as pack_gate
-from edgedecode.pack import hub
+from edgedecode.pack import hub, model_checks
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.integrity import check_files, file_entry
@@ -30,7 +29,7 @@ from tests.hub import Hub, content
 
 @pytest.fixture
 def downloads(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are placeholders
+    monkeypatch.setattr(model_checks, "check_models", lambda *_: None)  # these packs' graphs are placeholders
     with hub.installed():
         yield hub
 
@@ -141,7 +140,7 @@ def _refuse(root: Path, patch: pytest.MonkeyPatch) -> None:
     def check(manifest: Manifest, root: Path) -> None:
         raise ManifestError(f"the graph {root} is refused")
 
-    patch.setattr(pack_gate, "_check_models", check)
+    patch.setattr(model_checks, "check_models", check)
 
 
 def _move_weights_out(root: Path, patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edgedecode.text.kept_turns import turn_starts, without_oldest
 from edgedecode.text.messages import Message
+from edgedecode.text.transcript import turn_starts, without_oldest
 
 SYSTEM = Message("system", "be short")
 

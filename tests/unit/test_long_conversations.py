@@ -8,7 +8,7 @@ from edgedecode.decoding.stats import FinishReason
 from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
-from edgedecode.options import SessionOptions, WhenFull
+from edgedecode.options import WhenFull
 from edgedecode.pair import Pair
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
@@ -16,7 +16,7 @@ from edgedecode.sessions.chunks import Chunk, TurnsDropped
 from edgedecode.sessions.session import Session
 from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
 from edgedecode.text.messages import Message
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 CONTEXT = 400
 SYSTEM = Message("system", "be brief")
@@ -26,7 +26,7 @@ WARM = SamplingOptions(temperature=0.9, top_k=30)
 
 def session(pair: Pair, messages: tuple[Message, ...] = (SYSTEM,), **options: object) -> Session:
     return pair.session(
-        SessionOptions(**{"context": CONTEXT, "seed": 3, "ignore_eos": True, **options}),  # type: ignore[arg-type]
+        session_options(**{"context": CONTEXT, "seed": 3, "ignore_eos": True, **options}),
         messages=messages,
     )
 

@@ -18,11 +18,11 @@ from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.engines import registry
 from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import toy_pair
-from tests.toys import CallDrafter, draft_setting
+from tests.toys import CallDrafter, draft_setting, session_options
 
 ASKED: list[int] = []
 
@@ -83,7 +83,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def answer(**options: object) -> tuple[tuple[int, ...], dict[str, int]]:
     """Return an answer's tokens, and how many each drafter proposed."""
     sampling = SamplingOptions(temperature=0.8)
-    with toy_pair() as pair, pair.session(SessionOptions(sampling=sampling, seed=5, **options)) as session:  # type: ignore[arg-type]
+    with toy_pair() as pair, pair.session(session_options(sampling=sampling, seed=5, **options)) as session:
         done = session.generate("ab" * 20, max_tokens=60)
         return done.tokens, {name: drafter.proposed for name, drafter in done.stats.drafters.items()}
 
@@ -146,12 +146,12 @@ def test_a_drafter_whose_source_branches_or_does_not_sample_is_refused_where_tha
         with pytest.raises(InputError, match="--drafter counting needs a fixed size: give --draft-max N"):
             pair.session(SessionOptions(drafter="counting"))
         with pytest.raises(CapabilityError, match="one sampled chain: with --drafter counting, use the match rule"):
-            pair.session(SessionOptions(drafter="counting", draft_max=4, rule=Rule.RATIO))
+            pair.session(SessionOptions(drafter="counting", draft_max=4, details=SessionDetails(rule=Rule.RATIO)))
         with pair.session(SessionOptions(drafter="counting", draft_max=4)) as session:
             assert session.generate("ab", max_tokens=8).tokens
     register(monkeypatch, "counting", f"{__name__}:CountingSource", DRAFTERS)
     with toy_pair() as pair, pytest.raises(CapabilityError, match="samples from the draft model: with --drafter count"):
-        pair.session(SessionOptions(drafter="counting", rule=Rule.RATIO))
+        pair.session(SessionOptions(drafter="counting", details=SessionDetails(rule=Rule.RATIO)))
 
 
 def test_lookup_draft_is_cut_at_the_limit_and_after_an_end_token() -> None:

@@ -15,11 +15,11 @@ import pytest
 import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.onnx_format.graph_check import CheckedGraph, Weights, check_graph
-from edgedecode.pack import gate as pack_gate
+from edgedecode.pack import model_checks
 from edgedecode.pack.gate import check_pack
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.text.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ def test_check_pack_reads_only_a_changed_pack_again(
         read.append(path.name)
         return check_graph(path, weights)
 
-    monkeypatch.setattr(pack_gate, "check_graph", recording)
+    monkeypatch.setattr(model_checks, "check_graph", recording)
     check_pack(root)
     assert sorted(read) == ["base.onnx", "lora.onnx"]
     check_pack(root)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode import InputError, SamplingOptions, SessionOptions
+from edgedecode import InputError, SamplingOptions, SessionDetails, SessionOptions
 from edgedecode.sampling.penalties import Counter, Marked
 from edgedecode.sampling.sampler import Sampler
 from tests.toys import ascii_pair, quick_draw, reference_row
@@ -142,7 +142,10 @@ def test_a_bias_outside_the_vocabulary_is_refused_before_anything_is_opened() ->
 def test_a_prompt_is_not_counted_and_an_answer_that_drops_turns_is(drafter: str) -> None:
     """A ban by presence: no token comes twice, also after the oldest turns were dropped in the middle of the answer."""
     options = SessionOptions(
-        sampling=SamplingOptions(presence_penalty=100), context=64, drafter=drafter, ignore_eos=True
+        sampling=SamplingOptions(presence_penalty=100),
+        context=64,
+        drafter=drafter,
+        details=SessionDetails(ignore_eos=True),
     )
     with ascii_pair(seed=3, ending=-50.0) as pair, pair.session(options) as session:
         session.generate("tell me a story", max_tokens=20)

@@ -10,7 +10,7 @@ import pytest
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.pressure import INTERVAL_S, FreeMemory, MemoryPressure, free_memory
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
@@ -182,7 +182,9 @@ def test_requested_drafter_returns_after_pressure(pair: Pair, machine: Machine) 
 
 def test_ratio_rule_waits_for_the_draft_model_after_pressure(pair: Pair, machine: Machine) -> None:
     """Other drafters give no distribution, which the ratio rule needs."""
-    with pair.session(SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=0.8))) as session:
+    with pair.session(
+        SessionOptions(sampling=SamplingOptions(temperature=0.8), details=SessionDetails(rule=Rule.RATIO))
+    ) as session:
         answer(session, "hello", machine=machine, at=0)
         assert session.drafter_name == "none"
         answer(session, "hello hello hello hello hello")

@@ -16,7 +16,7 @@ from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk
 from edgedecode.sessions.session import Session
 from edgedecode.testing import toy_pair
 from edgedecode.text.messages import Message
-from tests.toys import END, ascii_pair, check_accounts
+from tests.toys import END, ascii_pair, check_accounts, session_options
 
 WARM = SamplingOptions(temperature=0.9, top_k=30)
 
@@ -25,7 +25,7 @@ def session(
     *, ending: float = 0.0, noise: float = 0.7, generation: Generation | None = None, **options: object
 ) -> Session:
     return ascii_pair(ending=ending, noise=noise, generation=generation).session(
-        SessionOptions(**{"seed": 3, **options})  # type: ignore[arg-type]
+        session_options(**{"seed": 3, **options})
     )
 
 
@@ -194,7 +194,7 @@ def test_session_refuses_bad_options_and_leaves_no_lease(
     pair = ascii_pair()
     used = pair.budget.used_nbytes
     with pytest.raises(error, match=message) as refusal:
-        pair.session(SessionOptions(**options))  # type: ignore[arg-type]
+        pair.session(session_options(**options))
     assert "\n" not in str(refusal.value)
     assert pair.budget.used_nbytes == used
 

@@ -11,15 +11,15 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 from edgedecode.testing import TableModel, TableState
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 
 def session(**options: object) -> Session:
-    return ascii_pair(ending=0.0, noise=0.7).session(SessionOptions(seed=1, **options))  # type: ignore[arg-type]
+    return ascii_pair(ending=0.0, noise=0.7).session(session_options(seed=1, **options))
 
 
 def test_generate_that_fails_leaves_the_conversation_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_session_refuses_options_before_reserving_memory(
         leases = pair.budget.leases
         monkeypatch.setattr(pair.budget, "reserve", lambda name, *_, **__: pytest.fail(f"{name} was reserved"))
         with pytest.raises((InputError, CapabilityError)):
-            pair.session(SessionOptions(**options))  # type: ignore[arg-type]
+            pair.session(session_options(**options))
         assert pair.budget.leases == leases
         assert pair.drafts.loaded == ()
 
@@ -139,7 +139,12 @@ def test_session_that_is_refused_closes_the_draft_model(monkeypatch: pytest.Monk
 
 def test_session_leases_the_distributions_of_sampled_drafts() -> None:
     with ascii_pair(budget=Budget()) as pair:
-        options = SessionOptions(drafter="model", rule=Rule.RATIO, draft_max=8, sampling=SamplingOptions(temperature=1))
+        options = SessionOptions(
+            drafter="model",
+            draft_max=8,
+            sampling=SamplingOptions(temperature=1),
+            details=SessionDetails(rule=Rule.RATIO),
+        )
         with pair.session(options) as made:
             held = {lease.name: lease.nbytes for lease in pair.budget.leases}
             size = pair.target.card.vocabulary_size

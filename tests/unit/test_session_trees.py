@@ -13,7 +13,7 @@ from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, TableState
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 WARM = SamplingOptions(temperature=0.9)
 TREES = SessionOptions(drafter="tree", draft_max=12, seed=5)
@@ -27,7 +27,7 @@ def test_tree_text_equals_plain_decoding_and_siblings_are_accepted(
     texts = []
     with ascii_pair(noise=0.9) as pair:
         for each in (replace(TREES, drafter="none", draft_max=None), TREES):
-            with pair.session(replace(each, sampling=sampling, ignore_eos=True)) as session:
+            with pair.session(session_options(each, sampling=sampling, ignore_eos=True)) as session:
                 texts.append([session.generate(prompt, max_tokens=80).tokens for prompt in ("hello", "again")])
     assert texts[0] == texts[1]
     trees = [(verdict, verdict.draft.parents) for verdict in rounds if verdict.draft.parents is not None]

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgedecode.errors import InputError, ManifestError
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.text.tokenizer_checks import check_file

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.tree import chain, check_parents, children, depths, is_chain
+from edgedecode.decoding.drafts import chain, check_parents, children, depths, is_chain
 from tests.toys import path_to
 
 

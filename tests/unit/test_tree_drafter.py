@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.tree import check_parents
+from edgedecode.decoding.drafts import Draft, check_parents
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.drafters import tree_drafter
 from edgedecode.drafters.model_drafter import ModelSource

@@ -19,7 +19,7 @@ from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionOptions, SwitchOptions
+from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.pack.entries import OldTrim
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Graph, Manifest, TrimmedDraft
@@ -29,7 +29,7 @@ from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.draft_models import preferred_drafters
 from edgedecode.testing import TableModel, TableRuntime
 from edgedecode.user_notices import NOTICES
-from tests.toys import TrimmedTable, ascii_pair
+from tests.toys import TrimmedTable, ascii_pair, session_options
 
 KEPT = tuple(range(0, 259, 2))
 GRAPH = Graph("draft/trim.onnx", ("input_ids",), ("logits",), ("tree", "rows"), token_ids="draft/trim.ids")
@@ -85,7 +85,7 @@ def pair_with(
 
 
 def names(pair: Pair, **options: object) -> str:
-    with pair.session(SessionOptions(**options)) as session:  # type: ignore[arg-type]
+    with pair.session(session_options(**options)) as session:
         return session.drafter_name
 
 
@@ -146,7 +146,9 @@ def test_trees_and_switching_use_the_full_draft() -> None:
 
 def test_trimmed_draft_named_with_the_ratio_rule_drafts() -> None:
     pair, _ = pair_with()
-    options = SessionOptions(drafter="trim", draft_max=3, rule=Rule.RATIO, sampling=WARM, seed=1)
+    options = SessionOptions(
+        drafter="trim", draft_max=3, sampling=WARM, seed=1, details=SessionDetails(rule=Rule.RATIO)
+    )
     with pair.session(options) as session:
         assert session.generate("hello", max_tokens=40).stats.drafters["trim"].accepted > 0
 

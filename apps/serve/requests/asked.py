@@ -130,15 +130,20 @@ class Asked:
         seed = None if first is None or first < 0 else (first + number % self.each) % (1 << 63)
         grammar = self.grammar or base.grammar
         options = replace(base, sampling=self.sampling, adapter=self.model.adapter or base.adapter, seed=seed)
-        options = replace(options, grammar=grammar, ignore_eos=self.ignore_eos or base.ignore_eos)
-        options = replace(options, when_full=WhenFull.DROP if self.truncates else WhenFull.STOP)
-        # A grammar covers the whole answer, so that there is no place to think in.
-        think = "off" if grammar is not None else self.think or base.think
-        arguments = {**base.template_arguments, **self.template_arguments}
-        options = replace(options, think=think, template_arguments=arguments)
+        details = replace(
+            base.details,
+            ignore_eos=self.ignore_eos or base.details.ignore_eos,
+            when_full=WhenFull.DROP if self.truncates else WhenFull.STOP,
+            # A grammar covers the whole answer, so that there is no place to think in.
+            think="off" if grammar is not None else self.think or base.details.think,
+            template_arguments={**base.details.template_arguments, **self.template_arguments},
+        )
         if self.model.mode == PLAIN:
-            return replace(options, drafter=NO_DRAFTER, draft_max=None, switch=None, rule=Rule.MATCH)
-        return replace(options, switch=options.switch or SwitchOptions()) if self.model.mode == SWITCH else options
+            options = replace(options, drafter=NO_DRAFTER, draft_max=None)
+            details = replace(details, switch=None, rule=Rule.MATCH)
+        elif self.model.mode == SWITCH:
+            details = replace(details, switch=details.switch or SwitchOptions())
+        return replace(options, grammar=grammar, details=details)
 
 
 TRUNCATION = Meta(

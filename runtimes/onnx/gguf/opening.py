@@ -28,9 +28,7 @@ _LAYER_NBYTES = 1 << 16
 
 
 def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
-    """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
-    if entry.graphs or not entry.gguf:
-        return entry
+    """Return the entry with the graph that its GGUF file takes the place of."""
     metadata = _metadata(root / entry.gguf)
     window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
     return replace(entry, graphs={"base": replace(_BASE, file=entry.gguf)}, window=window)

@@ -1,4 +1,4 @@
-"""The inputs of a pass besides the attention bias: ids, positions, lengths and the rows that get logits.
+"""The inputs of a pass besides the attention bias: ids, positions, lengths and the rows that get logits; its outputs.
 
 A provider that shares host memory reads the arrays in place, so they are bound once and again where a width changes.
 Other engines' bindings copy an input to the device when it is bound, so it is bound in every pass.
@@ -10,13 +10,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgedecode.decoding.model import ModelCard
+
 from ..buffers import Buffers
-from ..logits_outputs import Outputs
 from ..onnx_engine import Untyped
+from ..onnx_footprint import FLOAT_NBYTES
 from ..onnx_state import OnnxState
 
 POSITIONS = "position_ids"
 """int64 [1, rows]: each row's position. [slots]: each used slot's position, for attention that rotates by slot."""
+
+
+class Outputs:
+    """Binds the outputs of one model's passes to its buffers."""
+
+    def __init__(self, buffers: Buffers, *, card: ModelCard) -> None:
+        self._buffers, self._width = buffers, card.rows
+
+    def bind(self, binding: Untyped, *, rows: int, slot: int) -> None:
+        """Bind forward passes with this many rows of logits, which go to the buffer's rows from `slot`."""
+        binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
+        binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._width), self.place(slot))
+
+    def place(self, slot: int) -> int:
+        """Return the address of the buffer's row `slot`."""
+        return self._buffers.logits_pointer + slot * FLOAT_NBYTES * self._width
 
 
 class PassInputs:

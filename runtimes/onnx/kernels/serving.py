@@ -15,7 +15,6 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
 
-from ..gguf.opening import gguf_graph
 from .library import KernelLibrary
 from .prepared import (
     keep_findings,
@@ -135,6 +134,8 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
 
 def _opened(entry: ModelEntry, path: Path, *, root: Path, findings: Mapping[str, int]) -> tuple[GraphFile, Weights]:
     if path == root / entry.gguf:
+        from ..gguf.opening import gguf_graph
+
         return gguf_graph(entry, path, findings=findings)
     try:
         return GraphFile.parse(path.read_bytes()), WeightsFile(root / entry.weights, findings=findings)

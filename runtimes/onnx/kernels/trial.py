@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
-from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.engines.kernel_choice import KERNELS, wanted_kernels
 from edgedecode.errors import InputError, RuntimeUnavailable
@@ -23,6 +23,9 @@ from edgedecode.user_notices import notice
 
 from .library import INSTRUCTION_SETS, LIBRARY, KernelLibrary, Matrix
 from .products import DOMAIN, product_node
+
+if TYPE_CHECKING:
+    from edgedecode.engines.child import ChildReply
 
 ROWS, INNER, COLUMNS = 5, 64, 48
 _FLOAT, _UINT8 = 1, 2
@@ -169,6 +172,8 @@ def try_library(path: str) -> None:
 
 
 def _try(path: Path) -> ChildReply:
+    from edgedecode.engines.child import ChildReply, ask_child, child_command
+
     command = child_command(f"{__name__}:{try_library.__name__}")
     if command is not None:
         return ask_child(command, str(path), seconds=TRY_SECONDS)

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from edgedecode.engines.interface import Device
+from edgedecode.engines.registry import PROVIDERS, installed
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError, RuntimeUnavailable
 from edgedecode.pack.manifest import Graph, ModelEntry
 
@@ -147,3 +148,32 @@ def check_assignment(session: Untyped, provider: Provider, *, allowed: Collectio
             f"{provider.full_name} does not run all of {subject}: {others.total()} nodes would fall back to the "
             f"processor ({named}); use --provider cpu"
         )
+
+
+def find_provider(name: str) -> Provider:
+    """Return the provider called `NAME` or `NAME:DEVICE`. Raises CapabilityError if it is unknown."""
+    provider, _, device = name.partition(":")
+    entries = installed(PROVIDERS)
+    if provider not in entries:
+        raise CapabilityError(f"ONNX Runtime has no provider {name!r} here; it has: {', '.join(entries) or 'none'}")
+    try:
+        kind = entries[provider].load()
+    except (ImportError, AttributeError) as error:
+        raise CapabilityError(
+            f"the provider {provider!r} cannot be loaded ({error}): install its package again"
+        ) from error
+    return cast("Provider", kind(device))
+
+
+def choose_provider(name: str) -> Provider:
+    """Return a provider that runs here. Raises like `find_provider`, and RuntimeUnavailable with what to do."""
+    provider = find_provider(name)
+    if problem := provider.problem():
+        raise RuntimeUnavailable(f"the provider {provider.full_name} cannot be used: {problem}; or use --provider cpu")
+    return provider
+
+
+def every_provider() -> list[Provider]:
+    """Return all installed providers, the processor first."""
+    names = sorted(installed(PROVIDERS), key=lambda name: (name != "cpu", name))
+    return [find_provider(name) for name in names]

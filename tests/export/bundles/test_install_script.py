@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 
 pytestmark = [

@@ -17,7 +17,7 @@ from edgedecode.export.bundles.device.decode import Round
 from edgedecode.export.bundles.device.run import Opener, Selftest
 from edgedecode.export.bundles.devices import GB, usual_share
 from edgedecode.export.bundles.speeds import Speeds, best_length
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from tests.export.conftest import run
 

@@ -15,7 +15,7 @@ import pytest
 from edgedecode.export.bundles import selftest
 from edgedecode.export.bundles.bundle import Bundle, write_bundle
 from edgedecode.export.bundles.package import _listed
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME
 from tests.export.conftest import run
 

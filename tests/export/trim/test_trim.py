@@ -20,9 +20,9 @@ from edgedecode.export import frameworks
 from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
 from edgedecode.export.trim.timing import DraftTimes, PassTimes
-from edgedecode.pack import gate
+from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack import model_checks
 from edgedecode.pack.entries import OldTrim
-from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files, file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, TrimmedDraft
 from edgedecode.pack.token_map import read_token_ids
@@ -69,7 +69,7 @@ def test_trim_writes_the_best_size(toy: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("cheap_rows")
 def test_a_trimmed_pack_comes_from_the_hub(toy: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_trim(toy, "--size", "400") == 0
-    monkeypatch.setattr(gate, "_check_models", lambda *_: None)  # its graphs are placeholders
+    monkeypatch.setattr(model_checks, "check_models", lambda *_: None)  # its graphs are placeholders
     check_download(hub, toy)
 
 

@@ -1,0 +1,99 @@
+"""Finds a model by its name, exact, begun or misspelt: on this machine, on the hub, and in packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+from edgedecode.pack.hub import hub_pack, hub_pack_folder
+from edgedecode.user_notices import notice
+
+from .hub_files import hub_offer
+from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path
+from .offers import Offer, fetched
+from .packages import KNOWN, is_package_name, package_offer
+from .stored import StoredModel
+from .stores import stored_models
+
+__all__ = ["completed", "model_named", "named", "near_names", "offer_of", "one_of", "pull", "stored_models"]
+
+
+def model_named(name: str | Path) -> tuple[Path, str]:
+    """Return the GGUF file or the pack's folder of the model of this name, and its name. Raises ManifestError."""
+    is_file = is_path(str(name)) and not is_hub_name(str(name))
+    missing = f"there is no {'file' if Path(name).suffix in MODEL_FILES else 'folder'}"
+    if isinstance(name, Path) or (is_file and Path(name).name != name):
+        raise ManifestError(f"{missing} {str(name)!r}")
+    if hub_pack_folder(name) is not None:
+        return hub_pack(name), name
+    models = stored_models()
+    if found := named(name, models):
+        model = one_of(name, found)
+        return model.path, model.name
+    if is_hub_name(name) or name in KNOWN:
+        return fetched(offer_of(name)), name
+    if is_file:
+        raise ManifestError(f"{missing} {name!r}")
+    if len(found := completed(name, models)) == 1:
+        notice(f"{name} is completed to {found[0].name} ({found[0].store})")
+        return one_of(name, found).path, found[0].name
+    near = near_names(name, models)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`edgedecode list` lists the models on this machine"
+    raise ManifestError(f"{missing} and no model {name!r}, and it is not a hub id (owner/name): {hint}")
+
+
+def offer_of(word: str) -> Offer:
+    """Return what could be downloaded under a name. Raises ManifestError."""
+    if word and expanded(word).exists():
+        raise ManifestError(f"{word!r} is a file or a folder here: only what is elsewhere is pulled")
+    if is_hub_name(word):
+        return hub_offer(word)
+    if is_package_name(word) and not is_path(word):
+        return package_offer(word)
+    raise ManifestError(f"{word!r} names nothing to download: give a hub id (owner/name) or a package's name")
+
+
+def pull(word: str) -> tuple[StoredModel, bool]:
+    """Return the model of this name, and whether it was downloaded now. Raises ManifestError."""
+    if word == BUNDLED:
+        raise ManifestError(f"{BUNDLED} is the bundled pack, which is here: `edgedecode run {BUNDLED}`")
+    here = [model for model in named(word, stored_models()) if not model.problem]
+    if here and here[0].path != hub_pack_folder(word):  # which is updated
+        return one_of(word, here), False
+    path = fetched(offer_of(word))
+    return next(model for model in stored_models() if model.path == path), True
+
+
+def named(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
+    """Return the models that a word names; case does not count. Copies of a file in several stores count once."""
+    plain = word.casefold()
+    alike = [model for model in models if plain in map(str.casefold, model.names)]
+    exact = [model for model in alike if model.name.casefold() == plain] or alike
+    return list({(model.path.name, model.nbytes): model for model in reversed(exact)}.values())[::-1]
+
+
+def completed(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
+    """Return the models with a name that begins with a word, or else that contains it."""
+    plain, found = word.casefold(), list(models)
+    begun = [model for model in found if any(name.casefold().startswith(plain) for name in model.names)]
+    return begun or [model for model in found if plain in model.name.casefold()]
+
+
+def near_names(word: str, models: Sequence[StoredModel]) -> list[str]:
+    """Return up to three names that were possibly meant."""
+    spelled = {name.casefold(): model.name for model in models for name in model.names} | {name: name for name in KNOWN}
+    close = [spelled[name] for name in get_close_matches(word.casefold(), spelled, 3, 0.7)]
+    return list(dict.fromkeys((*(model.name for model in completed(word, models)), *close)))[:3]
+
+
+def one_of(word: str, found: Sequence[StoredModel]) -> StoredModel:
+    """Return the only model found that can be used. Raises ManifestError for several, and for none."""
+    usable = [model for model in found if not model.problem]
+    if len(usable) > 1:
+        places = ", ".join(map(str, usable[:4]))
+        raise ManifestError(f"{len(usable)} models are named {word!r}: {places}: give a longer name, or the path")
+    if not usable:
+        raise ManifestError(f"{found[0].name} ({found[0].store}): {found[0].problem}")
+    return usable[0]
