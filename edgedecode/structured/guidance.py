@@ -62,7 +62,10 @@ def _other(schema: dict[str, JsonValue]) -> Spelling:
     There is at most one gap in a place, with the indent that the schema's levels need: small models fill white space
     until the answer is cut off.
     """
-    most = levels(schema, schema, _LEVELS, {})
+    try:
+        most = levels(schema, schema, _LEVELS, {})
+    except RecursionError:  # hundreds of references that lead to each other
+        most = _LEVELS
     gap = f" |\\n {{0,{_SPACES * most}}}|\\n\\t{{0,{most}}}"
     return Spelling(
         comma='"," gap',

@@ -123,6 +123,7 @@ def test_optional_properties_leave_room_for_required_ones(pair: Pair, grammars: 
 POINT = {"type": "array", "prefixItems": [ONE, ONE], "minItems": 2}
 FLAT, NODES = of(("name", "age"), "name", "age"), {"type": "array", "items": {"$ref": "#/$defs/n"}}
 TREE = {**NODES, "$defs": {"n": {"type": "object", "properties": {"n": NODES, "age": ONE}}}}
+LINKS = {f"{n}": {"allOf": [{"$ref": f"#/$defs/{n + 1}"}]} if n < 600 else ONE for n in range(601)}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ TREE = {**NODES, "$defs": {"n": {"type": "object", "properties": {"n": NODES, "a
         ),
         (TREE, [{"n": [{"age": 1}], "age": 2}], 6),
         ({"type": "object"}, {"a": {"b": [[]]}}, 6),
+        ({"type": "array", "items": {"$ref": "#/$defs/0"}, "$defs": LINKS}, [1], 6),
     ],
 )
 def test_an_indent_is_no_deeper_than_the_schema(
