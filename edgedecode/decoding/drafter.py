@@ -16,7 +16,8 @@ __all__ = ["Closable", "Drafter", "Watching"]
 class Drafter(Protocol):
     """Proposes continuations for one session. Its indexes and states are caches, synchronised with `context`.
 
-    Classes that derive from it have no state to begin with, nothing to observe and nothing to close.
+    Classes that derive from it have no state to begin with, nothing to observe and nothing to close. They have `name`,
+    `free` and `nbytes` as class attributes or properties.
     """
 
     @property
