@@ -1,7 +1,5 @@
 """Array types used by all packages: float32 logits and int64 token ids."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The user's cache: its location, its folders, and atomic writes of its files."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The command line: finds the verbs, and turns errors into a one-line message and an exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

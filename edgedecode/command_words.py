@@ -1,7 +1,5 @@
 """What the words of a command line mean: packs and prompts without an option, and names known from other programs."""
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterable, Mapping, Sequence

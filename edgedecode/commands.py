@@ -1,8 +1,6 @@
 """The interface of CLI verbs, and parsers of their options' values. Verbs register under the entry-point group
 `edgedecode.commands` and are loaded by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

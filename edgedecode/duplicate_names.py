@@ -1,7 +1,5 @@
 """Refuses a name that occurs twice in a file, because parsers differ in which of the two values they use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

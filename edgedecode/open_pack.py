@@ -1,7 +1,5 @@
 """Opens a pack: checks it, chooses an engine, and creates the pair. Also plans a session's memory without loading."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 For tests of edgedecode and of programs that use it. Pure Python and numpy; downloads nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

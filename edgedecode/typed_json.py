@@ -1,7 +1,5 @@
 """Converts parsed JSON to dataclasses with strict types, using msgspec. Errors name the field and its value."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A program that shows them handles the logger `edgedecode.user_notices`, and passes its progress bar to `show_work`.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -1,7 +1,5 @@
 """The texts of --help: the common options first, all of them on request, and the commands in groups."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence

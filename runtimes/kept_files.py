@@ -1,7 +1,5 @@
 """Large files in the user's cache, each with a record of its digest next to it; damaged files are rebuilt."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The row counts of a KV state, and checks of the rows that a pass computes, keeps or drops."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from edgedecode.decoding.model import ModelCard, RowRequest

@@ -1,7 +1,5 @@
 """The default number of threads of a model."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

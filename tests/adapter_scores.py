@@ -1,7 +1,5 @@
 """The tokens of an answer with an adapter against the target's own choices, for engines whose rows depend on a pass."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 from edgedecode import Pair, Session

@@ -1,7 +1,5 @@
 """Setup shared by all tests: offline hub, ONNX engine, default Ctrl-C handling, derandomized Hypothesis."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

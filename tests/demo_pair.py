@@ -1,7 +1,5 @@
 """Write the bundled pack's pair as float32 Hugging Face folders, with its 8-bit weights dequantized; no download."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

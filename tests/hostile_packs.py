@@ -3,8 +3,6 @@
 A case changes a copy's files or its manifest. `list_files` then updates the digests, so that they match.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A stand-in for the hub's client: no test uses the network."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Starts `edgedecode serve` with the bundled pack, and compares every stream with 
 same seed. Prints a report; exits with 1 if a text differs, the budget is exceeded, or something is left behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Build read-only test fixtures once per run, shared by all xdist workers; cache compiled programs across runs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Write PEFT adapters with random matrices, and packs that list them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ neutral value. `tests/scheduler_texts.json` has the tokens of answers, and for t
 model's likeliest token was right at each position. Lookups are searched for again in each run.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Path of the shared folder next to the project; tests that need it are skipped without it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers of a few hundred tokens, built in memory, for tests that must run without downloads."""
 
-from __future__ import annotations
-
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 

@@ -1,7 +1,5 @@
 """Importing the package and printing help load no engine; checked in fresh child processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

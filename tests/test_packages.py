@@ -1,7 +1,5 @@
 """Packaging: the entry points and the content of the wheel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

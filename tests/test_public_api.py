@@ -1,7 +1,5 @@
 """The public API: the exported names, their documentation and their signatures."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """Test doubles for the core: table models with padded rows, a wrapper of the decode loop, pairs that emit ASCII."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace

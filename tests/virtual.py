@@ -1,7 +1,5 @@
 """A simulated machine for scheduler tests: round times from a formula, scripted drafters, and the real `Drafting`."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

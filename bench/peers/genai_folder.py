@@ -5,8 +5,6 @@ from an attention mask, positions and biases are left to the attention operator,
 linked, or copied where that is not possible.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

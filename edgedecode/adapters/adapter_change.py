@@ -4,8 +4,6 @@ The pack's check ignores adapter folders that the manifest does not list: a kill
 adapter of the same name replaces.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Collection

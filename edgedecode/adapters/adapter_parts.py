@@ -3,8 +3,6 @@
 A product may be one of PEFT's projections, or a stack of several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

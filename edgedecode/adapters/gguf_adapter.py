@@ -1,7 +1,5 @@
 """Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it, and what it can change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

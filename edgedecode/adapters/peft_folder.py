@@ -5,8 +5,6 @@ Patterns override the rank or alpha of single projections. Activated LoRA (aLoRA
 its invocation tokens on.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

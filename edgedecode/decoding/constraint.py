@@ -1,7 +1,5 @@
 """What restricts an answer's tokens, such as a grammar: the loop drafts what it forces and masks what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Protocols of drafters: `Drafter`, and extensions for what some offer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 

@@ -3,8 +3,6 @@
 Read `export/bundles/device/decode.py` first: the same algorithm for greedy chains, and nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter

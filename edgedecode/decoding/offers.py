@@ -3,8 +3,6 @@
 Full information (HedgeSpec, 2510.20064): a drafter earns its score also in rounds in which another one drafted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

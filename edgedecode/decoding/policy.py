@@ -1,7 +1,5 @@
 """The interface of a drafting policy: it gets signals, offers, scores and round costs, and returns plans."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

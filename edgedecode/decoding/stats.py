@@ -1,7 +1,5 @@
 """Counts and times of one generation. Verified and unverified tokens are counted separately."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

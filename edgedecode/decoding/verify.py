@@ -1,7 +1,5 @@
 """Verification: which drafted tokens are accepted, and which token the target adds. Preserves its distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -3,8 +3,6 @@
 The loop has one `Writers`, which knows neither the target nor its state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -3,8 +3,6 @@
 A logistic regression over three features (in the spirit of SpecDec++, 2405.19715, without its trained head).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Turns a function that looks up continuations of the context into a drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A draft model's KV cache in one session, shared by the drafters that use the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from edgedecode.arrays import FloatArray

@@ -3,8 +3,6 @@
 A table with a row per id learns from rows that the target computes anyway, including rejected ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from weakref import finalize
 

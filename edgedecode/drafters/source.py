@@ -1,7 +1,5 @@
 """What a drafter declares and needs: its source, and the parts of a session that it may use."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """Drafts what followed the last occurrence of the longest suffix in the conversation (SAM-Decoding, 2411.10666)."""
 
-from __future__ import annotations
-
 import codecs
 import sys
 from array import array

@@ -1,7 +1,5 @@
 """Drafts trees of a fixed shape with the pack's draft model, with one forward pass per level."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """Drafts with the pack's trimmed draft (VocabTrim 2506.22694): less work per token, but some ids are missing."""
 
-from __future__ import annotations
-
 from edgedecode.decoding.drafter import Drafter
 
 from .model_drafter import ModelDrafter, usable_model

@@ -1,7 +1,5 @@
 """Runs work in a child process that may crash, hang or leak memory, and passes values back: both sides."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

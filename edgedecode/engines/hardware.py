@@ -1,7 +1,5 @@
 """Facts about the processor that key cached measurements of native code."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

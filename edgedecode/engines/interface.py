@@ -1,7 +1,5 @@
 """The interface of an engine: the `Runtime` protocol, its requests, devices and memory footprint."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which kernels a runtime with kernels of its own uses: by the environment, or for a block of code."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

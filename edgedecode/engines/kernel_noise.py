@@ -4,8 +4,6 @@ The manifest stores it as the tolerance for comparing greedy continuations. Emit
 kernel; a token matches baseline decoding if it is the arg-max there, or if its gap to the arg-max is below the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

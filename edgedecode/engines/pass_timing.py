@@ -1,7 +1,5 @@
 """Times forward passes of an open model over a filled state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol

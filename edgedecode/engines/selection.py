@@ -1,7 +1,5 @@
 """Selects the engine for a pack when the user names none: asks the installed engines which of them can run it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

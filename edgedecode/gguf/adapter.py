@@ -3,8 +3,6 @@
 llama.cpp's loader (src/llama-adapter.cpp) aborts on fields of a wrong type, and silently ignores some tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

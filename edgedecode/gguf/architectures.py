@@ -4,8 +4,6 @@ docs/architecture.md says how to add one. Sources: llama.cpp's src/models, src/l
 fields) and conversion folders, as vendored by llama-cpp-python 0.3.36; transformers' configurations and models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Supports versions 2 and 3, little-endian. Layout: ggml/include/gguf.h of llama.cpp.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

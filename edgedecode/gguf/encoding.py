@@ -1,7 +1,5 @@
 """Writes GGUF files from fields and tensors."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """llama.cpp's names of a pack's architectures and of the projections of their layers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

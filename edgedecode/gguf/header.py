@@ -5,8 +5,6 @@ here; they were found by changing every field and tensor of small files (tests/c
 cases). Files that the engine itself refuses with a reason are left to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite

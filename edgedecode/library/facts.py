@@ -1,7 +1,5 @@
 """What a model's header says, and which engine runs the model here. Headers are read once and kept in the cache."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Packs in the cache of models that lie elsewhere: of GGUF files, which the export makes, and of folders of links."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

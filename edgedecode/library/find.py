@@ -1,7 +1,5 @@
 """Finds the pack that a name means, one that is here or one that is downloaded, and knows such a name among words."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

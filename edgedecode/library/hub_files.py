@@ -1,7 +1,5 @@
 """Chooses and downloads a GGUF file of a repository on the hub. Downloads are resumed, and their digests checked."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """Finds a model by its name, exact, begun or misspelt: on this machine, on the hub, and in packages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a word looks like: the name of a model, a hub id, a path."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

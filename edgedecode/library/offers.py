@@ -1,7 +1,5 @@
 """Models that are not here and could be downloaded, and the user's consent to that."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Layout: manifest/ and server/ of ollama: manifests/HOST/NAMESPACE/MODEL/TAG is J
 digest, blobs/sha256-HEX is a layer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

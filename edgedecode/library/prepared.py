@@ -1,7 +1,5 @@
 """What the cache holds for a model: its file's pack, prepared weights, and a lock while a process has it open."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

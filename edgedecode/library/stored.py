@@ -1,7 +1,5 @@
 """A model that lies on this machine, and the names that its file and its repository give it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Nothing is written, and no model is opened. Folders that cannot be read count as empty.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Named numbers of bytes that a memory plan consists of, known before allocation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The kernel kills a process that exceeds its container or the machine; a budget that includes both refuses instead.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A pure function of the wanted choice and the bytes that each choice takes. Cuts 
 the user set explicitly are never cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias

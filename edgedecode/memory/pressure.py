@@ -1,7 +1,5 @@
 """Detects when the machine, or this process's container, runs short of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic

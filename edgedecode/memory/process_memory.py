@@ -1,7 +1,5 @@
 """The memory of a process as the system reports it. Systems other than Linux need psutil."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Renders and parses sizes in bytes, such as 800MB."""
 
-from __future__ import annotations
-
 import re
 
 from edgedecode.errors import InputError

@@ -6,8 +6,6 @@ field that occurs twice; this reader refuses it, because both must see the same 
 onnx.proto.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping

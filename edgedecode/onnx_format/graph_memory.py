@@ -4,8 +4,6 @@ Before the first pass an engine computes everything that depends on constants on
 a pass itself is bounded by the engine's allocator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

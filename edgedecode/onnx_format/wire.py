@@ -1,7 +1,5 @@
 """Decodes and encodes protobuf's wire format (https://protobuf.dev/programming-guides/encoding)."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from mmap import mmap

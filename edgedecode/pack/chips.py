@@ -1,7 +1,5 @@
 """Qualcomm's systems on chip: their numbers and NPU generations, and the names that Android reports."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Validates the file of a compiled graph: one node that names its binary, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

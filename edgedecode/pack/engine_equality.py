@@ -1,7 +1,5 @@
 """The result of comparing two engines on one model, as a manifest stores it: rates with confidence bounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

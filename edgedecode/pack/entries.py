@@ -1,7 +1,5 @@
 """Manifest entries other than models: files, adapters, activation widths, compiled graphs and old trims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath

@@ -4,8 +4,6 @@ A pack is untrusted input. The files are parsed here in Python, within size boun
 digests.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Checks that a GGUF file holds the model that a manifest entry declares."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgedecode.errors import ManifestError

@@ -1,8 +1,6 @@
 """Packs of the hub. A download is atomic: afterwards the folder holds exactly the files of the new
 manifest."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Collection, Iterator

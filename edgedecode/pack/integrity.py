@@ -1,7 +1,5 @@
 """Checks a pack's files against its manifest: full digests the first time, then size and timestamps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

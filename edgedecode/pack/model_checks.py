@@ -3,8 +3,6 @@
 The files are parsed here in Python, within size bounds, before native code opens them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """Creates a folder atomically: it is filled under a temporary name next to its destination, flushed and renamed."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import os

@@ -4,8 +4,6 @@ New files get names that the pack does not list. One rename replaces the manifes
 that it no longer lists are removed. What a killed process leaves is unlisted, and the next change may remove it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator

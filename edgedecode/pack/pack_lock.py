@@ -1,7 +1,5 @@
 """Locks a pack while it changes, so that a concurrent open sees either the old or the new pack, never a mixture."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress

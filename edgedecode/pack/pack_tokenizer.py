@@ -1,7 +1,5 @@
 """Loads a pack's tokenizer, and accounts for the memory of the process before a model is open."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError, cause

@@ -1,7 +1,5 @@
 """The calibrated curve of entropy switching: what each threshold kept of the target's accuracy, and what it cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.typed_json import Amount, Count, Positive, Share

@@ -1,7 +1,5 @@
 """Reads and writes the map of a trimmed draft: the token id of each row of its logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Every step is an integer operation or a single IEEE operation in a fixed order, so native code gives the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

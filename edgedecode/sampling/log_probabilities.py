@@ -1,7 +1,5 @@
 """Log probabilities of tokens, from a raw row of logits. Depends only on numpy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

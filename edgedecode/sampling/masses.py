@@ -4,8 +4,6 @@ Sums are of integers, in units of 2**-40, so that the order of addition does not
 separate and in a fixed order.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

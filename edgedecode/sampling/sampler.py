@@ -4,8 +4,6 @@ Options apply in the order of `SamplingOptions`, as in transformers: penalties o
 top-k, top-p, min-p.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 

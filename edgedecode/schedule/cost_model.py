@@ -1,7 +1,5 @@
 """The costs of a pack's rounds on one engine and device: passes by context length, draft models and host overhead."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ and β is the cost of one more row in baseline steps. β varies little with the 
 from measured ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Learns what a draft model costs: its steps and its prefill, in baseline steps."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from edgedecode.decoding.policy import RoundCost

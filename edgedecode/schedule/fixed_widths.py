@@ -1,7 +1,5 @@
 """Passes of fixed widths: what a number of rows costs where a pass is padded to the next width."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

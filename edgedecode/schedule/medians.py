@@ -1,7 +1,5 @@
 """Medians of the last few measurements."""
 
-from __future__ import annotations
-
 LATEST = 5
 """The baseline step is the median of this many passes: an interrupted one takes many times as long."""
 STEADY = 2 * LATEST - 1

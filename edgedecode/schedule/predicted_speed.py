@@ -1,7 +1,5 @@
 """Predicts a session's decoding speed from what was learnt about the pack on this device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

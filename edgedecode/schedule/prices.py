@@ -1,7 +1,5 @@
 """Prices of rounds from learnt costs, and the draft length with the best expected speed-up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER

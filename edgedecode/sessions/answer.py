@@ -1,7 +1,5 @@
 """A running answer: an iterator of chunks that any thread may stop."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from types import GeneratorType
 from typing import cast

@@ -1,7 +1,5 @@
 """A pair's draft models, the full one and the trimmed one: which is preferred, and which are loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 from edgedecode.adapters.pack_adapters import PackAdapters

@@ -1,7 +1,5 @@
 """Choose a session's drafters and its longest draft from its options and the pack's capabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

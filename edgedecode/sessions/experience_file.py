@@ -4,8 +4,6 @@ There is one small file per weights, engine version, threads and processor. A fi
 with a notice; failure to write is ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plan a session's memory by holder before anything is loaded, and fit it to a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

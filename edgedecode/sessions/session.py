@@ -3,8 +3,6 @@
 An answer is `stream`, `_prepare`, `_chunks` and `_decoded`; the decode loop below them is decoding/loop.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Self

@@ -1,7 +1,5 @@
 """Choose a session's switching rule: from a threshold, or from the pack's calibrated curve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edgedecode.options import DEFAULT_QUALITY, SessionOptions, SwitchOptions

@@ -1,7 +1,5 @@
 """Reuse the target's KV cache between messages: how many tokens stay valid, under which adapter."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter

@@ -1,7 +1,5 @@
 """The turns of a conversation: their tokens, what the KV cache keeps of them, and which are dropped for room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from weakref import finalize

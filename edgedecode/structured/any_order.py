@@ -5,8 +5,6 @@ later; an optional one that another has preceded could never follow. So the rule
 llguidance's parametric rules, which properties an object has. Required ones keep their order, which is forced.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

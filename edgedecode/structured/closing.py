@@ -5,8 +5,6 @@ closed schema follows the given one too. Where several schemas describe one obje
 keywords beside it), they are closed together, over the names of all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 

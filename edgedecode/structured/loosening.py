@@ -4,8 +4,6 @@ Every change allows more than the given schema, never less. It is listed with it
 with the reason, another one is told. What is dropped has to be checked after decoding.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

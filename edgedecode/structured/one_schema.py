@@ -1,7 +1,5 @@
 """Schemas that say the same in keywords of which rules can be made: values as their types, several objects as one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ llguidance refuses keywords that it does not implement. This module refuses what
 with the JSON Schema test suite and random schemas, and what takes seconds or gigabytes to compile.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Writes with the draft model as long as it is sure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """When to hand over: thresholds on an uncertainty signal, averaged over the latest tokens of the model that writes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They look at the raw softmax, before temperature and penalties.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

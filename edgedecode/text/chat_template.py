@@ -1,7 +1,5 @@
 """Render a model's chat template: messages in, prompt text out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

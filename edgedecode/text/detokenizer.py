@@ -1,7 +1,5 @@
 """Decode token ids to text as they arrive."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from itertools import takewhile

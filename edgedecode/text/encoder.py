@@ -1,7 +1,5 @@
 """Encode messages under the memory budget. Text that cannot fit the context is refused before it is encoded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol

@@ -1,7 +1,5 @@
 """One message of a conversation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.errors import InputError

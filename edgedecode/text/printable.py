@@ -1,7 +1,5 @@
 """Check and escape untrusted text: bytes and arguments that must be UTF-8, names that are printed to a terminal."""
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """Read prompts from a jsonl file, in our format or Spec-Bench's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

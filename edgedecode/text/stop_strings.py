@@ -1,7 +1,5 @@
 """Find stop strings in a stream of text, and hold back text that may begin one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Results that can be many times larger than their operands are charged before they are computed, all others afterwards.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -5,8 +5,6 @@ arguments immutable, refuses a long `range`, and limits memory and time to those
 template evaluates no expression of it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence

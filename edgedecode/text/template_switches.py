@@ -1,7 +1,5 @@
 """The variables that a chat template reads beside the conversation, and among them the switch for thinking."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

@@ -3,8 +3,6 @@
 The decoder of the `tokenizers` tokenizer defines the text.
 """
 
-from __future__ import annotations
-
 import json
 from enum import Enum
 

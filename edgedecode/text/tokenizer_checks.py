@@ -1,7 +1,5 @@
 """Refuse a `tokenizer.json` whose normalizer or decoder lengthens texts too much."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -1,7 +1,5 @@
 """The tokens of a conversation: rendered messages, with the ids that the model generated kept as they are."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

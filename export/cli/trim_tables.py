@@ -1,7 +1,5 @@
 """Output of `trim`: a table of the measured sizes, and the same as JSON values."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

@@ -4,8 +4,6 @@ A column's importance is the mean square of its input on a text. Layout: tools/i
 `llama-imatrix` writes sums and counts as a GGUF file; its older `.dat` files are read too.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

@@ -1,7 +1,5 @@
 """Checks a rewritten graph against the original one, run by plain onnxruntime."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ S(k) = tokens per round / (c(k + 1) + k·d): the speed-up over plain decoding, w
 pass by width and d that of a draft step, both in single-token target passes (Leviathan 2211.17192).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .forced_acceptance import LENGTHS, Acceptance

@@ -1,7 +1,5 @@
 """Ranks token ids for trimming: mandatory ids first, then by frequency in a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil

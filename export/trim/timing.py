@@ -3,8 +3,6 @@
 Samples are interleaved, so that changes in machine load affect all of them alike; medians are reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Trims a pack's draft: checks first, then measures sizes, and changes the pack last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace

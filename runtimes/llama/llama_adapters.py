@@ -4,8 +4,6 @@ The engine reads adapters from files only. Matrices are therefore written to a t
 they are loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite

@@ -3,8 +3,6 @@
 Every condition that the native code asserts is checked before a call: see `Context.decode` and the state's checks.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """llama.cpp's devices: the processor, and those of the build and machine besides (Vulkan, OpenCL, Metal, Hexagon)."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Plans are upper bounds; the leases are later set to the sizes that the engine reports.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A pass has at most the rows and outputs of its context's plan, since more would 
 split. The outputs of one pass are read in place, those of several passes are copied to a buffer.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

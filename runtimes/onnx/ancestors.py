@@ -1,7 +1,5 @@
 """The tree of pending rows: each row's ancestors, as the attention bias needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The engine's values share these arrays' memory, so that writing into an array changes the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Choose which of a model's graphs to open: the smallest that offers all needs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Measure a graph's memory from its nodes: the weights it uses, and the values that are live at one time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Open a graph file as an engine session: options, one-line errors, and the check against our graph contract."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The engine's own adapter support is ignored by passes that run on a binding, so the matrices are bound as inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakValueDictionary, finalize

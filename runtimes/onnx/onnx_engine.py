@@ -1,7 +1,5 @@
 """The engine's Python module: import, log level, and the first line of its errors."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 from edgedecode.errors import RuntimeUnavailable

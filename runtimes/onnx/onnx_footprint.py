@@ -3,8 +3,6 @@
 Plans are upper bounds. Figures next to constants were measured with onnxruntime 1.31 on x86-64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isqrt
 

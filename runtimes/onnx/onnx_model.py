@@ -5,8 +5,6 @@ the attention bias at every pass (its shape contains the total length), ids and 
 when their number or place changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

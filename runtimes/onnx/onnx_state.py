@@ -1,7 +1,5 @@
 """One sequence's keys and values, and the engine binding over them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 

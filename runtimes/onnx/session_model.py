@@ -3,8 +3,6 @@
 A session of the engine runs one pass at a time into the model's buffers; the model's lock protects both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from threading import RLock

@@ -3,8 +3,6 @@
 `EDGEDECODE_CONTRACT_PACK` may name a float pack, whose target is then tested too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

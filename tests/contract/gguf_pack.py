@@ -1,7 +1,5 @@
 """Build a pack whose models are GGUF files only, with the byte tokenizer."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

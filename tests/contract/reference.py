@@ -1,7 +1,5 @@
 """The reference of the contract tests: full sequences on fresh states, which every other way must equal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

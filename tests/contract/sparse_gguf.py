@@ -4,8 +4,6 @@ The file has its full length but takes no room on a file system with sparse file
 with blocks of 32 that the engine does not repack for its kernels.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

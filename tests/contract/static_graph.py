@@ -1,7 +1,5 @@
 """Make the static graphs of a model that has a base graph."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Adapters on both engines, changed between passes, against numpy models with the delta in their weights."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The matrices of GGUF block types have exactly the values that the gguf package reads, in tiles too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Forward passes over chains: pieces equal one pass, rows as requested, positions and capacity respected."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

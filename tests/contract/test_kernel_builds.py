@@ -1,7 +1,5 @@
 """The kernels as a standalone program: under sanitizers, and for arm64 under an emulator."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Our quantized products: within their rounding bound on every instruction set, and never hiding NaN."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rewriting of a graph: the operators replaced by ours, and those left to the engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

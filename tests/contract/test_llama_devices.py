@@ -1,7 +1,5 @@
 """llama.cpp's devices: those of the build are listed, and layers go to the one that was asked for."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

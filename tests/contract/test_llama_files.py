@@ -1,7 +1,5 @@
 """Opening GGUF files: damaged, unexpected and missing files and bad options give a one-line error."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

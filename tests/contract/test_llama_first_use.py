@@ -1,7 +1,5 @@
 """GGUF files built at first use: cached, rebuilt where damaged, never partially written. Needs no engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """GGUF headers: all damage gives a one-line error before native code opens the file. Needs no engine."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """KV caches with limited rollback: layers with a sliding window, and recurrent ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

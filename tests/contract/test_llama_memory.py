@@ -1,7 +1,5 @@
 """llama.cpp's memory: leased before allocation, resized to the engine's report, never below the measured use."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

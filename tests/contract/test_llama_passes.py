@@ -1,7 +1,5 @@
 """llama.cpp's model: split passes, branches, KV types, and inputs that would make the engine abort."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise

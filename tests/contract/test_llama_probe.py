@@ -1,7 +1,5 @@
 """The engine probe in a child process: a crash is recorded once as a reason and never reaches this process."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

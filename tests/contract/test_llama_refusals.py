@@ -3,8 +3,6 @@
 Files were found by changing every field and tensor of small models; calls are in `test_llama_passes.py`.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import time

@@ -1,7 +1,5 @@
 """A long chat with the bundled pack on each engine: turns are dropped, and the text equals a new session's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory plans against actual leases: both engines, the bundled pack, without the process's own memory."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

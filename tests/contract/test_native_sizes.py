@@ -1,7 +1,5 @@
 """What native code trusts is checked first: sizes, even under `python -O`, and the engine's version."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Reproducible text on quantized graphs: the same bits with any draft on our kernels, refused on the engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

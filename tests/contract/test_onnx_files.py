@@ -1,7 +1,5 @@
 """Opening ONNX packs: damaged files, unexpected graphs, missing providers and engines give a one-line error."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import replace

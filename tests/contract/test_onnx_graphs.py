@@ -1,7 +1,5 @@
 """Several graphs on one weights file: the one that is opened, and the results of each against numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Our kernels: a row's bits depend only on the row and its past, and are the same on every instruction set."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

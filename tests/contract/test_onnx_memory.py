@@ -1,7 +1,5 @@
 """Every byte is leased before it is allocated, and the plan bounds the measured memory of a child process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """OpenVINO: the operators it lacks are replaced in static graphs, refusals; the contract suite covers the rest."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights prepared as tiles: the progress bar, and the work that a second opening skips."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Execution providers: a new one is a class and a row; what is missing or broken is one line with the remedy."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from importlib.metadata import EntryPoint, EntryPoints

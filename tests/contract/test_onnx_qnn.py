@@ -1,7 +1,5 @@
 """Qualcomm's NPUs: which compiled graph is opened, refusals, and passes on the emulator through the provider."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec

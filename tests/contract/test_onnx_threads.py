@@ -1,7 +1,5 @@
 """The number of threads of a model: the user's, the measured one, or a rule where no measurement fits."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """WebGPU: trees by slot, windows, a trimmed draft, refusals. The contract suite covers the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers with a sliding window against numpy: windows count positions in chains, pieces, trees and after a crop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

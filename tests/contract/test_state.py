@@ -1,7 +1,5 @@
 """States: keep, crop and close."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 

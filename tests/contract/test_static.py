@@ -1,7 +1,5 @@
 """Graphs of fixed width on the processor: passes, memory, limits, and whole conversations of the bundled pack."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace

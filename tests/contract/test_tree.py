@@ -1,7 +1,5 @@
 """Trees: every branch equals the branch run alone, in any number of passes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The graph of a trimmed draft: the full graph's logits of the kept ids, in every form of head, and its refusals."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

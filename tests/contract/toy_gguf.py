@@ -3,8 +3,6 @@
 Needs gguf in addition to the toy graph's dependencies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The graph follows the contract of `export`, so that a runtime cannot distinguish
 fixed seed; `bits` 4 or 8 quantizes the projections in blocks, in the layout of MatMulNBits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

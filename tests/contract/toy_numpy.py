@@ -1,7 +1,5 @@
 """The toy graph in plain numpy: one float64 pass over a full text, where each row attends to its ancestors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

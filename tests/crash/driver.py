@@ -3,8 +3,6 @@
 It is a separate process that imports everything once and never starts a thread; each run is a fork of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

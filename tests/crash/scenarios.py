@@ -1,7 +1,5 @@
 """The killed commands: set-up, command, and the state a user finds afterwards. Each runs in a child process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ library is patched.
 Written bytes are not events: a kill loses the content of Python's buffers in any case.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

@@ -4,8 +4,6 @@ Each command is killed before or after some of its events, chosen with a fixed s
 number of kills per command, or `all`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Shared fixtures of the export tests, which need the training frameworks and skip without them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec

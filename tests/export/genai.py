@@ -1,7 +1,5 @@
 """Run onnxruntime-genai's builder in this process, where its frameworks are already loaded."""
 
-from __future__ import annotations
-
 import io
 import logging
 import runpy

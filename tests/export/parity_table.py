@@ -3,8 +3,6 @@
 Random weights in each architecture's own configuration class; see test_architectures.py for the shapes.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

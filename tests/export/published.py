@@ -4,8 +4,6 @@ published.json holds the config.json and generation_config.json of each named re
 layers. The texts of ordinary tokens and the long-rope factors (in the published number) are made up.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Random models of every architecture, with its peculiarities: windows, norms, caps, scales, fused matrices, ropes."""
 
-from __future__ import annotations
-
 from .tiny import TinyModel
 
 FACTORS = {"short_factor": [1.0 + 0.1 * step for step in range(8)], "long_factor": [1.0 + step for step in range(8)]}

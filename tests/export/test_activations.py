@@ -1,7 +1,5 @@
 """Massive activations: the products that get 16 bits and the gain; ordinary models keep 8 bits."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every architecture with its peculiarities: windows, norms, caps, scales, fused matrices, long rope."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """The second moments of inputs: their source, and their gain on trained weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Texts for calibration: conversations and plain text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`export` and `import` from the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`compile` and `export --device`: bad input in one line, and a real model compiled and run on the NPU's emulator."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

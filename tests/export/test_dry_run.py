@@ -1,7 +1,5 @@
 """`export --dry-run`: the checks that need no weights, in one line each, with nothing written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rounding with error feedback: less error of the products, in any pieces, and blocks that other formats hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Adapters of exported packs: both engines match transformers with the delta merged into the weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Decoding defaults, chat templates and licences, read from the files of a model folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads of a hub model: nothing large is fetched for a model or an output folder that is refused."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field

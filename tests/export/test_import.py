@@ -1,7 +1,5 @@
 """`import --onnx` of onnxruntime-genai folders: the pack computes the same, and the weights stay where they are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

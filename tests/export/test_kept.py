@@ -1,7 +1,5 @@
 """Slow steps of an interrupted export are kept, verified before use, and removed when they are old."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

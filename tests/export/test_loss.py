@@ -1,7 +1,5 @@
 """The loss of a pack: its KL divergence and leading tokens against the original weights."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

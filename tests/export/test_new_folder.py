@@ -1,7 +1,5 @@
 """`new_folder` creates a folder completely or not at all, however the process ends."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Every family and width, run by the public runtime and compared with transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each graph pass, applied to a skeleton graph of the builder."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Published widths, vocabularies and special ids at 4 bits: both engines agree. Opt-in: takes minutes."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

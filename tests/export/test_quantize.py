@@ -1,7 +1,5 @@
 """Properties of the block quantizer, and its agreement with llama.cpp's quantizer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Recipes: names, sizes and schemes; mixed and calibrated exports against transformers with the same rounding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`export` refuses unusable models before any work, in one line with advice, and leaves no files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

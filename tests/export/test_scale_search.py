@@ -1,7 +1,5 @@
 """Properties of the importance-weighted scale search."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Peak memory of each stage of a job."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

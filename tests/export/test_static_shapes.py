@@ -1,7 +1,5 @@
 """Static graphs of the bundled pack on the processor: the base graph's logits, with chains, trees and padding."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedding's lookup in operators of NPUs equals the engine's own, bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

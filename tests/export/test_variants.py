@@ -1,7 +1,5 @@
 """Further graphs of a pack: they share the base graph's weights and match transformers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random models with real configuration classes, small enough to export in a fraction of a second."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

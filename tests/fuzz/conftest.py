@@ -1,7 +1,5 @@
 """One fork server for all fuzzing, skipped where processes cannot fork."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """GGUF files from plain values: a small Llama with a vocabulary, in which any number and name can be changed."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Values that break parsers, and edits of a JSON file by path: short to print, applied when an input is built."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A small valid pack from the bundled draft model, and copies with changed files and matching digests."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Run one hostile input and check how it ended: the invariant of all tests in this folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Started once by `running.Fuzz`; slow imports happen here, before the forks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """GGUF files with hostile headers: imported, and run where llama.cpp is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

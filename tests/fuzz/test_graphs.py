@@ -1,7 +1,5 @@
 """Graph files with hostile tensors, nodes and bytes but valid digests, which the engine would open natively."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

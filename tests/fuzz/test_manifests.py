@@ -1,7 +1,5 @@
 """Manifests with hostile values: shown, verified and run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Hostile tokenizer files and chat templates with valid digests; both are small programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

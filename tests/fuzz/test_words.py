@@ -1,7 +1,5 @@
 """Conversations in files and over standard input, and command lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Shared fixtures of the import tests. The gguf package writes their files; torch is not needed."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("gguf", reason="the gguf package writes the files that are imported")

@@ -1,7 +1,5 @@
 """Write GGUF files as another tool would: a random Llama with a vocabulary, and LoRA adapters for it."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`import --target`: packs that refer to GGUF files in place, and one-line refusals of unusable files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Adapters of imported packs: the target matches weights with the delta merged, and drafts do not change."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

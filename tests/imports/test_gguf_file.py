@@ -1,7 +1,5 @@
 """GGUF files given in place of a pack: they run on our own kernels, without an import."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

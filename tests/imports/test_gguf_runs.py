@@ -1,7 +1,5 @@
 """Imported GGUF files on llama.cpp: drafts change nothing, and the verbs accept the pack."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

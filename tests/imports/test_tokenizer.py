@@ -1,7 +1,5 @@
 """Tokenizers built from a GGUF file's vocabulary give the ids of the original tokenizer."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

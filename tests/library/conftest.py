@@ -1,7 +1,5 @@
 """Stores of other programs, a hub and packages with models, made in a temporary folder: no test uses the network."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

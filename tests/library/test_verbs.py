@@ -1,7 +1,5 @@
 """The verbs `list`, `rm` and `demo`, and models that are named where they are used."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """What the tests of adapters share: the engines, prompts and options."""
 
-from __future__ import annotations
-
 from edgedecode import SamplingOptions, SessionDetails, SessionOptions
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}

@@ -1,7 +1,5 @@
 """Packs for the losslessness tests: the bundled one, and the demo pair exported at 32 and 4 bits where possible."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Adapters in a budget: which are loaded, leased and evicted, with the answers of separate sessions."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Callable

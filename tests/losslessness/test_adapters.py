@@ -1,7 +1,5 @@
 """Answers under adapters: drafts and swaps change no token, and a swap recomputes only what it must."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace

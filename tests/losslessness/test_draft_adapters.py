@@ -1,7 +1,5 @@
 """Adapters of the draft model: drafts are accepted more often, change no token, and never use another's KV state."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

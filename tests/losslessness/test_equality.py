@@ -1,7 +1,5 @@
 """One pack on both engines: equal text within kernel noise, and a damaged matrix is detected."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

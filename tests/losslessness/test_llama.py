@@ -1,7 +1,5 @@
 """Losslessness on llama.cpp in float: with chains and trees the text equals plain decoding token for token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Log probabilities with the bundled pack: those of a teacher-forced pass, and the same with any drafts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losslessness on the real engine as stated in the README: float, bitwise, and re-scored with a bound on ties."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Target and draft on different engines: the target's text and distribution, in one memory budget."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Optional properties come in the order in which the model writes them: values, not validity alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import permutations

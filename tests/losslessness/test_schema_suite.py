@@ -1,7 +1,5 @@
 """JSON Schemas of the standard's test suite and as people write them: refused before decoding, or followed exactly."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """60 JSON Schemas, as of extraction, tools and the features of the standard: what ends by itself is valid."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Structured output: every answer is valid, and drafts change nothing about it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

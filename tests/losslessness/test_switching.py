@@ -1,7 +1,5 @@
 """Entropy switching on real models: every token is the choice of the model named as its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 EDGEDECODE_THREAD_ANSWERS is the number of answers per thread: 3, or 200 for the long run (minutes).
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

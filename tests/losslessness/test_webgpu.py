@@ -1,7 +1,5 @@
 """The bundled pack on a graphics processor: speculative text is that of its own plain decoding, within its noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

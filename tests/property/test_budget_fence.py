@@ -4,8 +4,6 @@ For one process the limit is RLIMIT_DATA, which counts writable private memory w
 control group (version 2) can be made, it is memory.max, which counts all memory including file pages.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

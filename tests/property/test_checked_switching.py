@@ -1,7 +1,5 @@
 """Switching with a check: the text is the target's, for any rule, sampling and course of a conversation."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

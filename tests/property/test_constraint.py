@@ -1,7 +1,5 @@
 """The loop under a constraint, on toy models: only allowed tokens, the same text with any drafts, exact shares."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

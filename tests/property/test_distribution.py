@@ -3,8 +3,6 @@
 The expected probabilities come from `reference_row`, a slow direct computation, and never from the code under test.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

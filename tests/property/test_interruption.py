@@ -4,8 +4,6 @@ Interrupts are raised before and after the real work of every call to the target
 detokenizer, one run for each. The pair generates printable ASCII only, so that ids and text correspond.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence

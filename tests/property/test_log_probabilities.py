@@ -3,8 +3,6 @@
 The targets have padding that would win, and the next pass overwrites every view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Every row of the targets has padding that would win if it were not ignored; the next pass overwrites every view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

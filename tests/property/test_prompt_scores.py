@@ -1,7 +1,5 @@
 """Log probabilities of prompts on toy models: the model's own rows, whatever the session did before and drafts with."""
 
-from __future__ import annotations
-
 from threading import Thread
 
 import numpy as np

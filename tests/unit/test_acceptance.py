@@ -1,7 +1,5 @@
 """Acceptance per draft position starts from a prior, follows the observed rounds, and forgets."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.decoding.policy import Score

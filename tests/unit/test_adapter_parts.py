@@ -1,7 +1,5 @@
 """The two layouts of an adapter's matrices for one product, `join` and `stack`, give the same delta."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Messages that a chat template does not know are folded into others or refused; none is lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode import InputError, ManifestError, Message

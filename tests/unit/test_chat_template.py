@@ -1,7 +1,5 @@
 """Chat templates render as in transformers, fail with one-line errors, and cannot leave their sandbox."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command line apart from its verbs: errors become one line and an exit code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

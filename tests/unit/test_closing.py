@@ -1,7 +1,5 @@
 """Objects have no properties but those that a schema lists, in one place or in several that describe one object."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Confidence in a draft model's tokens: cheap features and a logistic regression on accepted and rejected tokens."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text of messages never becomes a control token, and the ids of ordinary conversations are those of transformers."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

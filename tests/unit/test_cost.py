@@ -1,7 +1,5 @@
 """The cost model learns from timed passes: a few suffice for nearby widths; outliers and noise have little effect."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Streamed text equals `decode` for any ids split anywhere, and never ends within a character."""
 
-from __future__ import annotations
-
 import codecs
 import random
 from collections.abc import Callable, Sequence

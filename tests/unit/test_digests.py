@@ -1,7 +1,5 @@
 """A pack's files are checked against its manifest: hashed once, by size and modification time afterwards."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

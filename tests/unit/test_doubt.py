@@ -1,7 +1,5 @@
 """False memories: after any of them the scheduler is right again within one answer, whatever was kept."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`Drafting`: which drafter is asked when, what the policy observes, and to which drafter a round is charged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Memory for encoding texts: bounded before encoding, and planned with the session or leased."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

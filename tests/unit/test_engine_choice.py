@@ -1,7 +1,5 @@
 """The choice of an engine by "auto": capabilities, what is said of the others, and fallbacks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace

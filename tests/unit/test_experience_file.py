@@ -1,7 +1,5 @@
 """Experience is stored per pack, engine and device; an unreadable file is reported and replaced by an empty one."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

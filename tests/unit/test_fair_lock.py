@@ -1,7 +1,5 @@
 """FairLock: order, nesting, interrupts, and work that finalizers defer until their thread is free."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The scheduler on an engine whose passes have fixed widths: it pays for the width, not for the rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from statistics import fmean
 

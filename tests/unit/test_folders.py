@@ -1,7 +1,5 @@
 """Where the cache is, and how its JSON files are written and read."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`find_pack`, with a stand-in for the hub's client: no test uses the network."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Which turns are kept in a full context: the system messages and as many of the newest turns as fit."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some

@@ -1,7 +1,5 @@
 """The kernels of a block of code: neither the environment nor another thread is changed."""
 
-from __future__ import annotations
-
 import os
 import threading
 

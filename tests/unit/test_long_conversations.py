@@ -1,7 +1,5 @@
 """Long conversations: the oldest turns are dropped, and the answers equal those of a new session without them."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.decoding.stats import FinishReason

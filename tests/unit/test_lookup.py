@@ -1,7 +1,5 @@
 """Installed drafters, functions and classes: listed by `--drafter`, used by the scheduler as they declare."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints, entry_points

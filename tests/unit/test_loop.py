@@ -1,7 +1,5 @@
 """The decoding loop: which tokens are read, which rows are computed, and where it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

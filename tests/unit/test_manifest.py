@@ -1,7 +1,5 @@
 """The manifest: round trips through JSON, and one-line errors for invalid content."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The memory budget: a hard limit that is checked before memory is allocated."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

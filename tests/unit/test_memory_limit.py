@@ -1,7 +1,5 @@
 """The memory limit in force: the smallest of those of the option, the environment, the container and the machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

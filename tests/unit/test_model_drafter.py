@@ -1,7 +1,5 @@
 """The draft model as drafter: reading lazily, reconciled with the context, greedy or sampled."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

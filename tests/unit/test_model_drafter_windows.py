@@ -1,7 +1,5 @@
 """Windows and adapters of the draft model: what it reads, and which positions it reads again."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.decoding.loop import PREFILL_CHUNK

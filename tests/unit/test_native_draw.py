@@ -1,7 +1,5 @@
 """The native draw samples the same tokens as numpy's, on every instruction set of this processor."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Kernel noise, measured on models of known noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Offers are scored against the emitted tokens, whichever drafter was used, once enough tokens are emitted."""
 
-from __future__ import annotations
-
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.offers import OpenOffers
 from edgedecode.decoding.policy import Score

@@ -1,7 +1,5 @@
 """The ONNX reader and writer of this project, against the onnx package, onnxruntime and damaged bytes."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

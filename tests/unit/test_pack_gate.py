@@ -1,7 +1,5 @@
 """The pack gate: a hostile pack is refused in one line, before native code reads it and with little memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`load` and `Pair`: the checks on opening a pack, and the resources that its sessions share."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Adapters saved by PEFT: scales, patterns, number types, and one-line errors for unusable files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Penalties and biases by their definitions, the counts of a sequence and a path, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter as Counts
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory planner: which features it cuts, over a grid of requested sessions, permitted cuts and limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache

@@ -1,7 +1,5 @@
 """The fixed-length policy: deterministic, and never longer than the remaining tokens allow."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Speeds predicted from experience agree with the scheduler's own estimates."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.decoding.policy import RoundCost, Score

@@ -1,7 +1,5 @@
 """Memory pressure: how it is noticed, what is released in which order, and that texts stay the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

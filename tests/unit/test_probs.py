@@ -1,7 +1,5 @@
 """Sparse distributions: sampling, residuals, and tokens outside the support."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Rate: confidence bounds of a proportion, against published tables and by coverage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

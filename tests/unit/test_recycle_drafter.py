@@ -1,7 +1,5 @@
 """The recycle drafter: drafts from rows of earlier logits, with a bound on the rows searched per round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

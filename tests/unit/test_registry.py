@@ -1,7 +1,5 @@
 """The registry: entry points by name, imported on first use."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest

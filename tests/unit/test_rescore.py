@@ -1,7 +1,5 @@
 """Re-scoring: greedy text of the same model agrees everywhere; a changed token is found with its logit gap."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

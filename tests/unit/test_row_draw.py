@@ -1,7 +1,5 @@
 """NumpyRowDraw: sampling from a row, against a direct computation and the distribution it samples from."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The sampler: from a row of logits to a distribution, against transformers and a direct computation."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The table of sampling options: flag, manifest key and default of each entry, and an entry added by a test."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from dataclasses import dataclass, replace

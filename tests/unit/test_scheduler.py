@@ -1,7 +1,5 @@
 """The scheduler on simulated machines: almost no loss to wrong drafts, near the best speed with right ones."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One conversation: options, streaming, stopping and limits. tests/property covers interruption."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.decoding.stats import FinishReason

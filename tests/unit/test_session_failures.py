@@ -1,7 +1,5 @@
 """Sessions after failures, and sessions that were dropped: the conversation stays valid and no lease remains."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

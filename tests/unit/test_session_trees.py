@@ -1,7 +1,5 @@
 """Sessions with tree drafts: their text, models that read chains only, and memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

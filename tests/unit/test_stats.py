@@ -1,7 +1,5 @@
 """Statistics of a generation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Stop strings: the shown text does not depend on the chunks, and no part of a match is ever shown."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The suffix drafter."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Entropy switching: signals, the switching rule, and the decoding loop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """States when adapters change: keys and values of one adapter are never used under another."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

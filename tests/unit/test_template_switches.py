@@ -1,7 +1,5 @@
 """Variables of a chat template beside the conversation, and its switch for thinking."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode import InputError

@@ -1,7 +1,5 @@
 """The public test doubles keep the contracts of the interfaces they replace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

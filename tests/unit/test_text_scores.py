@@ -1,7 +1,5 @@
 """Scores of texts, on tables and on rows with known values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

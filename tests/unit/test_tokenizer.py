@@ -1,7 +1,5 @@
 """The tokenizer: golden encodings, refusals, and a digest that depends on tokenization only."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Transcript: generated ids are kept where the template allows it, otherwise everything is encoded again."""
 
-from __future__ import annotations
-
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers

@@ -1,7 +1,5 @@
 """Shapes of draft trees, against a direct walk."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

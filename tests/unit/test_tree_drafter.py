@@ -1,7 +1,5 @@
 """The tree drafter: most likely tokens in the best shape, one pass per level, and the KV state after a round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which draft model a session gets: the trimmed one, the full one or none; what is loaded, leased and refused."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

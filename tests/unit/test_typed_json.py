@@ -1,7 +1,5 @@
 """Types that many threads read first at once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

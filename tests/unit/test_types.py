@@ -1,7 +1,5 @@
 """Value types of the interfaces: frozen, slotted, JSON-serialisable where a trace records them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

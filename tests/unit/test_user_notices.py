@@ -1,7 +1,5 @@
 """Notices that many sessions repeat."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Verification of one draft: the rows it processes, the accepted tokens, the outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

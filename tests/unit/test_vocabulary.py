@@ -1,7 +1,5 @@
 """Trimmed vocabularies, and the files of their token ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The measured best placement of a pack's models on this device, kept by `bench --place auto` for `--runtime auto`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

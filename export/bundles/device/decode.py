@@ -3,8 +3,6 @@
 It goes into bundles as `selftest/decode.py`, next to `selftest/run.py`, and needs nothing but Python and numpy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 

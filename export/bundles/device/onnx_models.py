@@ -3,8 +3,6 @@
 It goes into bundles as `selftest/onnx_models.py`. The Kotlin classes of the same names do the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

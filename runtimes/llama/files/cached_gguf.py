@@ -5,8 +5,6 @@ among the entry points of `edgedecode.makers`; this module stores the file, chec
 concurrent builds safe. The build runs in a child process, so that its memory is released afterwards.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter

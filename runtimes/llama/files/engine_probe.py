@@ -4,8 +4,6 @@ The child decodes a tiny quantized Llama whose sizes reach the engine's fastest 
 wheel, library and processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec

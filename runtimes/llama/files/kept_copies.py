@@ -4,8 +4,6 @@ Which tensors it repacks depends on their types, its version and the processor. 
 count.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json

@@ -1,7 +1,5 @@
 """Temporary files that the engine reads once. Leftovers of crashed processes are removed."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Base class of the states over a native context: row counts, lease, and rollback."""
 
-from __future__ import annotations
-
 from edgedecode.errors import CapabilityError
 
 from ...row_state import RowState, check_crop

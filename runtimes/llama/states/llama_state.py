@@ -7,8 +7,6 @@ a longer list of ids for rows of the same pass. Settled positions always carry i
 engine's cache, which later rows fill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

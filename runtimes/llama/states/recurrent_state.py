@@ -6,8 +6,6 @@ only the memory planned for it. To drop rows, sequence 0 takes over the latest s
 after the snapshot must be replayed: a few of them together with the next pass, many in passes before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The metadata of a GGUF file whose graph is built, with llama.cpp's defaults of missing fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgedecode.gguf.architectures import BY_NAME, Architecture

@@ -3,8 +3,6 @@
 Matrices are not part of the graph: a product names the tensors it reads (see `GgufWeights`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

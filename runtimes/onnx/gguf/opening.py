@@ -1,7 +1,5 @@
 """Opens the GGUF file of a pack without graphs: its graph is built in memory and always run by our own kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sources: ggml_compute_forward_rope and rope_yarn in ggml/src/ggml-cpu/ops.cpp of llama.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

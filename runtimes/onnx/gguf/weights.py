@@ -1,7 +1,5 @@
 """A GGUF file's tensors as the products of a graph read them, in place."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from collections.abc import Mapping, Sequence

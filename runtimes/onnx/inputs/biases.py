@@ -3,8 +3,6 @@
 Windows are applied here, by position, since the engine's own windows count slots, which trees do not fill in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

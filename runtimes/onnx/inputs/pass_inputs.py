@@ -4,8 +4,6 @@ A provider that shares host memory reads the arrays in place, so they are bound 
 Other engines' bindings copy an input to the device when it is bound, so it is bound in every pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened t
 to 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

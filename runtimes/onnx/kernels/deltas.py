@@ -1,7 +1,5 @@
 """Merges adapter deltas into the products of a rewritten graph: product + (x · first) · second."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from edgedecode.adapters.adapter_parts import part_starts

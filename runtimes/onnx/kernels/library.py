@@ -1,7 +1,5 @@
 """Load the kernel library, and call its functions that prepare matrices."""
 
-from __future__ import annotations
-
 import sys
 from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_void_p
 from dataclasses import dataclass

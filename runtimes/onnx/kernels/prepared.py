@@ -4,8 +4,6 @@ The file's key covers the content of the weights file and the matrices read from
 only its size and time. If it cannot be cached, the tiles are built in memory.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Build nodes of our product operator, and read the quantized matrices of a graph that it supports."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Nodes that we do not replace stay the engine's. They determine whether the graph
 move data or apply single IEEE operations to each value keep it so.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

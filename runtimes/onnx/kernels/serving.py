@@ -1,7 +1,5 @@
 """Prepares a graph for our kernels: rewrites it and provides its tiles, or reports why the engine runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Decoding is bound by memory bandwidth; how many cores saturate it depends on the
 threads never changes a bit of the result, so a measurement disturbed by other processes only costs time.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks a device's attention against numpy: drivers were found on which one of an engine's shaders is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The processor: the engine's own kernels, or edgedecode's operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from edgedecode.engines.interface import Device

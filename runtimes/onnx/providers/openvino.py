@@ -4,8 +4,6 @@ It has no GroupQueryAttention, which leaves attention of static graphs, in plain
 does not have either: onnxruntime's own of the same meaning replace them when a graph is opened.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The library is native code for hardware that may be missing: it is first loaded 
 cached for this package, onnxruntime and machine. In this process it is registered once, when a model is opened on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache

@@ -4,8 +4,6 @@ A provider is a subclass in a file of its own, a row in the entry points of grou
 optional extra of the same name that installs what it needs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

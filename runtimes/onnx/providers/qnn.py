@@ -4,8 +4,6 @@ It opens graphs that `edgedecode compile` has compiled for one chip: their shape
 operator whose binary the driver reads.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import import_module

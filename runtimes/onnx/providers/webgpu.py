@@ -4,8 +4,6 @@ Its attention ignores the positions it is given and rotates each row by its slot
 reordered by slot before attention reads them: for a tree's rows, the slot's table row is that of the row's position.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

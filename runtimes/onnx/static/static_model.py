@@ -1,7 +1,5 @@
 """A model over static graphs: one session for each width, and passes that are padded to the next width."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 

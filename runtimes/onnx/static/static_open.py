@@ -1,7 +1,5 @@
 """Plans and opens the static graphs of a model: one session for each width."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

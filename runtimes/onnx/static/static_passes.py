@@ -1,7 +1,5 @@
 """Splits a request into passes of fixed widths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One sequence's keys and values for graphs of fixed shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 

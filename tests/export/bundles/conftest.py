@@ -1,7 +1,5 @@
 """One bundle of the bundled pack for all tests of bundles, and words that make another one quickly."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The decode loop that goes into bundles: its text is the target's own, whatever the drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`install.sh` of an Android bundle, run against a stand-in for adb whose device is a folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 The replay needs Java and a Kotlin compiler: KOTLIN_COMPILER names a folder with its jars.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

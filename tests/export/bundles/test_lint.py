@@ -1,7 +1,5 @@
 """`lint`: a good bundle has no error, and each planted fault is found by its rule."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

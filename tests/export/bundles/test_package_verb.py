@@ -1,7 +1,5 @@
 """`package`: what bundles hold, plans for devices, and bad input in one line with nothing half-written."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

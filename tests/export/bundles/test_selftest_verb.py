@@ -1,7 +1,5 @@
 """`selftest`: lanes pass on good bundles, fail on answers that differ, and say what is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Run as a script: arguments are the model, a .npy of ids, the .npy to write, then adapters as PATH or PATH=SCALE.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

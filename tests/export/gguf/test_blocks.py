@@ -1,7 +1,5 @@
 """GGUF blocks differ from the pack's only in order: every tensor dequantizes to the same numbers, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

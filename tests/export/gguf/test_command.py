@@ -1,7 +1,5 @@
 """`export --formats onnx,gguf` from the command line, and llama.cpp's failures."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exported GGUF files, imported again: sizes, tokenizer and generated text are those of the original pack."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

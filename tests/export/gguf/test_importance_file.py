@@ -1,7 +1,5 @@
 """llama.cpp's importance files: written by a calibration, read in its place."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

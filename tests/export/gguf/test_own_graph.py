@@ -1,7 +1,5 @@
 """GGUF files on our own kernels, whose graph is built from the header, match transformers for every architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A GGUF file built from a pack's plan is equal, byte for byte, to the exported file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Float GGUF files in stock llama.cpp match transformers for every architecture and rotary type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GGUF vocabularies: llama.cpp tokenizes like the tokenizer; unsupported tokenizers are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

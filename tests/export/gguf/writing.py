@@ -1,7 +1,5 @@
 """Helpers of the GGUF tests: an export with a GGUF file, and the file's tensors as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """`trim` on a toy pack: real files and sessions, table models, and a fake graph writer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

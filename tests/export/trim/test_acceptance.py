@@ -1,7 +1,5 @@
 """One teacher-forced pass gives the acceptance of every size and length, equal to a real trimmed draft's by round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

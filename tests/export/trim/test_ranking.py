@@ -1,7 +1,5 @@
 """The kept ids: always those needed to encode any text, then by count, ties by id."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

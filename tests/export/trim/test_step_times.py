@@ -1,7 +1,5 @@
 """The order of timed passes, with the full and the trimmed draft interleaved."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgedecode.export.trim import timing as step_times

@@ -1,7 +1,5 @@
 """`edgedecode trim` on a toy pack and on the bundled one: what is measured, chosen, written, removed and refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

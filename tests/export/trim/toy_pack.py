@@ -1,7 +1,5 @@
 """A pack on disk with table models of 1,300 ids, of which the target generates about twenty."""
 
-from __future__ import annotations
-
 import string
 from dataclasses import replace
 from itertools import product
