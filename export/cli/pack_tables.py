@@ -1,5 +1,7 @@
 """Output of `export` and `import`: tables, and the same as JSON values."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

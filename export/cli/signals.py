@@ -1,5 +1,7 @@
 """SIGTERM ends a long job as Ctrl-C does, so that cleanup runs, wherever it comes."""
 
+from __future__ import annotations
+
 import _thread
 import signal
 import sys
