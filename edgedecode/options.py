@@ -99,12 +99,12 @@ class SessionOptions:
     """
 
     sampling: SamplingOptions | None = None
+    adapter: str | None = None
+    """The name of one of the pack's adapters of the target; None: no adapter."""
     drafter: str | None = None
     draft_max: int | None = None
     context: int | None = None
     seed: int | None = None
-    adapter: str | None = None
-    """The name of one of the pack's adapters of the target; None: no adapter."""
     grammar: Grammar | None = None
     """What answers have to follow; None: nothing. Not with entropy switching, trees or `ignore_eos`."""
     details: SessionDetails = SessionDetails()

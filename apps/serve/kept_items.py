@@ -42,19 +42,24 @@ class KeptItems:
 
     def find(self, id: str) -> dict[str, Any] | None:
         """Return the item of an id, if it is still kept."""
-        data = self._found.get(id)
-        return None if data is None else decode(data, type=described(dict[str, Any]))
+        kept = self._kept(id)
+        return kept if kept and "previous" not in kept else None
 
     def before(self, response: str) -> list[dict[str, Any]] | None:
         """Return the items up to a response and its own; None: it, or one that it continues, is not kept any more."""
         found: list[dict[str, Any]] = []
         while response:
-            whole = self.find(response)
-            if whole is None or "previous" not in whole:
+            whole = self._kept(response)
+            if "previous" not in whole:
                 return None
             found[:0] = whole["items"]
             response = whole["previous"]
         return found
+
+    def _kept(self, id: str) -> dict[str, Any]:
+        """Return an item, or a response, which alone has a previous one; empty: it is not kept."""
+        kept: dict[str, Any] = decode(self._found.get(id, b"{}"), type=described(dict[str, Any]))
+        return kept
 
     def _most(self) -> int:
         """Return the room for items, which is leased for the first."""

@@ -319,6 +319,11 @@ def test_what_should_not_be_stored_is_not(server: Running) -> None:
         assert refused["param"] == "previous_response_id"
 
 
+def test_a_response_is_no_item(server: Running) -> None:
+    refers = {"input": [{"type": "item_reference", "id": server.answer(body(RESPONSES), RESPONSES)["id"]}]}
+    assert server.refuses(refers, "which this server does not have", RESPONSES)["param"] == "input[0]"
+
+
 def message(id: str) -> OutputMessage:
     return OutputMessage(id, "assistant", "completed", [OutputText("x" * 600, [], [])])
 
@@ -335,7 +340,7 @@ def test_items_are_kept_in_a_megabyte_of_the_budget() -> None:
     assert kept.before("resp_2999") is None  # its beginning is gone
     kept.keep("resp_big", PastTurn("", [USER | {"content": "x" * (1 << 19)}]), [message("msg_big")])
     assert kept.before("resp_big") is None
-    assert kept.find("resp_2900") is not None
+    assert kept.find("msg_2900") is not None
 
 
 def test_usage_of_a_response_has_the_form_that_openais_client_declares(server: Running) -> None:
