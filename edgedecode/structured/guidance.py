@@ -21,6 +21,7 @@ from .any_order import Spelling, any_order
 from .closing import closed
 from .grammar import Grammar, GrammarKind
 from .one_schema import levels
+from .reasons import UNSUPPORTED, line, reason, refused
 from .schema_check import checked_schema, without
 
 Untyped = Any
@@ -37,7 +38,6 @@ _JSON: dict[str, JsonValue] = {
 }
 _SEPARATED = re.compile(rb'(?:[^",:]|[,:](?! )|"[^"\\]*(?:\\.[^"\\]*)*")*[,:] ', re.DOTALL)
 """JSON up to a separator of the usual spelling, which no text in it is."""
-_EXCERPT = re.compile(r"\n +\d+ \| ")
 _USUAL = Spelling(
     comma='", "',
     colon='": "',
@@ -96,7 +96,7 @@ class GrammarTokens:
             definition = tokenizer.unspelled(ends)  # llguidance writes a special token where a key spells its name
             self._tokens = self._engine.LLTokenizer(definition, n_vocab=rows, eos_token=sorted(ends))
         except Exception as error:  # the library raises ValueError and its own types
-            raise CapabilityError(f"llguidance cannot use this pack's tokenizer: {_line(str(error))}") from None
+            raise CapabilityError(f"llguidance cannot use this pack's tokenizer: {line(str(error))}") from None
 
     def constraint(self, grammar: Grammar) -> GuidanceConstraint:
         """Return what a grammar allows. Raises as `compile`."""
@@ -147,7 +147,7 @@ class GrammarTokens:
         try:
             _try(self._constraint(lambda: matchers))
         except CapabilityError as error:
-            raise _refused(grammar, str(error)) from None
+            raise refused(grammar, str(error)) from None
         return matchers
 
     def _matcher(self, grammar: Grammar, source: str) -> Untyped:
@@ -155,9 +155,9 @@ class GrammarTokens:
         try:
             matcher = self._engine.LLMatcher(self._tokens, source, log_level=0, limits=limits)
         except Exception as error:  # as above
-            raise _refused(grammar, str(error)) from None
+            raise refused(grammar, str(error)) from None
         if matcher.is_error():
-            raise _refused(grammar, matcher.get_error())
+            raise refused(grammar, matcher.get_error())
         return matcher
 
     def _whole(self, grammar: Grammar, schema: dict[str, JsonValue], spelling: Spelling) -> str:
@@ -179,7 +179,7 @@ def _source(engine: Untyped, grammar: Grammar) -> str:
             text = engine.gbnf_to_lark.gbnf_to_lark(text)
         return str(engine.LLMatcher.grammar_from_lark(text))
     except Exception as error:  # as above
-        raise _refused(grammar, str(error)) from None
+        raise refused(grammar, str(error)) from None
 
 
 def _rules(grammar: Grammar, json_rules: Sequence[str]) -> str:
@@ -319,7 +319,7 @@ class GuidanceConstraint:
         if fault:
             self._matchers = []
             self._failed()
-            raise GrammarFailed(f"the grammar's matcher failed: {_reason(fault)}")
+            raise GrammarFailed(f"the grammar's matcher failed: {reason(fault)}")
         return found
 
 
@@ -353,9 +353,9 @@ def schema_fault(schema: dict[str, JsonValue]) -> str | None:
         for each in (given, schema):  # closed options exclude each other, and an answer may still fit two
             _compile_alone(without(each, counted))
     except InputError as error:
-        return str(error).removeprefix(_UNSUPPORTED)
+        return str(error).removeprefix(UNSUPPORTED)
     except (ValueError, RecursionError) as error:
-        return "it is nested too deeply" if isinstance(error, RecursionError) else _reason(str(error))
+        return "it is nested too deeply" if isinstance(error, RecursionError) else reason(str(error))
     return None
 
 
@@ -364,7 +364,7 @@ def check_rules(grammar: Grammar) -> None:
     engine = _engine()
     limits = engine.LLParserLimits(**_LIMITS)
     if fault := engine.LLMatcher.validate_grammar(_source(engine, grammar), None, limits=limits):
-        raise _refused(grammar, fault)
+        raise refused(grammar, fault)
 
 
 def _compile_alone(schema: dict[str, JsonValue]) -> None:
@@ -374,28 +374,3 @@ def _compile_alone(schema: dict[str, JsonValue]) -> None:
     fault = engine.LLMatcher.validate_grammar(source, None, limits=engine.LLParserLimits(**_LIMITS))
     if fault:
         raise ValueError(fault)
-
-
-_UNSUPPORTED = "the json_schema is not supported: "
-
-
-def _refused(grammar: Grammar, reason: str) -> InputError:
-    return InputError(f"the {grammar.kind} is not supported: {_reason(reason)}")
-
-
-def _reason(text: str) -> str:
-    """Return llguidance's reason without its advice, which loosens the schema, and without the grammar's own text."""
-    text = _EXCERPT.split(text, 1)[0].split("\n<backtrace>", 1)[0]
-    if text.startswith("oneOf constraints are not supported"):
-        return "the options of a oneOf do not provably exclude each other: use anyOf"
-    if "unknown special token" in text:
-        return "it names a special token, which is no text: write it in quotes"
-    if "NoExtension" in text:
-        return "no answer follows it"
-    if "Too many items" in text:
-        return "it is too large, or what it requires contains itself, so that no answer ends: require or list less"
-    return _line(text)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.removesuffix("<non-verbose/>").split())[:300]

@@ -48,8 +48,9 @@ def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cach
         child.send(f"{QUESTION}\r")
         child.until(ANSWER)
         child.until(r"demo · scheduled · \d\d of 2048 tokens")
-        child.send("/mo\tpl\t\r")
-        child.until("mode plain: the target alone, no drafts")
+        for typed, shown in (("/mo\t", "/mode"), ("pl\t", "plain"), ("\r", "mode plain: the target alone, no drafts")):
+            child.send(typed)
+            child.until(shown)  # completions come when they are found
         child.until(r"demo · plain · \d\d of 2048 tokens")
         child.send("/retry\r")
         child.until(ANSWER)
@@ -59,8 +60,8 @@ def test_chat_at_a_terminal_answers_keeps_history_and_restores_the_terminal(cach
         child.until("Alt-Enter, Ctrl-J  begin a new line")
         child.quit()
         assert child.mode_now() == child.mode
-    kept, typed = cache / "history" / "inputs.jsonl", [QUESTION, "/mode plain", "/retry", "/help"]
-    assert [json.loads(line) for line in kept.read_text().splitlines()] == typed
+    kept, lines = cache / "history" / "inputs.jsonl", [QUESTION, "/mode plain", "/retry", "/help"]
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == lines
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     with chat() as child:
