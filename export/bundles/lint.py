@@ -142,6 +142,12 @@ def _abi(found: LintedBundle) -> Faults:
         yield _GRADLE, f"does not restrict abiFilters to {found.bundle.abi}"
 
 
+def _min_sdk(found: LintedBundle) -> Faults:
+    numbers = re.findall(r"\bminSdk\s*=\s*(\d+)", _code(found.text(_GRADLE)))
+    if numbers and int(numbers[0]) < found.bundle.min_sdk:
+        yield _GRADLE, f"has minSdk {numbers[0]}, below {found.bundle.min_sdk}"
+
+
 def _no_compress(found: LintedBundle) -> Faults:
     text = _code(found.text(_GRADLE))
     given = {suffix for line in re.findall(r"noCompress[^\n]*", text) for suffix in re.findall(r'"\.?(\w+)"', line)}
@@ -207,6 +213,7 @@ _ALIGN = "link it with -Wl,-z,max-page-size=16384"
 _REMOVE = "remove it: Gradle or pip fetches it"
 _COPY = "copy the bundle again, or make it again with `edgedecode package`"
 _RENAME = "use letters, digits and . _ + -"
+_RAISE = "raise it to the bundle's minSdk"
 _FILTER = "use ndk { abiFilters += ... } with the bundle's ABI alone"
 _MAPPED = "add them to androidResources.noCompress"
 _DECLARE = 'add <uses-native-library android:name="..." android:required="false"/>'
@@ -218,6 +225,7 @@ RULES: Sequence[Rule] = (
     Rule("file-name", "error", "asset packs and adb take the names", _file_name, _RENAME),
     Rule("play-size", "error", "sizes are within Google Play's limits", _play_size, _SMALLER),
     Rule("abi", "error", "the project builds for the bundle's ABI alone", _abi, _FILTER),
+    Rule("min-sdk", "error", "the project's Android version suffices", _min_sdk, _RAISE),
     Rule("no-compress", "error", "models stay uncompressed", _no_compress, _MAPPED),
     Rule("driver", "error", "the app declares the NPU's driver", _driver, _DECLARE),
     Rule("processor", "error", "native libraries are for arm64", _processor, _ARM64),

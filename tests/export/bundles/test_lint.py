@@ -146,6 +146,7 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("npu", "abi", replaced(GRADLE, "arm64-v8a", "x86_64")),
     ("npu", "abi", replaced(GRADLE, '+= "arm64-v8a"', '+= listOf("arm64-v8a", "x86_64")')),
     ("npu", "abi", replaced(GRADLE, "ndk {", "// ndk {")),
+    ("npu", "min-sdk", replaced(GRADLE, "31", "24")),
     ("npu", "no-compress", replaced(GRADLE, '"bin", ', "")),
     ("npu", "no-compress", replaced(GRADLE, "noCompress", "noBackup")),
     ("npu", "no-compress", replaced(GRADLE, "androidResources {", "// androidResources {")),
