@@ -28,6 +28,12 @@ NEAR_TIE = 4.0
 """Largest gap of a near tie, in multiples of the noise. Of normally distributed numbers of which one in 1,000 exceeds
 the noise, one in 10^38 exceeds this."""
 
+NOISE_ROOM = 64
+"""Positions that a prompt must leave in the context for noise to be measured on its continuation."""
+
+Opener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
+"""Opens one model on the named runtime."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -87,13 +93,6 @@ def noisier(noise: Mapping[str, float]) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-NOISE_ROOM = 64
-"""Positions that a prompt must leave in the context for noise to be measured on its continuation."""
-
-Opener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
-"""Opens one model on the named runtime."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def token_logprob(row: FloatArray, token: int, leading: IntArray) -> TokenLogpro
 
 
 def check_top_logprobs(count: int) -> None:
-    """Raise InputError unless so many alternatives may be reported per token."""
+    """Raise InputError if the number of alternatives per token is out of range."""
     if not 0 <= count <= MOST_TOP_LOGPROBS:
         raise InputError(f"top_logprobs {count} is out of range: 0 to {MOST_TOP_LOGPROBS}")
 

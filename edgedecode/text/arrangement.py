@@ -145,7 +145,7 @@ class Arranger:
 
 
 def _lost(text: str, count: int) -> int | None:
-    """Return the first of so many marks that a text lacks; None: it has all."""
+    """Return the first missing mark of marks 0 to `count` - 1; None: the text has all of them."""
     written = {int(place) for place in _MARK.findall(text)}
     return next((place for place in range(count) if place not in written), None)
 

@@ -34,7 +34,7 @@ def check_changeable(root: Path, manifest: Manifest) -> None:
 
 
 def check_room(root: Path, manifest: Manifest, *, copies: int) -> None:
-    """Raise ExportError if the disk has no room for so many compiled copies of every model."""
+    """Raise ExportError if the disk has no room for this number of compiled copies of each model."""
     graphs = sum(name in entry.graphs for entry in manifest.models.values() for name in ("base", "lora"))
     weights = sum(manifest.weights_nbytes(role) for role in manifest.models)
     new_folder.check_room(

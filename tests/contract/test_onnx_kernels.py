@@ -67,7 +67,7 @@ def differing(model: LanguageModel, widths: Sequence[int], *, adapter: AdapterUs
 
 
 @pytest.mark.parametrize(("bits", "block", "wide", "threads"), [*((*each, 2) for each in MODELS), (8, 32, "8 bits", 1)])
-def test_kernels_give_bit_identical_rows_at_every_width(
+def test_kernels_give_bit_identical_rows_at_each_kind_of_width(
     opener: Opener, bits: int, block: int, threads: int, wide: str
 ) -> None:
     model = opener(shape(bits, block, wide), threads=threads)

@@ -55,6 +55,9 @@ def test_export_hides_the_builders_output(llama: Path, tmp_path: Path, capfd: py
         (("--noise-positions", "many"), "'many' is not a whole number"),
         (("--mixed",), "add --bits 4"),
         (("--calibrated",), "add --bits 4"),
+        (("--imatrix", "x"), "add --bits 4"),
+        (("--bits", "4", "--no-calibrated", "--write-imatrix", "x"), "argument --write-imatrix: --no-calibrated"),
+        (("--bits", "4", "--imatrix", "x", "--write-imatrix", "y"), "argument --imatrix: nothing is calibrated then"),
     ],
 )
 def test_export_refuses_bad_arguments(

@@ -27,11 +27,6 @@ def pair(adapter_pair: Pair) -> Pair:
     return adapter_pair
 
 
-@pytest.fixture
-def pack(adapter_pack: Path) -> Path:
-    return adapter_pack
-
-
 @pytest.mark.parametrize("ask", [Session.stream, Session.complete], ids=["stream", "complete"])
 def test_adapter_that_was_replaced_is_evictable_after_the_answer(pair: Pair, ask: Callable[..., Answer]) -> None:
     pair.turn.run(pair.budget.give_back)
@@ -172,9 +167,9 @@ def test_eviction_takes_the_least_recently_used_adapter(pair: Pair) -> None:
             assert set(adapters_of(pair)) == expected
 
 
-def test_eviction_treats_two_names_of_one_adapter_separately(pack: Path, tmp_path: Path) -> None:
-    shutil.copytree(pack, tmp_path / "pack")
-    list_adapter(tmp_path / "pack", "twin", pack.parent / "ordinary")
+def test_eviction_treats_two_names_of_one_adapter_separately(adapter_pack: Path, tmp_path: Path) -> None:
+    shutil.copytree(adapter_pack, tmp_path / "pack")
+    list_adapter(tmp_path / "pack", "twin", adapter_pack.parent / "ordinary")
     with (
         edgedecode.load(tmp_path / "pack", runtime="onnx", adapters=True) as pair,
         pair.session(options("ordinary")) as session,
@@ -190,11 +185,11 @@ def test_eviction_treats_two_names_of_one_adapter_separately(pack: Path, tmp_pat
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_adapter_whose_files_changed_is_not_loaded_again(engine: str, pack: Path, tmp_path: Path) -> None:
+def test_adapter_whose_files_changed_is_not_loaded_again(engine: str, adapter_pack: Path, tmp_path: Path) -> None:
     """The adapter and its KV caches have the digest of the manifest at the time the pack was opened."""
     pytest.importorskip(ENGINES[engine])
     own = tmp_path / "pack"
-    shutil.copytree(pack, own)
+    shutil.copytree(adapter_pack, own)
     with edgedecode.load(own, runtime=engine, adapters=True) as pair, pair.session(options("ordinary")) as session:
         first = session.generate(PROMPTS[0], max_tokens=8)
         session.use_adapter(None)

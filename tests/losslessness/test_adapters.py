@@ -25,11 +25,6 @@ def pair(adapter_pair: Pair) -> Pair:
     return adapter_pair
 
 
-@pytest.fixture
-def pack(adapter_pack: Path) -> Path:
-    return adapter_pack
-
-
 @pytest.mark.parametrize("adapter", [None, *ADAPTERS])
 def test_scores_of_a_prompt_are_those_of_passes_of_one_row(
     pair: Pair, adapter: str | None, monkeypatch: pytest.MonkeyPatch
@@ -198,10 +193,10 @@ def test_use_adapter_with_a_scale_that_is_not_finite_changes_nothing(pair: Pair,
             pair.session(session_options(options("ordinary"), adapter_scale=scale))
 
 
-def test_adapter_needs_a_target_opened_for_adapters(pack: Path) -> None:
+def test_adapter_needs_a_target_opened_for_adapters(adapter_pack: Path) -> None:
     pytest.importorskip("onnxruntime")
     with (
-        edgedecode.load(pack, runtime="onnx") as plain,
+        edgedecode.load(adapter_pack, runtime="onnx") as plain,
         pytest.raises(CapabilityError, match="in Python load the pack with adapters=True"),
     ):
         plain.session(options("ordinary"))

@@ -243,23 +243,6 @@ def test_a_deeper_models_file_is_refused(
     assert "of another model than shallow: it has 2 layers, not 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--imatrix", "x"), "add --bits 4"),
-        (("--bits", "4", "--no-calibrated", "--write-imatrix", "x"), "argument --write-imatrix: --no-calibrated"),
-        (("--bits", "4", "--imatrix", "x", "--write-imatrix", "y"), "argument --imatrix: nothing is calibrated then"),
-    ],
-)
-def test_contradicting_options_are_usage_errors(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run("export", "--target", "x", "--out", tmp_path / "pack", *words)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
