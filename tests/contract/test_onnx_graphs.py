@@ -8,6 +8,8 @@ import pytest
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.kernel_choice import engine_kernels
+from edgedecode.engines.kv_scales import calibrate_scales
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Graph
@@ -132,6 +134,18 @@ def test_int8_cache_rounds_per_channel(opener: Opener, shape: ToyShape) -> None:
     rounding = np.abs(expected - exact).mean()
     assert rounding > 1e-3
     assert np.abs(found - expected).mean() < rounding / 20  # a value near a boundary may round the other way
+    model.close()
+
+
+def test_scales_of_8_bit_keys_are_those_of_their_channels_in_every_layout(opener: Opener) -> None:
+    """Our attention stores keys in tiles, the engine's by slot."""
+    prompts, ends = [TOKENS, TOKENS[:21]], range(SHAPE.rows)
+    model = opener(SHAPE)
+    found = calibrate_scales(model, prompts, ends=ends)
+    model.close()
+    with engine_kernels():
+        model = opener(SHAPE)
+    np.testing.assert_allclose(found, calibrate_scales(model, prompts, ends=ends), rtol=1e-4)
     model.close()
 
 

@@ -1,8 +1,7 @@
 """Passes that turn a base graph into a variant: low-rank deltas, 8-bit KV cache."""
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -94,21 +93,16 @@ def _matrix(model: ir.Model, name: str, shape: tuple[int | str, int | str]) -> i
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class CacheScales:
-    """One layer's dequantization scales, [KV heads, head size] each, for rotated keys and for values."""
+def int8_cache(model: ir.Model, scales: FloatArray) -> None:
+    """Make all past and present tensors int8 and set each layer's scales, [2 · layers, KV heads, head size].
 
-    key: FloatArray
-    value: FloatArray
-
-
-def int8_cache(model: ir.Model, scales: Sequence[CacheScales]) -> None:
-    """Make all past and present tensors int8 and set each layer's scales. `declared_shapes` must have run."""
+    `declared_shapes` must have run.
+    """
     nodes = attention_nodes(model)
-    if len(nodes) != len(scales):
-        raise ExportError(f"{len(scales)} layers were calibrated, the graph has {len(nodes)} attention nodes")
-    for node, of_layer in zip(nodes, scales, strict=True):
-        for index, part in zip(_SCALES, (of_layer.key, of_layer.value), strict=True):
+    if 2 * len(nodes) != len(scales):
+        raise ExportError(f"{len(scales) // 2} layers were calibrated, the graph has {len(nodes)} attention nodes")
+    for node, *of_layer in zip(nodes, scales[0::2], scales[1::2], strict=True):
+        for index, part in zip(_SCALES, of_layer, strict=True):
             set_optional_input(node, index, _stored(model, f"{node.name}/scale.{index}", part))
         node.attributes["k_quant_type"] = ir.AttrString("k_quant_type", _KIND)
         node.attributes["v_quant_type"] = ir.AttrString("v_quant_type", _KIND)

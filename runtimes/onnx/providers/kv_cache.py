@@ -61,6 +61,15 @@ class HostCache:
         self.array: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
         self.values: Sequence[Untyped] = [engine.OrtValue.ortvalue_from_numpy(part) for part in self.array]
 
+    def by_slot(self) -> npt.NDArray[np.float32 | np.int8]:
+        """Return a copy in the order of slots, [2 · layers, KV heads, slots, head size]."""
+        found = self.array[:, 0].copy()
+        if self._tiled:
+            _, heads, slots, size = found.shape
+            tiles = found[0::2].reshape(-1, heads, slots // KEY_TILE, size, KEY_TILE)
+            found[0::2] = tiles.swapaxes(-1, -2).reshape(-1, heads, slots, size)
+        return found
+
     def move(self, sources: Sequence[int], *, start: int) -> None:
         wanted = np.asarray(sources, np.int64)
         if not self._tiled:
