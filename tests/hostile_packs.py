@@ -5,6 +5,7 @@ A case changes a copy's files or its manifest. `list_files` then updates the dig
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,21 +20,6 @@ from edgedecode.onnx_format.tensor import Tensor
 from edgedecode.onnx_format.wire import bytes_field, integer_field, message_field, pair_field, text_field
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME
-
-__all__ = [
-    "BASE",
-    "BYTES",
-    "FOLDERS",
-    "GRAPHS",
-    "NUMBERS",
-    "Corruption",
-    "base_pack",
-    "copy_of",
-    "corrupted_copy",
-    "list_files",
-    "padded",
-    "read",
-]
 
 Document = dict[str, Any]
 Corruption = Callable[[Path], None]
@@ -157,8 +143,14 @@ def _node_with_attribute(value: bytes, *, number: int = 5, kind: str = "Constant
     return b"".join([text_field(2, "c"), text_field(4, kind), message_field(5, attribute), text_field(7, domain)])
 
 
-def node(encoded: bytes) -> Corruption:
-    return graph(lambda file: file.graph_rest.append((1, bytes_field(1, encoded))))
+def in_graph(number: int, encoded: bytes) -> Corruption:
+    """Add an encoded field to the base graph."""
+    return graph(lambda file: file.graph_rest.append((number, encoded)))
+
+
+def attribute(value: bytes, **how: Any) -> Corruption:
+    """Add a node with this attribute to the base graph."""
+    return in_graph(1, bytes_field(1, _node_with_attribute(value, **how)))
 
 
 def rest(number: int, message: bytes) -> Corruption:
@@ -187,88 +179,59 @@ def _grow_graph(root: Path) -> None:
     list_files(root)
 
 
+def _named(key: str, value: object, said: str) -> tuple[Corruption, str]:
+    """Return the case of a value whose refusal names its key and the value, and then says this."""
+    shown = "10+" if value == _HUGE else re.escape(str(value))
+    return number(key, value), rf"{re.escape(key.removeprefix('.'))} is .{shown}.: expected {said}"
+
+
+_HUGE = 10**400
 NUMBERS: dict[str, tuple[Corruption, str]] = {
-    "a billion layers": (number("layers", 10**9), "models.target.layers is .1000000000.: expected int <= 512"),
+    "a billion layers": _named("layers", 10**9, "int <= 512"),
     "more layers": (number("layers", 3), "has layers 2, the manifest says 3"),
     "fewer layers": (number("layers", 1), "has layers 2, the manifest says 1"),
-    "a billion positions": (number("context", 10**9), "context is .1000000000.: expected int <="),
+    "a billion positions": _named("context", 10**9, "int <="),
     "more positions than tables": (number("context", 4096), "serves 2048 positions, .* a context of 4096"),
-    "a wide model": (number("hidden_size", 10**7), "hidden_size is .10000000.: expected int <="),
+    "a wide model": _named("hidden_size", 10**7, "int <="),
     "a model wider than its weights": (number("hidden_size", 10**5), r"8192 rows of 100000 weights, .* has 2164736"),
     "another width": (number("hidden_size", 256), r"norms have widths \[128\], the manifest says 256"),
     "other rows": (number("rows", 8000), "has rows 8192, the manifest says 8000"),
     "other KV heads": (number("kv_heads", 2), "has KV heads 1, the manifest says 2"),
     "another head size": (number("head_size", 32), "has head size 64, the manifest says 32"),
-    "a negative number": (number("kv_heads", -1), "kv_heads is .-1.: expected int >= 1"),
-    "a boolean": (number("layers", True), "layers is .True.: expected int, got bool"),
-    "a float": (number("rows", 8192.0), "rows is .8192.0.: expected int, got float"),
-    "a number of 400 digits": (number("rows", 10**400), "rows is .10+.: expected int <="),
+    "a negative number": _named("kv_heads", -1, "int >= 1"),
+    "a boolean": _named("layers", True, "int, got bool"),
+    "a float": _named("rows", 8192.0, "int, got float"),
+    "a number of 400 digits": _named("rows", _HUGE, "int <="),
     "a size of 400 digits": (
-        number(".files", {"a": {"nbytes": 10**400, "sha256": ""}}),
-        "files.a.nbytes is .10+.: expected int <=",
+        number(".files.a", {"nbytes": _HUGE, "sha256": ""}),
+        "files.a.nbytes is .10+.: expected int",
     ),
-    "NaN": (number("kernel_noise", float("nan")), "kernel_noise is .nan.: expected float"),
-    "infinity": (number("parity", {"a": float("inf")}), "parity.a is .inf.: expected float"),
-    "64 bits per weight": (number("bits", 64), "bits is .64.: expected int <= 32"),
-    "a block of billions": (number("block_size", 10**9), "block_size is .1000000000.: expected int <= 65536"),
-    "a window of billions": (number("window", 10**9), "window is .1000000000.: expected int <="),
-    "no inputs": (number("graphs.base.inputs", []), "graphs.base.inputs is .*: expected array of length >= 1"),
-    "no outputs": (number("graphs.base.outputs", []), "graphs.base.outputs is .*: expected array of length >= 1"),
+    "NaN": _named("kernel_noise", float("nan"), "float"),
+    "infinity": _named("parity.a", float("inf"), "float"),
+    "64 bits per weight": _named("bits", 64, "int <= 32"),
+    "a block of billions": _named("block_size", 10**9, "int <= 65536"),
+    "a window of billions": _named("window", 10**9, "int <="),
+    "no inputs": _named("graphs.base.inputs", [], "array of length >= 1"),
+    "no outputs": _named("graphs.base.outputs", [], "array of length >= 1"),
     "other inputs": (number("graphs.base.inputs", ["input_ids"]), "its inputs are not those of the manifest"),
-    "an adapter of rank a billion": (
-        number("graphs.lora.lora_rank", 10**9),
-        "graphs.lora.lora_rank is .1000000000.: expected int <=",
-    ),
+    "an adapter of rank a billion": _named("graphs.lora.lora_rank", 10**9, "int <="),
     "an end token of billions": (number(".generation.end_token_ids", [10**9]), "end token 1000000000, .* 8192 rows"),
-    "a negative end token": (
-        number(".generation.end_token_ids", [-1]),
-        r"end_token_ids\[0\] is .-1.: expected int >= 0",
-    ),
+    "a negative end token": (number(".generation.end_token_ids", [-1]), r"_ids\[0\] is .-1.: expected int >= 0"),
     "an end token of 400 digits": (
-        number(".generation.end_token_ids", [10**400]),
-        r"end_token_ids\[0\] is .10+.: expected int <=",
+        number(".generation.end_token_ids", [_HUGE]),
+        r"_ids\[0\] is .10+.: expected int <=",
     ),
-    "a billion ids": (number(".vocabulary_size", 10**9), "vocabulary_size is .1000000000.: expected int <="),
+    "a billion ids": _named(".vocabulary_size", 10**9, "int <="),
     "a deeply nested manifest": (text(lambda old: '{"a":' * 100_000), "nested too deeply"),
     "a duplicate key": (text(lambda old: '{"name": "a", ' + old[1:]), "key 'name' appears twice"),
     "a manifest of 100 MB": (lambda root: _grow(root / MANIFEST_NAME), "is not a manifest: it has 100000000 bytes"),
-    "a manifest that is a pipe": (
-        lambda root: _pipe(root / MANIFEST_NAME),
-        "is not a manifest: it is not a regular file",
-    ),
-    "a manifest that is a link": (
-        lambda root: _link(root / MANIFEST_NAME),
-        "is a link, as in the Hugging Face cache: .* `cp -rL`",
-    ),
+    "a manifest that is a pipe": (lambda root: _pipe(root / MANIFEST_NAME), "is not a manifest: .* not a regular file"),
+    "a manifest that is a link": (lambda root: _link(root / MANIFEST_NAME), "is a link, as in the .*: .* `cp -rL`"),
 }
 
 
-def _bomb(kind: str, *inputs: str) -> tuple[Corruption, str]:
-    """Add an operator that creates 150 million numbers, and add their maximum to the logits."""
-
-    def change(file: GraphFile) -> None:
-        final = next(node for node in file.nodes if "logits" in node.outputs)
-        final.outputs[final.outputs.index("logits")] = "logits/raw"
-        for name, value in (("zero", 0), ("one", 1), ("many", 150_000_000)):
-            file.initializers[name] = Tensor(name, 7, (1,), value.to_bytes(8, "little"))
-        file.nodes.append(Node(kind, inputs=list(inputs), outputs=["bomb"]))
-        file.nodes.append(Node("Cast", inputs=["bomb"], outputs=["bomb/float"], attributes={"to": 1}))
-        file.nodes.append(Node("ReduceMax", inputs=["bomb/float"], outputs=["bomb/sum"]))
-        file.nodes.append(Node("Add", inputs=["logits/raw", "bomb/sum"], outputs=["logits"]))
-
-    return graph(change), f"needs its operator '{kind}'"
-
-
-_BOMBS = {
-    "a shape": _bomb("ConstantOfShape", "many"),
-    "a range": _bomb("Range", "zero", "many", "one"),
-    "a computed value": _bomb("Expand", "logits/raw", "many"),
-    "tiles": _bomb("Tile", "one", "many"),
-    "an identity": _bomb("EyeLike", "one"),
-    "random numbers": _bomb("RandomNormal"),
-    "one-hot rows": _bomb("OneHot", "one", "many", "one"),
-    "padding": _bomb("Pad", "one", "many"),
-}
+_BOMBS = ("ConstantOfShape", "Range", "Expand", "Tile", "EyeLike", "RandomNormal", "OneHot", "Pad")
+"""Operators with a few bytes of input and any size of output."""
 
 
 def _cast_often(file: GraphFile) -> None:
@@ -291,6 +254,10 @@ def _overlap(file: GraphFile) -> None:
 
 
 _MEMORY = "*/_ORT_MEM_ADDR_/*"
+_OUTSIDE = integer_field(14, 1)
+"""The encoded data_location of an external tensor."""
+_HALVES = _node_with_attribute(_external_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])
+_ELSEWHERE = "is stored in '/etc/passwd'"
 GRAPHS: dict[str, tuple[Corruption, str]] = {
     "an absolute path": (tensor(location="/etc/passwd"), "is stored in '/etc/passwd', where only 'weights.bin'"),
     "a path above the folder": (tensor(location="../tokenizer.json"), r"is stored in '\.\./tokenizer\.json'"),
@@ -308,53 +275,34 @@ GRAPHS: dict[str, tuple[Corruption, str]] = {
         graph(lambda file: file.initializers.__setitem__("t", Tensor("t", 1, (10**12,), b""))),
         "claims 1000000000000 elements in",
     ),
-    "external in an attribute": (node(_node_with_attribute(_external_tensor())), "is stored in '/etc/passwd'"),
-    "external in a list of tensors": (
-        node(_node_with_attribute(_external_tensor(), number=10)),
-        "is stored in '/etc/passwd'",
-    ),
-    "external in an inner graph": (
-        node(_node_with_attribute(bytes_field(5, _external_tensor()), number=6, kind="If")),
-        "is stored in '/etc/passwd'",
-    ),
+    "external in an attribute": (attribute(_external_tensor()), _ELSEWHERE),
+    "external in a list of tensors": (attribute(_external_tensor(), number=10), _ELSEWHERE),
+    "external in an inner graph": (attribute(bytes_field(5, _external_tensor()), number=6, kind="If"), _ELSEWHERE),
     "external in a node of an inner graph": (
-        node(_node_with_attribute(bytes_field(1, _node_with_attribute(_external_tensor())), number=6, kind="If")),
-        "is stored in '/etc/passwd'",
+        attribute(bytes_field(1, _node_with_attribute(_external_tensor())), number=6, kind="If"),
+        _ELSEWHERE,
     ),
-    "a location without data_location": (
-        node(_node_with_attribute(_external_tensor().replace(integer_field(14, 1), b""))),
-        "is stored in '/etc/passwd'",
-    ),
-    "data_location without a location": (
-        node(_node_with_attribute(integer_field(2, 2) + integer_field(14, 1))),
-        "is stored in ''",
-    ),
+    "a location without data_location": (attribute(_external_tensor().replace(_OUTSIDE, b"")), _ELSEWHERE),
+    "data_location without a location": (attribute(integer_field(2, 2) + _OUTSIDE), "is stored in ''"),
     "data_location of 33 bits": (
-        node(_node_with_attribute(_external_tensor().replace(integer_field(14, 1), integer_field(14, 2**32 + 1)))),
+        attribute(_external_tensor().replace(_OUTSIDE, integer_field(14, 2**32 + 1))),
         "unknown data location 4294967297",
     ),
     "two locations": (
-        node(_node_with_attribute(_external_tensor("weights.bin", pair_field(13, ("location", "x"))))),
+        attribute(_external_tensor("weights.bin", pair_field(13, ("location", "x")))),
         "appears twice",
     ),
-    "two halves of an attribute": (
-        node(_node_with_attribute(_external_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])),
-        "is stored in '/etc/passwd'",
-    ),
-    "a sparse initializer": (
-        graph(lambda file: file.graph_rest.append((15, bytes_field(15, b"")))),
-        "holds a sparse tensor",
-    ),
-    "a sparse attribute": (node(_node_with_attribute(b"", number=22)), "holds a sparse tensor"),
+    "two halves of an attribute": (in_graph(1, bytes_field(1, _HALVES)), _ELSEWHERE),
+    "a sparse initializer": (in_graph(15, bytes_field(15, b"")), "holds a sparse tensor"),
+    "a sparse attribute": (attribute(b"", number=22), "holds a sparse tensor"),
     "functions": (rest(25, b""), "holds functions"),
     "training": (rest(20, b""), "holds training steps"),
     "a second graph": (rest(7, b""), "holds one graph, this one 2"),
-    **{f"a constant from {name}": case for name, case in _BOMBS.items()},
+    **{
+        f"the operator {kind}": (_operator(kind, ""), f"no model of this kind needs its operator '{kind}'.* or upgrade")
+        for kind in _BOMBS
+    },
     "a weight converted many times": (graph(_cast_often), "'Cast' computes .* elements of constants"),
-    "an operator that no pack needs": (
-        _operator("Range", ""),
-        "no model of this kind needs its operator 'Range'.* or upgrade edgedecode",
-    ),
     "tensors over the same bytes": (graph(_share), "its tensors overlap at byte 0 of weights.bin"),
     "tensors that overlap": (graph(_overlap), "its tensors overlap at byte 4"),
     "an unknown domain": (_operator("Run", "com.example"), "'Run' is of the unknown domain 'com.example'"),
@@ -362,14 +310,11 @@ GRAPHS: dict[str, tuple[Corruption, str]] = {
         _operator("RowsProduct", "edgedecode"),
         "of the unknown domain 'edgedecode'",
     ),
-    "a loop": (node(_node_with_attribute(b"", number=6, kind="Loop")), "'Loop' holds a graph"),
+    "a loop": (attribute(b"", number=6, kind="Loop"), "'Loop' holds a graph"),
     "an operator that reads files": (_operator("EPContext", "com.microsoft"), "EPContext reads files"),
-    "deeply nested graphs": (node(_nested_graphs(40)), "nested more than"),
-    "too many fields": (graph(lambda file: file.graph_rest.append((13, b"\x6a\x00" * 2**18))), "more than 131072"),
-    "too many fields of an input": (
-        graph(lambda file: file.graph_rest.append((11, bytes_field(11, b"\x1a\x00" * 2**20)))),
-        "more than 131072",
-    ),
+    "deeply nested graphs": (in_graph(1, bytes_field(1, _nested_graphs(40))), "nested more than"),
+    "too many fields": (in_graph(13, b"\x6a\x00" * 2**18), "more than 131072"),
+    "too many fields of an input": (in_graph(11, bytes_field(11, b"\x1a\x00" * 2**20)), "more than 131072"),
 }
 BYTES: dict[str, tuple[Corruption, str]] = {
     "empty file": (content(lambda old: b""), "it is empty"),
