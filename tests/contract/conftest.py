@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode import Pair, open_pack
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget
+from edgedecode.pack import pack_tokenizer
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables
 from tests.contract.toy_graph import ToyShape, write_toy
@@ -292,3 +295,26 @@ def tokens(model: LanguageModel) -> list[int]:
     """Return 64 valid token ids."""
     ids = np.random.default_rng(5).integers(0, min(model.card.rows, model.card.vocabulary_size), 64)
     return [int(token) for token in ids]
+
+
+# -- memory plans ------------------------------------------------------------------------------------------------------
+
+ENGINES = {"onnx": "onnxruntime", "onnx, its own kernels": "onnxruntime", "llama": "llama_cpp"}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return an engine's name, with the process itself counted as zero so that limits mean the same in any process."""
+    name: str = request.param
+    pytest.importorskip(ENGINES[name])
+    monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
+    monkeypatch.setattr(open_pack, "VARIATION_NBYTES", 0)
+    monkeypatch.setenv("EDGEDECODE_KERNELS", "engine" if name.endswith("own kernels") else "auto")
+    return name.partition(",")[0]
+
+
+def leased(pair: Pair) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for lease in pair.budget.leases:
+        sums[lease.name] += lease.nbytes
+    return +sums

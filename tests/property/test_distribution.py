@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -98,10 +99,12 @@ def draw(
     draft_max: int = 2,
     draws: int = DRAWS,
     share: bool = False,
+    sampled_by: Callable[..., Sampler] = Sampler,
 ) -> Drawn:
     """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens.
 
     share: sample with the drafter's noise, `SHARED`.
+    sampled_by: makes the sampler.
     """
     model, proposer, drawing_rows = target(), drafter(), quick_draw()
     sequences: Sequences = Counter()
@@ -112,7 +115,7 @@ def draw(
         noise = SHARED if share else Noise(seed)
         noise.begin(seed)
         setting = DecodeSetting(
-            sampler=Sampler(options, vocabulary_size=VOCABULARY, row_draw=drawing_rows),
+            sampler=sampled_by(options, vocabulary_size=VOCABULARY, row_draw=drawing_rows),
             noise=noise,
             drafting=Drafting([proposer], policy, noise=Noise(seed, stream=1)),
             rule=rule,
@@ -136,19 +139,12 @@ def chi_square(found: Sequences, expected: dict[tuple[int, ...], float]) -> tupl
     """
     draws = sum(found.values())
     assert all(expected[sequence] > 0 for sequence in found), "an impossible sequence was emitted"
-    statistic, cells = 0.0, 0
-    rest_found, rest_expected = 0, 0.0
-    for sequence, probability in expected.items():
-        if draws * probability < 5:
-            rest_found += found[sequence]
-            rest_expected += draws * probability
-            continue
-        statistic += (found[sequence] - draws * probability) ** 2 / (draws * probability)
-        cells += 1
-    if rest_expected >= 5:
-        statistic += (rest_found - rest_expected) ** 2 / rest_expected
-        cells += 1
-    freedom = cells - 1
+    cells = [(found[sequence], draws * expected[sequence]) for sequence in expected]
+    rare = [cell for cell in cells if cell[1] < 5]
+    rest = (sum(count for count, _ in rare), sum(mean for _, mean in rare))
+    cells = [cell for cell in [*cells, rest] if cell[1] >= 5]
+    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
+    freedom = len(cells) - 1
     assert freedom > 20
     spread = 2 / (9 * freedom)
     return statistic, freedom * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
@@ -163,16 +159,19 @@ def assert_exact(drawn: Drawn, expected: dict[tuple[int, ...], float]) -> None:
 # -- drafters: proposals never depend on the target's draws ----------------------------------------------------------
 
 
+def near(distance: float = 0.3) -> TableModel:
+    """Return a model that differs from the target."""
+    return near_model(VOCABULARY, seed=SEED, noise=distance, scale=SCALE)
+
+
 def likely_chain() -> Drafter:
-    """Return a drafter of arg-max chains of a model that differs from the target."""
-    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    return ModelDrafter(model, draft_setting(VOCABULARY, model=model))
+    """Return a drafter of arg-max chains."""
+    return ModelDrafter(near(), draft_setting(VOCABULARY))
 
 
 def sharing_model(options: SamplingOptions) -> Drafter:
-    """Return a model drafter that differs from the target and samples with the target's noise, set by `draw`."""
-    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, noise=SHARED))
+    """Return a model drafter that samples with the target's noise, set by `draw`."""
+    return ModelDrafter(near(), draft_setting(VOCABULARY, sampling=options, noise=SHARED))
 
 
 def lookup(source: DrafterSource) -> Callable[[], Drafter]:
@@ -181,9 +180,8 @@ def lookup(source: DrafterSource) -> Callable[[], Drafter]:
 
 
 def grown_tree(options: SamplingOptions) -> Drafter:
-    """Return a tree drafter of a model that differs from the target; it learns which guesses are right."""
-    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=None if options.greedy else SHARED)
+    """Return a tree drafter; it learns which guesses are right."""
+    setting = draft_setting(VOCABULARY, model=near(), sampling=options, noise=None if options.greedy else SHARED)
     return TreeSource().open(replace(setting, tree=True))
 
 
@@ -197,28 +195,22 @@ def random_tree() -> Drafter:
     return CallDrafter(propose)
 
 
-def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
-    """Return a factory of model drafters that sample from their own processed rows, as the ratio rule requires."""
-
-    def make() -> Drafter:
-        model = near_model(VOCABULARY, seed=SEED, noise=0.4, scale=SCALE)
-        return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, sampled=True))
-
-    return make
+def sampling_model(options: SamplingOptions) -> Drafter:
+    """Return a model drafter that samples from its own processed rows, as the ratio rule requires."""
+    return ModelDrafter(near(0.4), draft_setting(VOCABULARY, sampling=options, sampled=True))
 
 
-def trimmed_draft(options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
-    """Return a factory of trimmed drafters that lack token 3, which the target emits often enough."""
+def trimmed_draft(options: SamplingOptions, *, sampled: bool = False) -> Drafter:
+    """Return a trimmed drafter that lacks token 3, which the target emits often enough.
 
-    def make() -> Drafter:
-        model = trimmed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
-        setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
-        return TrimSource().open(setting if sampled else replace(setting, noise=SHARED))
+    sampled: it samples from the distribution of its ids and reports it.
+    """
+    model = trimmed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
+    setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
+    return TrimSource().open(setting if sampled else replace(setting, noise=SHARED))
 
-    return make
 
-
-def narrow_sampler() -> Drafter:
+def narrow_sampler(_: SamplingOptions) -> Drafter:
     """Return a drafter that samples from a distribution without one token, like a trimmed vocabulary."""
     q = Probs.dense(np.array([0.5, 0.2, 0.0, 0.3]))
 
@@ -232,8 +224,11 @@ def narrow_sampler() -> Drafter:
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
+BOTH = pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+@BOTH
 def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     """Many more tokens are accepted than with arg-max, and the distribution of the text is unchanged."""
     drawn = draw(lambda: sharing_model(options), options=options, share=True)
@@ -242,20 +237,23 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+@BOTH
 def test_shared_noise_with_a_trimmed_draft_is_exact(options: SamplingOptions) -> None:
     """Tokens that the draft lacks are emitted at their usual rate."""
-    drawn = draw(trimmed_draft(options), options=options, share=True)
+    drawn = draw(lambda: trimmed_draft(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert any(3 in sequence[1:] for sequence in drawn.sequences)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_ratio_with_a_trimmed_draft_is_exact(options: SamplingOptions) -> None:
-    """The drafter samples from the distribution of its ids and reports it."""
-    drawn = draw(trimmed_draft(options, sampled=True), options=options, rule=Rule.RATIO)
-    assert_exact(drawn, exact(options))
+@BOTH
+@pytest.mark.parametrize(
+    "drafter",
+    [sampling_model, partial(trimmed_draft, sampled=True), narrow_sampler],
+    ids=["draft model", "trimmed draft model", "draft that lacks a token"],
+)
+def test_ratio_is_exact(drafter: Callable[[SamplingOptions], Drafter], options: SamplingOptions) -> None:
+    assert_exact(draw(lambda: drafter(options), options=options, rule=Rule.RATIO), exact(options))
 
 
 @pytest.mark.slow
@@ -280,27 +278,12 @@ def test_lookup_drafters_are_exact(make: Callable[[], Drafter]) -> None:
     assert min(drawn.rejections, drawn.accepted) > 100
 
 
-SHAPES = pytest.mark.parametrize(("drafter", "draft_max"), [(likely_chain, 2), (random_tree, 6)], ids=["chain", "tree"])
-OPTIONS = pytest.mark.parametrize(
+@pytest.mark.parametrize(("drafter", "draft_max"), [(likely_chain, 2), (random_tree, 6)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
     "options", [PLAIN, pytest.param(TRUNCATED, marks=pytest.mark.slow)], ids=["plain", "top-k and penalty"]
 )
-
-
-@SHAPES
-@OPTIONS
 def test_match_is_exact(drafter: Callable[[], Drafter], draft_max: int, options: SamplingOptions) -> None:
     assert_exact(draw(drafter, options=options, draft_max=draft_max), exact(options))
-
-
-@pytest.mark.slow
-@OPTIONS
-def test_ratio_is_exact(options: SamplingOptions) -> None:
-    assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))
-
-
-@pytest.mark.slow
-def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:
-    assert_exact(draw(narrow_sampler, options=PLAIN, rule=Rule.RATIO), exact(PLAIN))
 
 
 @pytest.mark.slow
@@ -383,7 +366,7 @@ def test_chi_square_detects_a_wrong_verifier(
     wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["edgedecode.decoding.loop"], "verify", wrong)
-    drafter = likely_chain if rule is Rule.MATCH else sampling_model(PLAIN)
+    drafter = likely_chain if rule is Rule.MATCH else partial(sampling_model, PLAIN)
     drawn = draw(drafter, options=PLAIN, rule=rule)
     assert min(drawn.rejections, drawn.accepted) > 100
     statistic, limit = chi_square(drawn.sequences, exact(PLAIN))
@@ -401,20 +384,8 @@ def test_chi_square_detects_a_stale_penalty() -> None:
         def draw(self, row, path=(), *, key, ids=None):  # type: ignore[no-untyped-def, override]
             return super().draw(row, key=key, ids=ids)
 
-    model, proposer = target(), random_tree()
-    sequences: Sequences = Counter()
-    for seed in range(DRAWS):
-        tokens, state = list(PROMPT), model.new_state(32)
-        setting = DecodeSetting(
-            sampler=Forgetful(PENALTY, vocabulary_size=VOCABULARY),
-            noise=Noise(seed),
-            drafting=Drafting.fixed(proposer, 6, noise=Noise(seed, stream=1)),
-        )
-        rounds = decode(model, state, tokens=tokens, max_tokens=LENGTH + 8, setting=setting, stats=Stats())
-        while len(tokens) < len(PROMPT) + LENGTH:
-            next(rounds)
-        sequences[tuple(tokens[len(PROMPT) : len(PROMPT) + LENGTH])] += 1
-    statistic, limit = chi_square(sequences, exact(PENALTY))
+    drawn = draw(random_tree, options=PENALTY, draft_max=6, sampled_by=Forgetful)
+    statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
     assert statistic > 1.3 * limit
 
 

@@ -24,7 +24,7 @@ from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Chunk
 from edgedecode.sessions.session import Session
-from edgedecode.testing import TableModel
+from edgedecode.testing import TableModel, TableState
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
@@ -34,15 +34,8 @@ WARM = SamplingOptions(temperature=0.9, top_k=40, repetition_penalty=1.1)
 FIRST, NEXT = "tell me, tell me, tell me", "and then, tell me?"
 MAX_TOKENS = 14
 SEED = 6
-WAYS = [
-    ("model", None),
-    ("model", WARM),
-    ("suffix", None),
-    ("recycle", WARM),
-    ("tree", None),
-    ("tree", WARM),
-    ("none", WARM),
-]
+WAYS: list[tuple[str, SamplingOptions | None]] = [(name, None) for name in ("model", "suffix", "tree")]
+WAYS += [(name, WARM) for name in ("model", "recycle", "tree", "none")]
 EVERY_WAY = pytest.mark.parametrize(
     ("drafter", "sampling"), WAYS, ids=[name if warm is None else f"{name}, sampled" for name, warm in WAYS]
 )
@@ -317,8 +310,6 @@ def test_interrupt_in_complete_leaves_a_usable_session(place: str, monkeypatch: 
 
 def test_interrupt_between_keep_and_count_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is then ahead of the tokens; the next turn rolls it back."""
-    from edgedecode.testing import TableState
-
     original = TableState.keep
     for at in range(6):
         monkeypatch.setattr(TableState, "keep", Interrupter(at, after=True).wrap(original))
@@ -384,8 +375,7 @@ def test_stop_string_leaves_a_usable_session(drafter: str, length: int) -> None:
 
 def test_end_token_between_turns_is_not_read_twice() -> None:
     session = open_session(ending=8.0)
-    done = session.generate(FIRST, max_tokens=200)
-    assert done.finish_reason is FinishReason.STOP
+    assert session.generate(FIRST, max_tokens=200).finish_reason is FinishReason.STOP
     before = session.tokens
     session.generate(NEXT, max_tokens=3)
     assert session.tokens[: len(before)] == before
