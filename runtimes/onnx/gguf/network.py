@@ -60,10 +60,10 @@ class _Network:
         self.file.model_rest = [(1, bytes((1 << 3, _IR_VERSION)))]
         self._interface()
         self._rotations()
-        x = self._embedding()
+        x, y = self._embedding(), ""
         for layer in layers:
-            x = self._layer(x, layer)
-        x = self._norm(x, "output_norm.weight")
+            x, y = self._layer(x, y, layer)
+        x, _ = self._sum_norm(x, y, "output_norm.weight")
         x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
         logits = self._product(x, [(OUTPUT if self.weights.has(OUTPUT) else EMBEDDING, None)])
         scale = shape.number("logit_scale", 1.0)
@@ -116,15 +116,17 @@ class _Network:
         scale = math.sqrt(shape.hidden) if shape.architecture.scaled_embedding else 1.0
         return self._scaled(x, shape.number("embedding_scale", scale))
 
-    def _layer(self, x: str, layer: int) -> str:
+    def _layer(self, x: str, y: str, layer: int) -> tuple[str, str]:
+        """Return the layer's sums and its last product, for inputs x + y likewise."""
         part = f"blk.{layer}."
-        y = self._attention(self._norm(x, f"{part}attn_norm.weight"), layer)
+        normed, x = self._sum_norm(x, y, f"{part}attn_norm.weight")
+        y = self._attention(normed, layer)
         if layer == self.metadata.layers - 1:  # beyond its attention, only the picked rows matter
             x, y = (self._node("Gather", [name, "rows"], {"axis": 1}) for name in (x, y))
         y = self._product(y, [(f"{part}attn_output.weight", None)])
-        x = self._added(x, self._optional_norm(y, f"{part}post_attention_norm.weight"))
-        y = self._gated(self._norm(x, f"{part}ffn_norm.weight"), part)
-        return self._added(x, self._optional_norm(y, f"{part}post_ffw_norm.weight"))
+        y = self._residual(y, f"{part}post_attention_norm.weight")
+        normed, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
+        return x, self._residual(self._gated(normed, part), f"{part}post_ffw_norm.weight")
 
     def _attention(self, x: str, layer: int) -> str:
         shape, part, window = self.metadata, f"blk.{layer}.", self.metadata.has_window(layer)
@@ -181,11 +183,22 @@ class _Network:
             active = self._node("Mul", [first, self._node("Sigmoid", [first])])
         return self._product(self._node("Mul", [active, second]), [(f"{part}ffn_down.weight", None)])
 
-    def _added(self, x: str, y: str) -> str:
-        return self._node("Add", [x, self._scaled(y, self.metadata.number("residual_scale", 1.0))])
+    def _residual(self, y: str, weight: str) -> str:
+        """Return what a layer adds: y, with a norm of its own if the file has one, scaled."""
+        y = self._norm(y, weight) if self.weights.has(weight) else y
+        return self._scaled(y, self.metadata.number("residual_scale", 1.0))
 
-    def _optional_norm(self, x: str, weight: str) -> str:
-        return self._norm(x, weight) if self.weights.has(weight) else x
+    def _sum_norm(self, x: str, y: str, weight: str) -> tuple[str, str]:
+        """Return the norm of x + y, and x + y, of one node; an empty y is none."""
+        normed = self._norm(x, weight)
+        if not y:
+            return normed, x
+        node = self.file.nodes[-1]
+        node.op_type, node.domain = "SkipSimplifiedLayerNormalization", _MICROSOFT
+        node.inputs.insert(1, y)
+        node.outputs += ["", "", f"{normed}.sum"]
+        del node.attributes["axis"]
+        return normed, node.outputs[3]
 
     def _norm(self, x: str, weight: str) -> str:
         epsilon = self.metadata.number("attention.layer_norm_rms_epsilon", 1e-5)

@@ -284,41 +284,52 @@ static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, 
   delta.half ? add_delta<uint16_t>(delta, row, count, column, out) : add_delta<float>(delta, row, count, column, out);
 }
 
+// y = x · matrix (+ bias) (+ delta) for the columns of tiles first to last - 1; `gates`: y = gate(y) * that.
 template <int BITS, int PLANES, bool MINIMA, int LEVELS>
-static void tiles_of(const Product& job, size_t first, size_t last) {
+static void matrix_tiles(const Product& job, const uint8_t* matrix, const float* bias, const LowRank& delta, bool gates,
+                         size_t first, size_t last) {
   const size_t nbytes = job.form.tile_nbytes(job.sub_blocks);
+#if defined(__GNUC__)  // what `multiply` would otherwise begin without
+  for (size_t line = 0; line < kAhead; line += 64) __builtin_prefetch(matrix + first * nbytes + line);
+#endif
   for (size_t tile = first; tile < last; tile++) {
     const size_t column = tile * kColumns;
     const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
-    float bias[kColumns] = {};
-    if (job.bias != nullptr) memcpy(bias, job.bias + column, valid * sizeof(float));
+    float added[kColumns] = {};
+    if (bias != nullptr) memcpy(added, bias + column, valid * sizeof(float));
     for (size_t row = 0; row < job.rows; row += kChunk) {
       const size_t at = row * job.sub_blocks;
       const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at * job.x.parts,
                       job.rows - row < kChunk ? job.rows - row : kChunk};
-      alignas(64) float out[kChunk][kColumns], up[kChunk][kColumns];
-      const auto times = [&](const uint8_t* matrix, float (*to)[kColumns]) {
-        if (x.count == 1)
-          multiply<BITS, PLANES, true, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, to);
-        else
-          multiply<BITS, PLANES, false, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, to);
-      };
-      times(job.weights, out);
-      if (job.bias != nullptr)
+      alignas(64) float out[kChunk][kColumns];
+      if (x.count == 1)
+        multiply<BITS, PLANES, true, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, out);
+      else
+        multiply<BITS, PLANES, false, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, out);
+      if (bias != nullptr)
         for (size_t m = 0; m < x.count; m++)
-          for (size_t g = 0; g < kColumns; g += kLanes) vstore(out[m] + g, vadd(vload(out[m] + g), vload(bias + g)));
-      add_low_rank(job.delta, row, x.count, column, out);
-      if (job.up != nullptr) {
-        times(job.up, up);
-        add_low_rank(job.up_delta, row, x.count, column, up);
-        for (size_t m = 0; m < x.count; m++)
+          for (size_t g = 0; g < kColumns; g += kLanes) vstore(out[m] + g, vadd(vload(out[m] + g), vload(added + g)));
+      add_low_rank(delta, row, x.count, column, out);
+      for (size_t m = 0; m < x.count; m++) {
+        float* y = job.y + (row + m) * job.columns + column;
+        if (gates) {
+          alignas(64) float gate[kColumns] = {};
+          memcpy(gate, y, valid * sizeof(float));
           for (size_t g = 0; g < kColumns; g += kLanes)
-            vstore(out[m] + g, vmul(gated(job.gate, vload(out[m] + g)), vload(up[m] + g)));
+            vstore(out[m] + g, vmul(gated(job.gate, vload(gate + g)), vload(out[m] + g)));
+        }
+        memcpy(y, out[m], valid * sizeof(float));
       }
-      for (size_t m = 0; m < x.count; m++)
-        memcpy(job.y + (row + m) * job.columns + column, out[m], valid * sizeof(float));
     }
   }
+}
+
+// All columns of the one matrix come before those of the other: two streams of weights in turn are read more slowly.
+template <int BITS, int PLANES, bool MINIMA, int LEVELS>
+static void tiles_of(const Product& job, size_t first, size_t last) {
+  matrix_tiles<BITS, PLANES, MINIMA, LEVELS>(job, job.weights, job.bias, job.delta, false, first, last);
+  if (job.up == nullptr) return;
+  matrix_tiles<BITS, PLANES, MINIMA, LEVELS>(job, job.up, nullptr, job.up_delta, true, first, last);
 }
 
 template <int BITS, int PLANES, int LEVELS>
@@ -418,19 +429,35 @@ inline VF vcached<float>(const float* p) { return vload(p); }
 template <>
 inline VF vcached<int8_t>(const int8_t* p) { return vbytes(p); }
 
-// Scores of QUERIES queries with the 16 slots of one tile: a lane is a slot, summed over the size in one order, so a
-// score does not depend on the slot it is in.
-template <class T, int QUERIES>
-static inline void tile_scores(const T* tile, size_t size, const float* const* queries, float* scores, size_t stride) {
-  for (size_t group = 0; group < kTile; group += kLanes) {
-    VF sums[QUERIES];
-    for (int q = 0; q < QUERIES; q++) sums[q] = vset(0.0f);
-    for (size_t d = 0; d < size; d++) {
-      VF key = vcached<T>(tile + d * kTile + group);
-      for (int q = 0; q < QUERIES; q++) sums[q] = vfma(vset(queries[q][d]), key, sums[q]);
+// Scores of QUERIES queries with the 16 slots of each of TILES tiles: a lane is a slot, summed over the size in one order,
+// so a score does not depend on the slot it is in. Few queries take several tiles at once, so that no sum waits for itself.
+template <class T, int QUERIES, int TILES>
+static inline void tile_scores(const T* tiles, size_t size, const float* const* queries, float* scores, size_t stride) {
+  constexpr int kTogether = QUERIES * TILES <= 8 ? TILES : QUERIES < 8 ? 8 / QUERIES : 1;
+  for (int first = 0; first < TILES; first += kTogether)
+    for (size_t group = 0; group < kTile; group += kLanes) {
+      const T* tile = tiles + first * kTile * size + group;
+      VF sums[kTogether][QUERIES];
+      for (int t = 0; t < kTogether; t++)
+        for (int q = 0; q < QUERIES; q++) sums[t][q] = vset(0.0f);
+      for (size_t d = 0; d < size; d++)
+        for (int t = 0; t < kTogether; t++) {
+          VF key = vcached<T>(tile + (t * size + d) * kTile);
+          for (int q = 0; q < QUERIES; q++) sums[t][q] = vfma(vset(queries[q][d]), key, sums[t][q]);
+        }
+      for (int t = 0; t < kTogether; t++)
+        for (int q = 0; q < QUERIES; q++) vstore(scores + q * stride + (first + t) * kTile + group, sums[t][q]);
     }
-    for (int q = 0; q < QUERIES; q++) vstore(scores + q * stride + group, sums[q]);
-  }
+}
+
+template <class T, int TILES>
+static inline void all_scores(const T* tiles, size_t size, const float* const* queries, size_t count, float* scores,
+                              size_t stride) {
+  size_t q = 0;
+  for (; q + 8 <= count; q += 8) tile_scores<T, 8, TILES>(tiles, size, queries + q, scores + q * stride, stride);
+  for (; q + 4 <= count; q += 4) tile_scores<T, 4, TILES>(tiles, size, queries + q, scores + q * stride, stride);
+  for (; q + 2 <= count; q += 2) tile_scores<T, 2, TILES>(tiles, size, queries + q, scores + q * stride, stride);
+  for (; q < count; q++) tile_scores<T, 1, TILES>(tiles, size, queries + q, scores + q * stride, stride);
 }
 
 // Makes the scores of `count` queries with a tile's slots that are marked not a number. A float cache marks nothing.
@@ -548,14 +575,18 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
     longest = seen[q].length > longest ? seen[q].length : longest;
   }
   const size_t last_slot = job.parents == nullptr ? longest : total;
-  for (size_t slot = low / kTile * kTile; slot < last_slot; slot += kTile) {
+  constexpr size_t kTogether = 4;  // tiles
+  for (size_t slot = low / kTile * kTile; slot < last_slot;) {
+    const bool many = slot + kTogether * kTile <= last_slot;
+    const size_t tiles = many ? kTogether : 1;
     const T* tile = keys + slot * size;
-    size_t q = 0;
-    for (; q + 8 <= count; q += 8) tile_scores<T, 8>(tile, size, queries + q, scores + q * stride + slot, stride);
-    for (; q + 4 <= count; q += 4) tile_scores<T, 4>(tile, size, queries + q, scores + q * stride + slot, stride);
-    for (; q + 2 <= count; q += 2) tile_scores<T, 2>(tile, size, queries + q, scores + q * stride + slot, stride);
-    for (; q < count; q++) tile_scores<T, 1>(tile, size, queries + q, scores + q * stride + slot, stride);
-    spread_poison(tile, count, scores + slot, stride);
+    if (many)
+      all_scores<T, kTogether>(tile, size, queries, count, scores + slot, stride);
+    else
+      all_scores<T, 1>(tile, size, queries, count, scores + slot, stride);
+    for (size_t t = 0; t < tiles; t++)
+      spread_poison(tile + t * kTile * size, count, scores + slot + t * kTile, stride);
+    slot += tiles * kTile;
   }
   float inverses[kQueries];
   float* sums = scores + kQueries * stride;  // see score_floats
