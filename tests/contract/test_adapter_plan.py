@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import LoadOptions, SessionDetails, SessionOptions
+from edgedecode import LoadOptions, SessionOptions
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.limit import Limit
 from tests.contract.conftest import leased
 from tests.peft_folders import list_adapter, write_peft
+from tests.toys import session_options
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_adapter_fits_what_is_planned_for_it(
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, rank=16, modules=modules))
-    options = SessionOptions(adapter="odd", context=512, drafter="none", details=SessionDetails(adapter_scale=scale))
+    options = session_options(adapter="odd", context=512, drafter="none", adapter_scale=scale)
     planned = dict(edgedecode.plan(pack, options, runtime=engine).memory.holders)
     more = sum(nbytes for name, nbytes in planned.items() if name.startswith("adapter:odd"))
     with (

@@ -15,7 +15,6 @@ from edgedecode import (
     LoadOptions,
     Rule,
     SamplingOptions,
-    SessionDetails,
     SessionOptions,
     open_pack,
 )
@@ -24,6 +23,7 @@ from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import FreeMemory
 from edgedecode.user_notices import NOTICES
 from tests.contract.conftest import leased
+from tests.toys import session_options
 
 OPTIONS = [
     SessionOptions(),
@@ -165,7 +165,7 @@ def test_refused_weights_name_the_smallest_budgets_of_a_session(engine: str) -> 
 
 def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
     """The text is the same, and drafts are accepted beyond the draft's context too."""
-    options = SessionOptions(drafter="model", draft_max=4, details=SessionDetails(ignore_eos=True))
+    options = session_options(drafter="model", draft_max=4, ignore_eos=True)
     whole = planned(options, engine=engine)
     limit = whole.nbytes - 1_000_000
     if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # this is given up first
@@ -233,7 +233,7 @@ def test_further_session_takes_the_room_of_the_draft_model_only_where_it_fits_th
 
 
 def test_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engine: str) -> None:
-    options = SessionOptions(seed=1, details=SessionDetails(rule=Rule.RATIO))
+    options = session_options(seed=1, rule=Rule.RATIO)
     limit = planned(options, engine=engine).least_running + 300_000
     with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
         assert session.drafter_name == "none"
@@ -273,8 +273,8 @@ def test_plan_of_another_kv_type(engine: str) -> None:
         SessionOptions(drafter="tree"),
         SessionOptions(drafter="tree", draft_max=100),
         SessionOptions(draft_max=100_000),
-        SessionOptions(details=SessionDetails(rule=Rule.RATIO, reproducible=True)),
-        SessionOptions(drafter="suffix", details=SessionDetails(rule=Rule.RATIO)),
+        session_options(rule=Rule.RATIO, reproducible=True),
+        session_options(drafter="suffix", rule=Rule.RATIO),
     ],
     ids=str,
 )
@@ -318,9 +318,7 @@ def test_plan_counts_the_named_drafters_model(engine: str, drafter: str) -> None
 
 
 def test_plan_of_the_ratio_rule_counts_the_distributions_of_a_draft(engine: str) -> None:
-    options = SessionOptions(
-        sampling=SamplingOptions(temperature=1.0), drafter="model", context=512, details=SessionDetails(rule=Rule.RATIO)
-    )
+    options = session_options(sampling=SamplingOptions(temperature=1.0), drafter="model", context=512, rule=Rule.RATIO)
     plan = edgedecode.plan(None, options, runtime=engine).memory
     with edgedecode.load(runtime=engine) as pair, pair.session(options):
         held = leased(pair)["distributions:model"]

@@ -7,7 +7,6 @@ import pytest
 from edgedecode.decoding.drafts import Draft
 from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.errors import CapabilityError
-from edgedecode.options import SessionDetails, SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.trial import VARIABLE
 from edgedecode.sampling.probs import UniformSource
@@ -83,6 +82,6 @@ def test_reproducible_text_is_refused_with_the_engines_kernels(opener: Opener, m
     with toy_pair() as pair:
         use_target(pair, opener, bits=4, block=32)
         with pytest.raises(CapabilityError, match="leave out --reproducible") as made:
-            pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
+            pair.session(session_options(reproducible=True))
         assert "\n" not in str(made.value)
         assert pair.session().generate("hello", max_tokens=5).tokens

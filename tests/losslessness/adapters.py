@@ -1,6 +1,7 @@
 """What the tests of adapters share: the engines, prompts and options."""
 
-from edgedecode import SamplingOptions, SessionDetails, SessionOptions
+from edgedecode import SamplingOptions, SessionOptions
+from tests.toys import session_options
 
 ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
 GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.95)
@@ -11,6 +12,4 @@ PROMPTS = ("Tell me about a boat.", "Who is its captain?", "Tell me more.", "And
 
 
 def options(adapter: str | None, *, drafter: str | None = "none", sampling: SamplingOptions = GREEDY) -> SessionOptions:
-    return SessionOptions(
-        adapter=adapter, drafter=drafter, sampling=sampling, seed=5, details=SessionDetails(ignore_eos=True)
-    )
+    return session_options(adapter=adapter, drafter=drafter, sampling=sampling, seed=5, ignore_eos=True)

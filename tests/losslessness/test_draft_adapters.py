@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SamplingOptions, SessionDetails, SessionOptions, Stats
+from edgedecode import Pair, SamplingOptions, SessionOptions, Stats
 from edgedecode.adapters.adapter_change import adapter_folder
 from edgedecode.adapters.peft_folder import WEIGHTS
 from edgedecode.decoding.model import AdapterModel
@@ -63,14 +63,14 @@ def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
 def options(adapter: str | None = None, *, draft_max: int = 4, sampling: SamplingOptions = GREEDY) -> SessionOptions:
     """Return options that always draft with the draft model, or never."""
     drafter = "model" if draft_max else "none"
-    return SessionOptions(
+    return session_options(
         adapter=adapter,
         drafter=drafter,
         draft_max=draft_max or None,
         sampling=sampling,
         seed=5,
         context=1024,
-        details=SessionDetails(ignore_eos=True),
+        ignore_eos=True,
     )
 
 

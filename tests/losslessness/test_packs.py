@@ -7,7 +7,7 @@ import pytest
 
 import edgedecode
 import edgedecode.decoding.loop as loop
-from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionDetails, SessionOptions
+from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
@@ -107,7 +107,7 @@ def test_reproducible_text_is_plain_text_with_any_draft_or_refused(
     pair: Pair = request.getfixturevalue(pack)
     if not pair.target.card.row_invariant:
         with pytest.raises(CapabilityError, match="needs our kernels"):
-            pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
+            pair.session(session_options(reproducible=True))
         return
     accepted = dict.fromkeys((*DRAFTERS, "tree"), 0)
     for sampling, prompt in zip((GREEDY, WARM), prompts[length % 4 : 8 : 4], strict=True):
@@ -125,7 +125,7 @@ def test_reproducible_text_is_refused_on_llama() -> None:
         edgedecode.load(BUNDLED_PACK, runtime="llama") as pair,
         pytest.raises(CapabilityError, match="leave out --reproducible"),
     ):
-        pair.session(SessionOptions(details=SessionDetails(reproducible=True)))
+        pair.session(session_options(reproducible=True))
 
 
 def test_bundled_pair_on_200_prompts_is_plain_decoding_within_kernel_noise(
@@ -195,7 +195,7 @@ def decode_with_trees(
 
 def test_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
     with pytest.raises(CapabilityError, match="ratio"):
-        bundled_pair.session(SessionOptions(drafter="suffix", details=SessionDetails(rule=Rule.RATIO)))
+        bundled_pair.session(session_options(drafter="suffix", rule=Rule.RATIO))
 
 
 class Siblings:

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import edgedecode
-from edgedecode import Pair, SamplingOptions, SessionDetails, SessionOptions, SwitchOptions
+from edgedecode import Pair, SamplingOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.switching.signals import entropy
+from tests.toys import session_options
 
 PROMPTS = (
     "Extract age, job as JSON.\nUma Evans is 61 years old, lives in Berlin and works as a pilot.",
@@ -16,6 +17,7 @@ PROMPTS = (
     "Tell me a short story about a horse named David.",
     "Sort these words: pear, apple, melon, grape.",
 )
+
 UP = 0.3
 GREEDY = SamplingOptions()
 NEAR_TIE = 4.0
@@ -44,7 +46,7 @@ def one_row_logits(model: LanguageModel, tokens: Sequence[int], start: int) -> l
 @pytest.mark.parametrize("check", [False, True])
 def test_switching_emits_the_choice_of_the_model_that_is_named(pair: Pair, check: bool) -> None:
     noise = 0.0 if pair.target.card.row_invariant else pair.manifest.models["target"].kernel_noise or 0.05
-    options = SessionOptions(sampling=GREEDY, details=SessionDetails(switch=SwitchOptions(threshold=UP, check=check)))
+    options = session_options(sampling=GREEDY, switch=SwitchOptions(threshold=UP, check=check))
     assert pair.draft is not None
     models = {"target": pair.target, "draft": pair.draft}
     counts = {"target": 0, "draft": 0}
@@ -71,11 +73,8 @@ def test_switching_emits_the_choice_of_the_model_that_is_named(pair: Pair, check
 
 
 def test_switching_draws_the_same_text_for_the_same_seed(pair: Pair) -> None:
-    options = SessionOptions(
-        sampling=SamplingOptions(temperature=0.8),
-        seed=11,
-        drafter="none",
-        details=SessionDetails(switch=SwitchOptions(threshold=0.5)),
+    options = session_options(
+        sampling=SamplingOptions(temperature=0.8), seed=11, drafter="none", switch=SwitchOptions(threshold=0.5)
     )
     texts = []
     for _ in range(2):
@@ -85,15 +84,15 @@ def test_switching_draws_the_same_text_for_the_same_seed(pair: Pair) -> None:
 
 
 def test_switching_prefills_no_prompt_with_the_target_while_the_draft_model_is_sure(pair: Pair) -> None:
-    with pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=1e9)))) as session:
+    with pair.session(session_options(switch=SwitchOptions(threshold=1e9))) as session:
         session.generate(PROMPTS[0], max_tokens=16)
         assert session.stats.rounds == 0
         assert session.stats.unverified_tokens > 0
-    with pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=UP)))) as session:
+    with pair.session(session_options(switch=SwitchOptions(threshold=UP))) as session:
         before = session.generate(PROMPTS[0], max_tokens=48)
         again = session.generate(PROMPTS[1], max_tokens=48)
     with pair.session(
-        SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=UP))),
+        session_options(switch=SwitchOptions(threshold=UP)),
         messages=(edgedecode.Message("user", PROMPTS[0]), edgedecode.Message("assistant", before.text)),
     ) as fresh:
         assert fresh.generate(PROMPTS[1], max_tokens=48).text == again.text
@@ -101,7 +100,7 @@ def test_switching_prefills_no_prompt_with_the_target_while_the_draft_model_is_s
 
 def test_draft_model_writes_only_with_the_whole_conversation_in_its_state(pair: Pair) -> None:
     """A draft model with a window guesses well, but what it writes is not verified: the plan keeps its state whole."""
-    options = SessionOptions(context=2048, details=SessionDetails(switch=SwitchOptions(threshold=1e9)))
+    options = session_options(context=2048, switch=SwitchOptions(threshold=1e9))
     plan = edgedecode.plan(None, options, runtime=pair.runtime).memory
     assert "draft_context" not in {cut.what for cut in plan.cuts}
     assert plan.choice.draft_context == 0
@@ -116,9 +115,7 @@ def test_draft_model_writes_only_with_the_whole_conversation_in_its_state(pair: 
 
 
 def test_target_writes_once_the_draft_models_context_is_full(pair: Pair) -> None:
-    with pair.session(
-        SessionOptions(context=1024, details=SessionDetails(switch=SwitchOptions(threshold=1e9)))
-    ) as session:
+    with pair.session(session_options(context=1024, switch=SwitchOptions(threshold=1e9))) as session:
         writer = session._drafts.switching
         assert writer is not None
         writer.state._window = 256  # as of a draft model with a shorter context

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from edgedecode import SamplingOptions, Session, SessionDetails, SessionOptions, SwitchOptions
+from edgedecode import SamplingOptions, Session, SwitchOptions
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.testing import toy_pair
+from tests.toys import session_options
 
 Step = tuple[str, str, int]
 
@@ -48,9 +49,7 @@ def test_checked_switching_gives_the_text_of_the_target(seed: int) -> None:
     steps = [(rng.choice(kinds), "x" * rng.randint(1, 9), rng.randint(1, 40)) for _ in range(5)]
     texts = []
     for switch in (None, SwitchOptions(rule=rule, check=True)):
-        options = SessionOptions(
-            seed=seed, sampling=sampling, details=SessionDetails(ignore_eos=seed % 2 > 0, switch=switch)
-        )
+        options = session_options(seed=seed, sampling=sampling, ignore_eos=seed % 2 > 0, switch=switch)
         with toy_pair(seed=seed % 7, draft_noise=0.5) as pair, pair.session(options) as session:
             texts.append(conversation(session, steps))
     assert texts[0] == texts[1]

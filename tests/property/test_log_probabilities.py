@@ -9,16 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode import (
-    CapabilityError,
-    InputError,
-    Rule,
-    SamplingOptions,
-    SessionDetails,
-    SessionOptions,
-    SwitchOptions,
-    TokenLogprob,
-)
+from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionOptions, SwitchOptions, TokenLogprob
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
@@ -31,7 +22,17 @@ from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.testing import TableModel
 from tests.property.test_constraint import Steps
 from tests.property.test_lossless import KINDS, LENGTHS, drafter
-from tests.toys import END, GREEDY, CallDrafter, ascii_pair, draft_setting, near_model, quick_draw, toy_model
+from tests.toys import (
+    END,
+    GREEDY,
+    CallDrafter,
+    ascii_pair,
+    draft_setting,
+    near_model,
+    quick_draw,
+    session_options,
+    toy_model,
+)
 
 VOCABULARY = 24
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
@@ -161,7 +162,7 @@ OPTIONS = [
     SessionOptions(drafter="recycle", draft_max=6),
     SessionOptions(drafter="tree", draft_max=8),
     SessionOptions(),
-    SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5, check=True))),
+    session_options(switch=SwitchOptions(threshold=0.5, check=True)),
 ]
 
 
@@ -197,7 +198,7 @@ def test_log_probabilities_that_do_not_exist_are_refused() -> None:
             for wrong in (-1, 21):
                 with pytest.raises(InputError, match="0 to 20"):
                     session.stream("Hello", top_logprobs=wrong)
-        with pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5)))) as session:
+        with pair.session(session_options(switch=SwitchOptions(threshold=0.5))) as session:
             with pytest.raises(CapabilityError, match=r"leave out switching, or let it check"):
                 session.generate("Hello", top_logprobs=0)
             assert session.messages == ()

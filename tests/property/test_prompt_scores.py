@@ -5,27 +5,18 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from edgedecode import (
-    CapabilityError,
-    InputError,
-    Pair,
-    Session,
-    SessionDetails,
-    SessionOptions,
-    SwitchOptions,
-    TokenLogprob,
-)
+from edgedecode import CapabilityError, InputError, Pair, Session, SessionOptions, SwitchOptions, TokenLogprob
 from edgedecode.errors import ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.sessions import target_reading
 from edgedecode.testing import TableModel
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 OPTIONS = [
     SessionOptions(drafter="none"),
     SessionOptions(),
     SessionOptions(drafter="tree", draft_max=8),
-    SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0.5))),
+    session_options(switch=SwitchOptions(threshold=0.5)),
 ]
 EACH = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "scheduled", "tree", "switching"])
 

@@ -13,14 +13,14 @@ from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionDetails, SessionOptions, WhenFull
+from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 TEXTS = {
     "digits": "7",
@@ -197,7 +197,7 @@ def test_session_checks_the_size_of_every_text_before_encoding(
     with ascii_pair() as pair:
         monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("the text was encoded"))
         monkeypatch.setattr(Tokenizer, "render", lambda *_, **__: pytest.fail("the text was rendered"))
-        stops = SessionOptions(drafter="none", details=SessionDetails(when_full=WhenFull.STOP))
+        stops = session_options(drafter="none", when_full=WhenFull.STOP)
         session = pair.session(stops, messages=history if "messages" in longer else ())
         if "reset" in longer:
             session.reset(history)

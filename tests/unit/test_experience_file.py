@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edgedecode import SessionDetails, SessionOptions
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.sessions.experience_file import experience_path, load_experience, store_experience
 from edgedecode.testing import toy_pair
+from tests.toys import session_options
 from tests.virtual import always, simulate
 
 
@@ -96,7 +96,7 @@ def test_store_experience_ignores_an_unwritable_path(tmp_path: Path) -> None:
 def test_keep_experience_carries_over_to_another_pair(place: Path) -> None:
     with toy_pair() as pair:
         pair.keep_experience(place)
-        with pair.session(SessionOptions(seed=1, details=SessionDetails(ignore_eos=True))) as session:
+        with pair.session(session_options(seed=1, ignore_eos=True)) as session:
             session.generate("hello", max_tokens=40)
         known = Experience.from_dict(pair.experience.as_dict())
     known.doubt()

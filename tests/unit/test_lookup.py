@@ -16,7 +16,7 @@ from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.engines import registry
 from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.options import SessionDetails, SessionOptions
+from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import toy_pair
@@ -144,12 +144,12 @@ def test_a_drafter_whose_source_branches_or_does_not_sample_is_refused_where_tha
         with pytest.raises(InputError, match="--drafter counting needs a fixed size: give --draft-max N"):
             pair.session(SessionOptions(drafter="counting"))
         with pytest.raises(CapabilityError, match="one sampled chain: with --drafter counting, use the match rule"):
-            pair.session(SessionOptions(drafter="counting", draft_max=4, details=SessionDetails(rule=Rule.RATIO)))
+            pair.session(session_options(drafter="counting", draft_max=4, rule=Rule.RATIO))
         with pair.session(SessionOptions(drafter="counting", draft_max=4)) as session:
             assert session.generate("ab", max_tokens=8).tokens
     register(monkeypatch, "counting", f"{__name__}:CountingSource", DRAFTERS)
     with toy_pair() as pair, pytest.raises(CapabilityError, match="samples from the draft model: with --drafter count"):
-        pair.session(SessionOptions(drafter="counting", details=SessionDetails(rule=Rule.RATIO)))
+        pair.session(session_options(drafter="counting", rule=Rule.RATIO))
 
 
 def test_lookup_draft_is_cut_at_the_limit_and_after_an_end_token() -> None:

@@ -14,12 +14,12 @@ from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
-from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions
+from edgedecode.options import SessionOptions, SwitchOptions
 from edgedecode.pack.entries import AdapterEntry, FileEntry, OutsideFile
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
 from edgedecode.testing import TableModel, TableRuntime, byte_tokenizer, toy_pair, toy_tables
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 
 def test_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
@@ -43,7 +43,7 @@ def test_session_without_a_draft_model_uses_free_drafters() -> None:
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
     with pytest.raises(CapabilityError, match="export it with --draft"):
-        pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions())))
+        pair.session(session_options(switch=SwitchOptions()))
 
 
 def test_session_of_a_target_without_rollback_does_not_draft() -> None:
@@ -62,7 +62,7 @@ def test_session_refuses_reproducible_text_if_rows_depend_on_the_width_of_a_pass
     pair: Any = ascii_pair()
     pair.target.card = replace(pair.target.card, row_invariant=False)
     with pytest.raises(CapabilityError, match="leave out --reproducible") as refused:
-        pair.session(SessionOptions(drafter=drafter, details=SessionDetails(reproducible=True)))
+        pair.session(session_options(drafter=drafter, reproducible=True))
     assert "\n" not in str(refused.value)
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode import InputError, SamplingOptions, SessionDetails, SessionOptions
+from edgedecode import InputError, SamplingOptions, SessionOptions
 from edgedecode.sampling.penalties import Counter, Marked
 from edgedecode.sampling.sampler import Sampler
-from tests.toys import ascii_pair, quick_draw, reference_row
+from tests.toys import ascii_pair, quick_draw, reference_row, session_options
 
 SIZE = 40
 TOKENS = st.lists(st.integers(0, SIZE + 3), max_size=30)  # some are padding
@@ -139,11 +139,8 @@ def test_a_bias_outside_the_vocabulary_is_refused_before_anything_is_opened() ->
 @pytest.mark.parametrize("drafter", ["none", "model", "suffix"])
 def test_a_prompt_is_not_counted_and_an_answer_that_drops_turns_is(drafter: str) -> None:
     """A ban by presence: no token comes twice, also after the oldest turns were dropped in the middle of the answer."""
-    options = SessionOptions(
-        sampling=SamplingOptions(presence_penalty=100),
-        context=64,
-        drafter=drafter,
-        details=SessionDetails(ignore_eos=True),
+    options = session_options(
+        sampling=SamplingOptions(presence_penalty=100), context=64, drafter=drafter, ignore_eos=True
     )
     with ascii_pair(seed=3, ending=-50.0) as pair, pair.session(options) as session:
         session.generate("tell me a story", max_tokens=20)

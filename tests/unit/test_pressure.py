@@ -8,11 +8,11 @@ import pytest
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.pressure import INTERVAL_S, FreeMemory, MemoryPressure, free_memory
-from edgedecode.options import SessionDetails, SessionOptions
+from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
-from tests.toys import ascii_pair
+from tests.toys import ascii_pair, session_options
 
 MEMINFO = "MemTotal:  8000000 kB\nMemFree:  10000 kB\nMemAvailable:  4000000 kB\nHugePages_Total:  0\n"
 PLENTY, LITTLE = FreeMemory(50, 100), FreeMemory(2, 100)
@@ -180,9 +180,7 @@ def test_requested_drafter_returns_after_pressure(pair: Pair, machine: Machine) 
 
 def test_ratio_rule_waits_for_the_draft_model_after_pressure(pair: Pair, machine: Machine) -> None:
     """Other drafters give no distribution, which the ratio rule needs."""
-    with pair.session(
-        SessionOptions(sampling=SamplingOptions(temperature=0.8), details=SessionDetails(rule=Rule.RATIO))
-    ) as session:
+    with pair.session(session_options(sampling=SamplingOptions(temperature=0.8), rule=Rule.RATIO)) as session:
         answer(session, "hello", machine=machine, at=0)
         assert session.drafter_name == "none"
         answer(session, "hello hello hello hello hello")

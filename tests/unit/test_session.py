@@ -7,7 +7,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
-from edgedecode.options import SessionOptions, WhenFull
+from edgedecode.options import SessionOptions, SwitchOptions, WhenFull
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk
@@ -183,6 +183,10 @@ def test_complete_continues_text_without_a_transcript() -> None:
         ({"drafter": "tree", "rule": Rule.RATIO}, CapabilityError, "one sampled chain: with --drafter tree, use the"),
         ({"drafter": "tree"}, InputError, "needs a fixed size: give --draft-max N, 1 to 16 nodes"),
         ({"drafter": "tree", "draft_max": 17}, InputError, "give --draft-max N, 1 to 16 nodes"),
+        ({"switch": SwitchOptions(), "reproducible": True}, CapabilityError, "reproducible"),
+        ({"switch": SwitchOptions(), "rule": Rule.RATIO}, CapabilityError, "match rule"),
+        ({"switch": SwitchOptions(), "drafter": "suffix"}, InputError, "leave out --drafter"),
+        ({"switch": SwitchOptions(), "draft_max": 3}, InputError, "leave out --drafter"),
     ],
     ids=str,
 )

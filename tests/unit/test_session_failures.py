@@ -9,7 +9,7 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionDetails, SessionOptions
+from edgedecode.options import SessionOptions
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 from edgedecode.testing import TableModel, TableState
@@ -137,11 +137,8 @@ def test_session_that_is_refused_closes_the_draft_model(monkeypatch: pytest.Monk
 
 def test_session_leases_the_distributions_of_sampled_drafts() -> None:
     with ascii_pair(budget=Budget()) as pair:
-        options = SessionOptions(
-            drafter="model",
-            draft_max=8,
-            sampling=SamplingOptions(temperature=1),
-            details=SessionDetails(rule=Rule.RATIO),
+        options = session_options(
+            drafter="model", draft_max=8, sampling=SamplingOptions(temperature=1), rule=Rule.RATIO
         )
         with pair.session(options) as made:
             held = {lease.name: lease.nbytes for lease in pair.budget.leases}

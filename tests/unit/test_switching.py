@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import edgedecode
-from edgedecode import CapabilityError, InputError, Rule, SamplingOptions, SessionDetails, SessionOptions, SwitchOptions
+from edgedecode import InputError, SamplingOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.stats import Stats, TimeSplit
 from edgedecode.decoding.verify import Verdict, unverified
@@ -21,6 +20,7 @@ from edgedecode.switching.draft_writer import DraftWriter
 from edgedecode.switching.rule import STRETCH, SwitchRule, Uncertainty
 from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
 from edgedecode.testing import TableModel, toy_pair
+from tests.toys import session_options
 
 PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
 UP = 2.2
@@ -77,15 +77,11 @@ def test_switch_rule_and_options_refuse_values_out_of_range(make: object) -> Non
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("check", [False, True])
-def test_switching_at_threshold_zero_gives_the_targets_text(sampled: bool, check: bool) -> None:
-    sampling = edgedecode.SamplingOptions(temperature=0.9 if sampled else 0.0)
+def test_switching_at_threshold_zero_gives_the_targets_text(sampled: bool) -> None:
+    sampling = SamplingOptions(temperature=0.9 * sampled)
     texts = []
-    for switch in (None, SwitchOptions(threshold=0.0, check=check)):
-        with (
-            toy_pair() as pair,
-            pair.session(SessionOptions(seed=3, sampling=sampling, details=SessionDetails(switch=switch))) as session,
-        ):
+    for switch in (None, SwitchOptions(threshold=0.0)):
+        with toy_pair() as pair, pair.session(session_options(seed=3, sampling=sampling, switch=switch)) as session:
             texts.append(session.generate("hello", max_tokens=60).tokens)
             assert session.stats.unverified_tokens == session.stats.taken_back == 0
             assert session.stats.target_share == 1
@@ -96,11 +92,9 @@ def test_checked_switching_gives_the_targets_text() -> None:
     """This holds for any threshold; only a last stretch that ends the answer is not checked."""
     for threshold in (0.0, 0.5, 2.0, 1e9):
         with toy_pair() as pair:
-            with pair.session(SessionOptions(drafter="none", details=SessionDetails(ignore_eos=True))) as session:
+            with pair.session(session_options(drafter="none", ignore_eos=True)) as session:
                 plain = session.generate("hello", max_tokens=60).tokens
-            options = SessionOptions(
-                details=SessionDetails(switch=SwitchOptions(threshold=threshold, check=True), ignore_eos=True)
-            )
+            options = session_options(switch=SwitchOptions(threshold=threshold, check=True), ignore_eos=True)
             with pair.session(options) as session:
                 assert session.generate("hello", max_tokens=60).tokens == plain
                 assert session.stats.unverified_tokens == 0
@@ -109,21 +103,16 @@ def test_checked_switching_gives_the_targets_text() -> None:
 
 
 def test_switching_at_a_huge_threshold_decodes_with_the_draft_model_only() -> None:
-    options = SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=1e9), ignore_eos=True))
+    options = session_options(switch=SwitchOptions(threshold=1e9), ignore_eos=True)
     with toy_pair() as pair, pair.session(options) as session:
-        answer = session.generate("hello", max_tokens=60)
-        stats = session.stats
+        stats = session.generate("hello", max_tokens=60).stats
     assert stats.unverified_tokens == 60
     assert stats.rounds == stats.switches == stats.verified_tokens == 0
-    assert answer.tokens
     assert stats.tokens_per_second > 0
 
 
 def test_switching_is_reported_in_the_statistics() -> None:
-    with (
-        toy_pair() as pair,
-        pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=1.0)))) as session,
-    ):
+    with toy_pair() as pair, pair.session(session_options(switch=SwitchOptions(threshold=1.0))) as session:
         chunks = [*session.stream("hello", max_tokens=80)]
         stats = session.stats
     assert stats.mode == "switch"
@@ -133,21 +122,9 @@ def test_switching_is_reported_in_the_statistics() -> None:
     assert stats.as_dict()["switches"] == stats.switches
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (SessionOptions(details=SessionDetails(switch=SwitchOptions(), reproducible=True)), "reproducible"),
-        (SessionOptions(details=SessionDetails(switch=SwitchOptions(), rule=Rule.RATIO)), "match rule"),
-    ],
-)
-def test_switching_is_refused_with_incompatible_options(options: SessionOptions, words: str) -> None:
-    with toy_pair() as pair, pytest.raises(CapabilityError, match=words):
-        pair.session(options)
-
-
 @pytest.mark.parametrize("threshold", [0.0, 1.0, 1e9])
 def test_switching_counts_the_tokens_up_to_a_stop_string(threshold: float) -> None:
-    options = SessionOptions(seed=1, details=SessionDetails(switch=SwitchOptions(threshold=threshold), ignore_eos=True))
+    options = session_options(seed=1, switch=SwitchOptions(threshold=threshold), ignore_eos=True)
     with toy_pair() as pair, pair.session(options) as session:
         text = session.generate("hello", max_tokens=60).text
         stop = text[10:12]
@@ -157,25 +134,12 @@ def test_switching_counts_the_tokens_up_to_a_stop_string(threshold: float) -> No
         assert session.stats.tokens == len(answer.tokens)
 
 
-def test_switching_continues_with_the_target_when_the_draft_model_is_released() -> None:
-    with (
-        toy_pair() as pair,
-        pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=1e9)))) as session,
-    ):
-        session.generate("hello", max_tokens=8)
-        assert pair.shared.give_back_drafts()
-        pair.shared.pressure.looked()
-        answer = session.generate("hello again", max_tokens=8)
-        assert answer.tokens
-        assert session.stats.unverified_tokens == len(answer.tokens), "memory is not short: the draft model is back"
-
-
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_answer_whose_draft_model_is_released_is_ended_by_the_target(after: int, check: bool) -> None:
     rule = SwitchRule(up=UP, dwell=3)
     with toy_pair() as pair:
-        options = SessionOptions(details=SessionDetails(switch=SwitchOptions(rule=rule, check=check), ignore_eos=True))
+        options = session_options(switch=SwitchOptions(rule=rule, check=check), ignore_eos=True)
         with pair.session(options) as session:
             tokens: list[int] = []
             for number, chunk in enumerate(session.stream("hello", max_tokens=40)):
@@ -194,10 +158,7 @@ def test_an_answer_whose_draft_model_is_released_is_ended_by_the_target(after: i
 
 
 def test_next_answer_is_decoded_without_switching_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        toy_pair() as pair,
-        pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=1e9)))) as session,
-    ):
+    with toy_pair() as pair, pair.session(session_options(switch=SwitchOptions(threshold=1e9))) as session:
         session.generate("hello", max_tokens=8)
         assert session.stats.unverified_tokens == 8
         monkeypatch.setattr(type(pair.shared.pressure), "short", True)
@@ -212,18 +173,16 @@ def test_next_answer_is_decoded_without_switching_while_memory_is_short(monkeypa
 def test_rule_decides_whether_a_session_switches_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_choice, "models_digest", lambda manifest: "these models")
     with toy_pair() as pair:
-        never = with_switch_rule(
-            SessionOptions(details=SessionDetails(switch=SwitchOptions(threshold=0))), pair.manifest
-        )
+        never = with_switch_rule(session_options(switch=SwitchOptions(threshold=0)), pair.manifest)
         assert never.details.switch is None, "the target writes every token: verified drafts are faster"
         point = SwitchPoint(0.5, accuracy=0.9, quality=1.0, quality_low=0.99, target_share=0.4, speed=1.0)
         curve = SwitchCurve("doubt", 1, 10, (point,), 100, "p", 0.9, 0.4, "onnx", "these models")
         manifest = replace(pair.manifest, switching=curve)
         found = with_switch_rule(
-            SessionOptions(details=SessionDetails(switch=SwitchOptions(quality=0.9, check=True))), manifest
+            session_options(switch=SwitchOptions(quality=0.9, check=True)), manifest
         ).details.switch
         assert found == SwitchOptions(rule=SwitchRule(0.5, signal="doubt", dwell=10), check=True)
-        assert pair.drafter_names(SessionOptions(details=SessionDetails(switch=found))) != ()
+        assert pair.drafter_names(session_options(switch=found)) != ()
 
 
 def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
@@ -238,10 +197,7 @@ def test_speed_leaves_out_all_tokens_that_came_first_together() -> None:
 
 
 def test_switching_records_the_signal_before_each_token() -> None:
-    with (
-        toy_pair() as pair,
-        pair.session(SessionOptions(seed=2, details=SessionDetails(switch=SwitchOptions(threshold=1.0)))) as session,
-    ):
+    with toy_pair() as pair, pair.session(session_options(seed=2, switch=SwitchOptions(threshold=1.0))) as session:
         for prompt in ("hello", "again"):
             chunks = [*session.stream(prompt, max_tokens=40)]
             stats, sources = session.stats, [chunk.source for chunk in chunks for _ in chunk.tokens]
@@ -250,29 +206,15 @@ def test_switching_records_the_signal_before_each_token() -> None:
             assert len(stats.signals) - len(sources) in (0, 1), "the last may be of a token beyond the limit"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        SessionOptions(drafter="suffix", details=SessionDetails(switch=SwitchOptions())),
-        SessionOptions(draft_max=3, details=SessionDetails(switch=SwitchOptions())),
-    ],
-)
-def test_switching_refuses_drafters_that_it_would_not_use(options: SessionOptions) -> None:
-    with toy_pair() as pair, pytest.raises(InputError, match="leave out --drafter"):
-        pair.session(options)
-
-
 def test_switching_drafts_if_the_target_generates_several_tokens() -> None:
     lasting = SwitchOptions(rule=SwitchRule(up=0.5, dwell=8))
     with toy_pair() as pair:
-        with pair.session(SessionOptions(details=SessionDetails(switch=lasting, ignore_eos=True))) as session:
+        with pair.session(session_options(switch=lasting, ignore_eos=True)) as session:
             assert session.drafter_name != "none"
             tokens = session.generate("hello", max_tokens=60).tokens
-        with pair.session(
-            SessionOptions(drafter="none", details=SessionDetails(switch=lasting, ignore_eos=True))
-        ) as session:
+        with pair.session(session_options(drafter="none", switch=lasting, ignore_eos=True)) as session:
             assert session.generate("hello", max_tokens=60).tokens == tokens
-        with pair.session(SessionOptions(details=SessionDetails(switch=SwitchOptions()))) as session:
+        with pair.session(session_options(switch=SwitchOptions())) as session:
             assert session.drafter_name == "none"
 
 
@@ -284,12 +226,13 @@ def test_switched_text_does_not_depend_on_the_draft_length(down: float, sampled:
     switch = SwitchOptions(rule=SwitchRule(up=UP, down=down, window=2, dwell=4))
     texts, drafted = set(), []
     for longest in (0, 1, 2, 8):
-        options = SessionOptions(
+        options = session_options(
             drafter="model",
             draft_max=longest,
             seed=3,
             sampling=SamplingOptions(temperature=0.7 * sampled),
-            details=SessionDetails(switch=switch, ignore_eos=True),
+            switch=switch,
+            ignore_eos=True,
         )
         with toy_pair(draft_noise=0.3) as pair, pair.session(options) as session:
             texts.add(tuple(session.generate(prompt, max_tokens=80).tokens for prompt in ("hello", "again")))
@@ -318,10 +261,7 @@ def test_target_writes_its_dwell_after_a_checked_stretch(monkeypatch: pytest.Mon
     monkeypatch.setattr(DraftWriter, "write", noted_write)
     monkeypatch.setattr(DraftWriter, "observe", noted_observe)
     switch = SwitchOptions(rule=SwitchRule(up=UP, dwell=4), check=True)
-    with (
-        toy_pair() as pair,
-        pair.session(SessionOptions(details=SessionDetails(switch=switch, ignore_eos=True))) as session,
-    ):
+    with toy_pair() as pair, pair.session(session_options(switch=switch, ignore_eos=True)) as session:
         session.generate("hello", max_tokens=60)
     assert room
     assert {*room} <= {2, 0}, "three tokens are left of the dwell; in a last, shortened stretch the draft model goes on"

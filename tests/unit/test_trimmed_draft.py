@@ -17,7 +17,7 @@ from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions
+from edgedecode.options import SessionOptions, SwitchOptions
 from edgedecode.pack.entries import OldTrim
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Graph, Manifest, TrimmedDraft
@@ -144,9 +144,7 @@ def test_trees_and_switching_use_the_full_draft() -> None:
 
 def test_trimmed_draft_named_with_the_ratio_rule_drafts() -> None:
     pair, _ = pair_with()
-    options = SessionOptions(
-        drafter="trim", draft_max=3, sampling=WARM, seed=1, details=SessionDetails(rule=Rule.RATIO)
-    )
+    options = session_options(drafter="trim", draft_max=3, sampling=WARM, seed=1, rule=Rule.RATIO)
     with pair.session(options) as session:
         assert session.generate("hello", max_tokens=40).stats.drafters["trim"].accepted > 0
 
