@@ -39,7 +39,8 @@ _OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("api-key", "key"), "--api-key-file"),
     **dict.fromkeys(("verbose", "v", "timings"), "--stats"),
     **dict.fromkeys(("engine", "backend"), "--runtime"),
-    **dict.fromkeys(("output", "o", "outfile"), "--out"),
+    **dict.fromkeys(("output", "o", "outfile", "output-file"), "--out"),
+    "in-file": "--add",
     "gguf": "--target",
 }
 """Options of other programs, without hyphens in front, and ours."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgedecode.decoding.model import ModelCard
-from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime, draft_engine
+from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, SQUARES, PlanningRuntime, Runtime, draft_engine
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import (
     AUTO,
@@ -81,6 +81,7 @@ class LoadOptions:
     mmap, repack: for llama.cpp. mmap=False reads the weights instead of mapping their file; repack=False uses them in
     the file's layout instead of its kernels'. Either keeps the weights in memory once instead of twice. Reading is as
     fast, and is chosen automatically if a budget requires it; the file's layout is slower.
+    squares: the target also sums the squares of its matrices' inputs (`SquaresModel`): a GGUF file on ONNX Runtime.
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     """
 
@@ -90,10 +91,12 @@ class LoadOptions:
     verify: bool = False
     mmap: bool = True
     repack: bool = True
+    squares: bool = False
     wrap: Callable[[Runtime], Runtime] | None = None
 
     def __post_init__(self) -> None:
-        kinds = {"provider": str, "draft_on": str, "context": int, "verify": bool, "mmap": bool, "repack": bool}
+        kinds = {"provider": str, "draft_on": str, "context": int}
+        kinds |= dict.fromkeys(("verify", "mmap", "repack", "squares"), bool)
         for name, kind in kinds.items():
             value, optional = getattr(self, name), name in ("draft_on", "context")
             if not isinstance(value, kind) and not (optional and value is None):
@@ -302,7 +305,7 @@ def _request(threads: int | None, kv_type: str | None, adapters: bool, rare: Loa
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"unknown KV type {kv_type!r}: use one of {', '.join(KV_TYPES)}")
-    asked = {NO_MMAP: not rare.mmap, NO_REPACK: not rare.repack, ADAPTERS: adapters}
+    asked = {NO_MMAP: not rare.mmap, NO_REPACK: not rare.repack, ADAPTERS: adapters, SQUARES: rare.squares}
     loading = tuple(need for need, wanted in asked.items() if wanted)
     return EngineRequest(rare.provider, threads=threads, kv_type=kv_type, context=rare.context, loading=loading)
 

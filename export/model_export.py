@@ -15,12 +15,13 @@ from edgedecode.engines.kernel_noise import KernelNoise
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import ARCHITECTURES
+from edgedecode.gguf.importance import write_sums
 from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import ModelEntry
 
 from .checks.model_checks import check_noise, check_parity, opened
 from .checks.reference import Reference
-from .gguf.importance_file import sums_of, write_sums
+from .gguf.importance_file import sums_of
 from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
 from .gguf.plan import PLAN_FILE
 from .gguf.row_source import StoredRows

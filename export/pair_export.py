@@ -8,13 +8,14 @@ from pathlib import Path
 
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.gguf.importance import check_file
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
 from .base_model import Source, find_weights, open_source
 from .checks.model_checks import CheckTexts
-from .gguf.importance_file import check_file, read_importance
+from .gguf.importance_file import read_importance
 from .gguf.model_file import GgufRequest, check_gguf
 from .graph.checkpoint import has_weights, weight_files
 from .graph.graph_request import BASE_ONLY, LEAST_CONTEXT, WHOLE, GraphRequest, Span

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray, IntArray
 
@@ -21,6 +22,7 @@ __all__ = [
     "ModelCard",
     "Output",
     "RowRequest",
+    "SquaresModel",
     "State",
 ]
 
@@ -235,6 +237,19 @@ class AdapterModel(Protocol):
         """Release an adapter's memory; does nothing if it is not loaded.
 
         scale: release only what states keep allocated for this scale.
+        """
+        ...
+
+
+@runtime_checkable
+class SquaresModel(LanguageModel, Protocol):
+    """A model that also sums the squares of its matrices' inputs, which tell how much each of their columns counts."""
+
+    @property
+    def squares(self) -> Mapping[str, npt.NDArray[np.float64]]:
+        """By matrix, the sum of each column's squares over all rows of all passes until now, float64 [columns].
+
+        The matrices are those of the layers, by their tensors' names.
         """
         ...
 

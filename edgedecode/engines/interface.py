@@ -14,6 +14,7 @@ __all__ = [
     "ADAPTERS",
     "NO_MMAP",
     "NO_REPACK",
+    "SQUARES",
     "Device",
     "ModelFootprint",
     "ModelRequest",
@@ -28,11 +29,13 @@ NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
 """Needs of `Runtime.open`: read the weights instead of mapping them; keep them in the file's layout."""
 ADAPTERS = "lora"
 """The need of a model that takes adapters. Some engines open another graph for it."""
+SQUARES = "squares"
+"""The need of a model that is a `SquaresModel`."""
 
 
 def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:
-    """Return the needs that apply to a model of this role: only the target must take adapters."""
-    return tuple(need for need in needs if role == "target" or need != ADAPTERS)
+    """Return the needs that apply to a model of this role: only the target must take adapters, or sum squares."""
+    return tuple(need for need in needs if role == "target" or need not in (ADAPTERS, SQUARES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class ModelRequest:
     """None: the runtime's choice."""
     provider: str = "cpu"
     needs: Collection[str] = ()
-    """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP` or
-    `NO_REPACK`."""
+    """Requirements in addition to chains: "tree", "lora", a KV type such as "kv:int8", `NO_MMAP`, `NO_REPACK` or
+    `SQUARES`."""
 
 
 class Runtime(Protocol):

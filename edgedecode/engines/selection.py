@@ -33,7 +33,7 @@ class EngineRequest:
     kv_type: str | None = None
     context: int | None = None
     loading: tuple[str, ...] = ()
-    """Any of `NO_MMAP`, `NO_REPACK` and `ADAPTERS`."""
+    """Any of `NO_MMAP`, `NO_REPACK`, `ADAPTERS` and `SQUARES`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,11 @@ class Tokenizer:
         text = self._arranger.render(sent, arguments=arguments, most_nbytes=most_nbytes)
         return text if shield is None else shield.lifted(text)
 
+    def without_controls(self, text: str) -> str:
+        """Return a text in which `encode` finds no special token, although it may spell some."""
+        shield = self._control.shield([text])
+        return text if shield is None else shield.lifted(shield.over(text, role="user"))
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids. Unknown ids add nothing, incomplete characters become U+FFFD. Raises InputError."""
         with _errors_as(InputError, "cannot decode these tokens"):

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, SQUARES
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.entries import TRIM
 from edgedecode.pack.manifest import Graph, ModelEntry
@@ -52,6 +52,11 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
 def usable_graphs(entry: ModelEntry) -> dict[str, Graph]:
     """Return a model's graphs without those of older packs that have more outputs."""
     return {name: graph for name, graph in entry.graphs.items() if not _OLD & set(graph.capabilities)}
+
+
+def sums_squares(entry: ModelEntry) -> bool:
+    """Return whether a model's graph is to have the outputs that `SQUARES` needs."""
+    return any(SQUARES in graph.capabilities for graph in entry.graphs.values())
 
 
 def file_nbytes(path: Path) -> int:

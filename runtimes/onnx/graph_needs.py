@@ -9,6 +9,8 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 
+from .graph_session import SQUARES_OUTPUT
+
 _PICKS = ("Gather", "GatherBlockQuantized")
 _OUR_EMBEDDING = "TileRows"
 _QUANTIZED = "MatMulNBits"
@@ -27,7 +29,7 @@ class GraphSizes:
     tables_nbytes: of initializers used in place, such as the embedding. products_nbytes: of product matrices as the
     engine packs them. values: peak number of live floats per row of a pass. logits: peak number of live copies of a
     row of logits before the graph's output. unpacked_nbytes: of the largest matrix that the engine dequantizes to
-    multiply by it.
+    multiply by it. squares: the columns of all outputs with sums of squares.
     """
 
     tables_nbytes: int
@@ -35,6 +37,7 @@ class GraphSizes:
     values: int
     logits: int
     unpacked_nbytes: int = 0
+    squares: int = 0
 
 
 _MEASURED: dict[tuple[bytes, int], GraphSizes] = {}
@@ -68,6 +71,7 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
             else:
                 tables[name] = nbytes
     every = _widths(file, hidden)
+    sums = (size for value in file.outputs if value.name.startswith(SQUARES_OUTPUT) for size in value.dims or ())
     after = _after_heads(file, every)
     return GraphSizes(
         tables_nbytes=sum(tables.values()),
@@ -75,6 +79,7 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
         values=_most_live(file, every),
         logits=_most_live(file, after),
         unpacked_nbytes=unpacked,
+        squares=sum(size for size in sums if isinstance(size, int)),
     )
 
 

@@ -17,6 +17,8 @@ from .providers.provider import Provider
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of full-attention layers, and of sliding-window layers."""
+SQUARES_OUTPUT = "squares."
+"""Prefix of the outputs with the sums of squares of a matrix's input, before the tensor's name: float32 [columns]."""
 ADAPTER_INPUT = "lora."
 """Prefix of the inputs that take an adapter's matrices."""
 # Target and draft each have a thread pool. Threads that spin long (the default) starve the other model's threads and
@@ -35,6 +37,8 @@ class OwnKernels:
 
     library: Path
     data: bytes
+    in_order: bool = False
+    """Run the nodes in the graph's order: the engine's runs those behind the last output first."""
 
 
 def open_session(
@@ -80,6 +84,8 @@ def open_session(
         options.register_custom_ops_library(str(own.library))
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = own.data
+        if own.in_order:
+            options.execution_order = engine.ExecutionOrder.PRIORITY_BASED  # all have one priority
     elif data is not None or weights.parent != path.parent:  # bytes have no folder to look in
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = data or path.read_bytes()

@@ -32,6 +32,8 @@ BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
 """Limit of one pass's other intermediate values. Wide MLPs therefore get fewer rows per pass."""
+SQUARE_NBYTES = 4 + 8
+"""A column's sum of squares, of a pass and of all passes."""
 SCORE_COPIES = 2
 """Scores and their softmax, for every head; the mask is counted among a row's values."""
 SPREAD_COPIES = 4
@@ -88,7 +90,7 @@ def plan_own_footprint(
     return Footprint(
         weights_nbytes=tiles_nbytes + _held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=0,
-        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + threads,
+        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + threads + SQUARE_NBYTES * sizes.squares,
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,

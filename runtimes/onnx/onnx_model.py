@@ -19,7 +19,7 @@ from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
-from .graph_session import cache_names, check_allocated
+from .graph_session import SQUARES_OUTPUT, cache_names, check_allocated
 from .inputs.biases import Biases, TreePaths
 from .inputs.pass_inputs import POSITIONS, Outputs, PassInputs
 from .kernels.thread_choice import chosen_threads
@@ -75,10 +75,20 @@ class OnnxModel(SessionModel[OnnxState]):
             outputs = Outputs(self._buffers, card=card)
             self._inputs = PassInputs(self._buffers, outputs, in_place=provider.in_place, by_slot=by_slot)
             self._new_cache = provider.new_caches(engine, entry)
+            self._squares = {
+                value.name.removeprefix(SQUARES_OUTPUT): (np.zeros(value.shape, np.float32), np.zeros(value.shape))
+                for value in session.get_outputs()
+                if value.name.startswith(SQUARES_OUTPUT)
+            }
+            """By tensor: the sums of a pass, and of all passes."""
             self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         except BaseException:
             self._buffers.close()
             raise
+
+    @property
+    def squares(self) -> Mapping[str, npt.NDArray[np.float64]]:
+        return {name: total for name, (_, total) in self._squares.items()}
 
     def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
         """Use the fastest number of threads, up to the card's, with our kernels: cached at `kept`, or measured now.
@@ -202,6 +212,8 @@ class OnnxModel(SessionModel[OnnxState]):
             binding.bind_ortvalue_output(present, value)
         for name, tiles in self._tiles.items():
             binding.bind_ortvalue_input(name, tiles)
+        for name, (sums, _) in self._squares.items():
+            binding.bind_output(SQUARES_OUTPUT + name, "cpu", 0, np.float32, sums.shape, sums.ctypes.data)
         self._inputs.bind_lengths(binding)
         return binding
 
@@ -243,6 +255,8 @@ class OnnxModel(SessionModel[OnnxState]):
         if self._use_threads is not None:
             self._use_threads(self._card.threads or 1)
         self._session.run_with_iobinding(state.binding)
+        for sums, total in self._squares.values():
+            total += sums
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""

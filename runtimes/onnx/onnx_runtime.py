@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
-from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
+from edgedecode.engines.interface import SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
@@ -92,7 +92,7 @@ class OnnxRuntime:
             found = find_provider(provider)
             if problem := found.problem():
                 return Refusal(problem)
-            entry = _with_graph(entry, root)
+            entry = _with_graph(entry, root, squares=SQUARES in needs)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
             _check_gguf(graph, found)
             if GGUF in graph.capabilities:
@@ -171,7 +171,7 @@ class OnnxRuntime:
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
                 tiles = served.tiles()
-                own = OwnKernels(served.library.path, served.rewritten.data)
+                own = OwnKernels(served.library.path, served.rewritten.data, in_order=SQUARES in graph.capabilities)
             invariant = found.card.row_invariant
             session = open_session(
                 found.path,
@@ -295,16 +295,16 @@ class _Found(NamedTuple):
 
 def _located(request: ModelRequest) -> ModelRequest:
     """Return the request with the graph of a GGUF file, if the pack has none."""
-    return replace(request, entry=_with_graph(request.entry, request.root))
+    return replace(request, entry=_with_graph(request.entry, request.root, squares=SQUARES in request.needs))
 
 
-def _with_graph(entry: ModelEntry, root: Path) -> ModelEntry:
+def _with_graph(entry: ModelEntry, root: Path, *, squares: bool = False) -> ModelEntry:
     """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
     if entry.graphs or not entry.gguf:
         return entry
     from .gguf.opening import with_gguf_graph
 
-    return with_gguf_graph(entry, root)
+    return with_gguf_graph(entry, root, squares=squares)
 
 
 def _check_gguf(graph: Graph, provider: Provider) -> None:

@@ -15,7 +15,7 @@ from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
 
-from ..graph_session import FULL_BIAS, SCALARS, WINDOW_BIAS
+from ..graph_session import FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
 from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
 from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
@@ -35,12 +35,15 @@ _TYPES = {
 }
 
 
-def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int) -> GraphFile:
-    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use."""
+def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, squares: bool = False) -> GraphFile:
+    """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use.
+
+    squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
+    """
     for name, tensor in metadata.contents.tensors.items():
         if fault := metadata.shape_fault(name, tensor.shape):
             weights.refuse(fault)
-    network = _Network(metadata, weights, context=context)
+    network = _Network(metadata, weights, context=context, squares=squares)
     network.write()
     weights.check_all_used()
     return network.file
@@ -51,6 +54,7 @@ class _Network:
     metadata: Metadata
     weights: GgufWeights
     context: int
+    squares: bool
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
 
@@ -63,6 +67,8 @@ class _Network:
         x, y = self._embedding(), ""
         for layer in layers:
             x, y = self._layer(x, y, layer)
+        if self.squares:
+            x, y = self._picked(x, y)
         x, _ = self._sum_norm(x, y, "output_norm.weight")
         x = self._node("Squeeze", [x, self._constant(np.array([0], np.int64))])
         logits = self._product(x, [(OUTPUT if self.weights.has(OUTPUT) else EMBEDDING, None)])
@@ -121,12 +127,15 @@ class _Network:
         part = f"blk.{layer}."
         normed, x = self._sum_norm(x, y, f"{part}attn_norm.weight")
         y = self._attention(normed, layer)
-        if layer == self.metadata.layers - 1:  # beyond its attention, only the picked rows matter
-            x, y = (self._node("Gather", [name, "rows"], {"axis": 1}) for name in (x, y))
+        if layer == self.metadata.layers - 1 and not self.squares:  # beyond its attention, only the picked rows matter
+            x, y = self._picked(x, y)
         y = self._product(y, [(f"{part}attn_output.weight", None)])
         y = self._residual(y, f"{part}post_attention_norm.weight")
         normed, x = self._sum_norm(x, y, f"{part}ffn_norm.weight")
         return x, self._residual(self._gated(normed, part), f"{part}post_ffw_norm.weight")
+
+    def _picked(self, *names: str) -> list[str]:
+        return [self._node("Gather", [name, "rows"], {"axis": 1}) for name in names]
 
     def _attention(self, x: str, layer: int) -> str:
         shape, part, window = self.metadata, f"blk.{layer}.", self.metadata.has_window(layer)
@@ -208,6 +217,8 @@ class _Network:
     def _product(self, x: str, pieces: Sequence[Piece]) -> str:
         """Multiply by one or several tensors, one after the other, and add their biases."""
         name = self.weights.joined(pieces)
+        if self.squares:
+            self._sum_squares(x, [tensor for tensor, _ in pieces], inner=self.weights.shape(name)[1])
         added = self._biases(pieces)
         if self.weights.is_float(pieces[0][0]):
             y = self._node("MatMul", [x, self._initializer(FLOAT_MATRIX + name, self.weights.float_matrix(name))])
@@ -218,6 +229,14 @@ class _Network:
         # where a pass of one row takes 0.92 to 1.0 of the time.
         attributes = {"K": inner, "N": columns, "accuracy_level": 0}
         return self._node("MatMulNBits", [x, name, "", "", "", *added], attributes, domain=_MICROSOFT)
+
+    def _sum_squares(self, x: str, tensors: Sequence[str], *, inner: int) -> None:
+        """Add the outputs of the matrices that read `x`, of `inner` columns."""
+        for output in [SQUARES_OUTPUT + name for name in tensors if name.startswith("blk.")]:
+            if all(output != value.name for value in self.file.outputs):  # two products read one stacked matrix
+                rows = self._constant(np.array([0, 1], np.int64))
+                self.file.nodes.append(Node("ReduceSumSquare", "", output, [x, rows], [output], {"keepdims": 0}))
+                self.file.outputs.append(ValueInfo(output, FLOAT, (inner,)))
 
     def _biases(self, pieces: Sequence[Piece]) -> list[str]:
         """Return the initializer with the biases of a product's tensors, if they have any."""

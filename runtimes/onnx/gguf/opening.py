@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.engines.interface import SQUARES
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, read_contents
@@ -13,7 +14,7 @@ from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph_choice import GGUF
+from ..graph_choice import GGUF, sums_squares
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
@@ -25,11 +26,13 @@ _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""
 
 
-def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
-    """Return the entry with the graph that its GGUF file takes the place of."""
+def with_gguf_graph(entry: ModelEntry, root: Path, *, squares: bool = False) -> ModelEntry:
+    """Return the entry with the graph that its GGUF file takes the place of. squares: it offers `SQUARES`."""
     metadata = _metadata(root / entry.gguf)
     window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
-    return replace(entry, graphs={"base": replace(_BASE, file=entry.gguf)}, window=window)
+    capabilities = (*_BASE.capabilities, *([SQUARES] if squares else []))
+    graph = replace(_BASE, file=entry.gguf, capabilities=capabilities)
+    return replace(entry, graphs={"base": graph}, window=window)
 
 
 def gguf_fault(entry: ModelEntry, root: Path) -> str:
@@ -52,7 +55,7 @@ def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) ->
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
-    graph = build_graph(metadata, weights, context=entry.context)
+    graph = build_graph(metadata, weights, context=entry.context, squares=sums_squares(entry))
     weights.release()
     return graph, weights
 

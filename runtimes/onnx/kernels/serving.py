@@ -13,6 +13,7 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
 
+from ..graph_choice import sums_squares
 from .library import KernelLibrary
 from .prepared import (
     keep_findings,
@@ -67,7 +68,8 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
         read = _rewritten(entry, path, root=root, library=library, threads=threads)
     except NotServed as refusal:  # the engine opens it, or reports its error
         if path == root / entry.gguf:
-            raise CapabilityError(f"{path.name}: {refusal}: use --runtime llama") from None
+            advice = "" if sums_squares(entry) else ": use --runtime llama"
+            raise CapabilityError(f"{path.name}: {refusal}{advice}") from None
         notice(f"{path} runs with the engine's kernels: {refusal}")
         return None
     rewritten = read.rewritten

@@ -209,7 +209,7 @@ def changed(source: Path, path: Path, fault: str) -> Path:
         ("truncated", "truncated or damaged"),
         ("truncated dat", "not an importance file: it is of another format, or truncated"),
         ("text", "not an importance file: it is of another format, or truncated"),
-        ("empty", "cannot be read"),
+        ("empty", "not an importance file: it is of another format, or truncated"),
         ("missing", "cannot be read"),
     ],
 )

@@ -1,0 +1,1 @@
+"""The verb `imatrix`: llama.cpp's importance files of GGUF files."""
