@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ INSPECTION = 3
 """To be incremented when `KernelLibrary.inspect` checks for something else."""
 _LONG_NBYTES = 64 * 2**20
 """From this size on, the build shows its progress."""
+_WRITE_NBYTES = 2**20
 _TILES, _FOUND = f".v{LAYOUT}.tiles", f".found{INSPECTION}"
 
 Bytes = npt.NDArray[np.uint8]
@@ -127,16 +129,28 @@ def _build(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, rele
         bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
-    with aside(path) as fresh, fresh.open("wb") as file, bar as advance:
+    with aside(path) as fresh, fresh.open("wb", buffering=_WRITE_NBYTES) as file, bar as advance:
         for each in stored:
             tiles = made_in_memory(library, [each], release=release)
             digest.update(tiles.data)
-            file.write(tiles.data)
+            _write_aligned(file, tiles.data)
             advance(tiles.nbytes / 1e6)
         file.flush()
         os.fsync(file.fileno())
     release_pages()  # of matrices that were computed
     record_whole(path, digest.hexdigest())
+
+
+def _write_aligned(file: BinaryIO, data: memoryview) -> None:
+    """Write so that the buffer is always full, and begins at a multiple of its size, when it goes to the file.
+
+    The page cache then holds the file in large pages: after writes of the matrices' own sizes, a pass over 8 rows of
+    SmolLM2 took 1.12 of the time (Linux 6.18, ext4).
+    """
+    written = 0
+    while written < len(data):
+        room = _WRITE_NBYTES - file.tell() % _WRITE_NBYTES
+        written += file.write(data[written : written + room])
 
 
 def _remove_stale(folder: Path) -> None:

@@ -65,8 +65,14 @@ static void round_rows(const float* x, size_t columns, size_t first, size_t last
 
 // ---- Products with quantized weights -----------------------------------------------------------------------------
 
-// Bytes by which the weights are asked for before they are used.
-constexpr size_t kAhead = 4096;
+// Bytes by which the weights are asked for before they are used: from memory into the second cache, and from there into
+// the first. From memory into the first they held up the loads of those in use (docs/kernels.md).
+constexpr size_t kAhead = 16384, kSoon = 2048;
+static inline void ask_memory(const uint8_t* from, size_t nbytes) {
+#if defined(__GNUC__)
+  for (size_t line = 0; line < nbytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+#endif
+}
 
 struct Rows {  // one chunk of the rounded rows
   const int8_t* values;
@@ -114,12 +120,13 @@ EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x
     for (int turn = 0; turn < kTurns; turn++) {
       // A turn's share of the next lines, in two parts: all lines of a sub-block at once would hold up what follows.
       const auto ask = [&](size_t from, size_t to) {
+        ask_memory(sub_block + kAhead + from, to - from);
 #if defined(__GNUC__)
-        for (size_t line = from; line < to; line += 64) __builtin_prefetch(sub_block + kAhead + line);
+        for (size_t line = from; line < to; line += 64) __builtin_prefetch(sub_block + kSoon + line);
 #endif
       };
       const size_t begin = turn * (kBytes / kTurns), middle = begin + kBytes / kTurns / 2 / 64 * 64;
-      const size_t end = begin + kBytes / kTurns + (turn < kTurns - 1 ? 0 : LEVELS != 0 && left == 1 ? behind : 64);
+      const size_t end = begin + kBytes / kTurns + (turn == kTurns - 1 && left == 1 ? behind : 0);
       ask(begin, middle);
       const uint8_t* quants[UNITS];
       VF scale[PARTS][UNITS], minimum[PARTS][UNITS];
@@ -289,9 +296,7 @@ template <int BITS, int PLANES, bool MINIMA, int LEVELS>
 static void matrix_tiles(const Product& job, const uint8_t* matrix, const float* bias, const LowRank& delta, bool gates,
                          size_t first, size_t last) {
   const size_t nbytes = job.form.tile_nbytes(job.sub_blocks);
-#if defined(__GNUC__)  // what `multiply` would otherwise begin without
-  for (size_t line = 0; line < kAhead; line += 64) __builtin_prefetch(matrix + first * nbytes + line);
-#endif
+  ask_memory(matrix + first * nbytes, kAhead);
   for (size_t tile = first; tile < last; tile++) {
     const size_t column = tile * kColumns;
     const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
