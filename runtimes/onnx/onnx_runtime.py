@@ -49,7 +49,8 @@ CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""
 GGUF_NBYTES = 2**20
-"""What is kept of a GGUF file's header; making its graph leaves an eighth of it in the heap (measured: 1 and 4 MB)."""
+"""Half of what is kept of a GGUF file's header, as a graph counts twice. Making the graph leaves an eighth of it in the
+heap (measured: 1 and 4 MB)."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
 """All of them install the same module."""
 
@@ -343,7 +344,7 @@ def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None)
     return plan_own_footprint(
         entry,
         sizes,
-        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 8 if GGUF in graph.capabilities else 0),
+        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 16 if GGUF in graph.capabilities else 0),
         tiles_nbytes=served.nbytes,
         scratch_nbytes=served.scratch_nbytes,
         adapters=adapters,

@@ -20,19 +20,19 @@ HALVES = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K
 """Where a block has float16 numbers, which random bytes would make infinite."""
 
 
-def blocks_of(name: str) -> npt.NDArray[np.uint8]:
-    """Return a matrix of this type: rounded normal numbers, or blocks of random bytes."""
+def blocks_of(name: str, shape: tuple[int, int] = (COLUMNS, INNER)) -> npt.NDArray[np.uint8]:
+    """Return a matrix of this type and shape: rounded normal numbers, or blocks of random bytes."""
     kind, rng = GGMLQuantizationType[name], np.random.default_rng(1)
     if name in SIMPLE:
-        return quantize(rng.standard_normal((COLUMNS, INNER)).astype(np.float32), kind)
+        return quantize(rng.standard_normal(shape).astype(np.float32), kind)
     size, nbytes = GGML_QUANT_SIZES[kind]
-    data = rng.integers(0, 256, (COLUMNS * INNER // size, nbytes), np.uint8)
+    data = rng.integers(0, 256, (shape[0] * shape[1] // size, nbytes), np.uint8)
     for place in HALVES.get(name, []):
         scales = rng.uniform(-0.01, 0.01, len(data)).astype("<f2")
         data[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         data[:, 0] = rng.integers(110, 130, len(data))
-    return data.reshape(COLUMNS, -1)
+    return data.reshape(shape[0], -1)
 
 
 @pytest.mark.parametrize("name", [*SIMPLE, *OTHERS])

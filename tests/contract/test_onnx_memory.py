@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ import pytest
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.graph_session import open_session
+from edgedecode.runtimes.onnx.kernels.block_types import matrix_of
+from edgedecode.runtimes.onnx.kernels.library import KernelLibrary
+from edgedecode.runtimes.onnx.kernels.serving import serve
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.runtimes.onnx.onnx_footprint import Footprint
 from edgedecode.runtimes.onnx.providers.cpu import CpuProvider
-from tests.contract.conftest import Opener, assert_planned, measured, open_entry, sum_of
+from tests.contract.conftest import GgufOpener, Opener, assert_planned, measured, open_entry, sum_of
 from tests.contract.toy_graph import ToyShape, write_toy
 
 MIB = 2**20
@@ -202,6 +208,38 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_is_kept(opener: Opener) 
 def test_plan_bounds_measured_memory(opener: Opener, bits: int, block: int, needs: str) -> None:
     shape = replace(MEASURED, bits=bits, block=block)
     assert_planned(measured("onnx", opener.root(shape), opener.entry(shape), *needs.split()))
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+@pytest.mark.parametrize(("quantization", "needs"), [("", ""), ("Q8_0", ""), ("Q4_K_M", ""), ("Q4_K_M", "squares")])
+def test_plan_bounds_the_measured_memory_of_a_gguf_file(gguf_opener: GgufOpener, quantization: str, needs: str) -> None:
+    root, entry = gguf_alone(gguf_opener, quantization)
+    assert_planned(measured("onnx", root, entry, *needs.split()))
+
+
+def test_planned_weights_of_several_block_types_are_the_tiles(gguf_opener: GgufOpener) -> None:
+    """Q4_K and Q6_K; each matrix begins a page, and what is above the tiles is the session's."""
+    root, entry = gguf_alone(gguf_opener, "Q4_K_M")
+    reader, library = pytest.importorskip("gguf").GGUFReader(root / entry.gguf), KernelLibrary()
+    matrices = [tensor for tensor in reader.tensors if tensor.data.ndim == 2]
+    assert {tensor.tensor_type.name for tensor in matrices} == {"Q4_K", "Q6_K"}
+    tiles = sum(library.prepared_nbytes(matrix_of(int(each.tensor_type), each.data)) for each in matrices)
+    served = serve(entry, root / entry.gguf, root=root, threads=1, rows=256)
+    assert served is not None
+    assert 0 <= served.nbytes - tiles < 4096 * len(matrices)
+    budget = Budget()
+    with closing(open_entry(entry, root, budget=budget)):
+        assert 0 < sum_of(budget, "weights:") - served.nbytes < 4 * MIB
+
+
+def gguf_alone(gguf_opener: GgufOpener, quantization: str) -> tuple[Path, ModelEntry]:
+    """Return the folder and the entry of a measured model that has a GGUF file and no graph."""
+    shape = replace(MEASURED, rows=1024, graphs=("base",))
+    entry = gguf_opener.entry(shape, quantization=quantization)
+    if tried() is None:
+        pytest.skip("no kernels of ours here")
+    return gguf_opener.root(shape, quantization=quantization), replace(entry, graphs={}, weights=entry.gguf)
 
 
 @pytest.mark.memory

@@ -17,12 +17,15 @@ from onnx import numpy_helper
 from edgedecode.export.gguf.specials import Specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import read_vocabulary
 from edgedecode.pack.manifest import ModelEntry
+from tests.contract.test_block_types import blocks_of
 from tests.contract.toy_graph import ToyGraph, ToyShape, write_toy
 
 GGUF = "model.gguf"
 Floats = npt.NDArray[np.float32]
 NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 NAMES |= {name: f"ffn_{name}" for name in ("gate", "up", "down")}
+SIX_BITS = ("token_embd", "output", "attn_v", "ffn_down")
+"""The matrices that have 6 bits in Q4_K_M."""
 STATE_SIZE, RANK, KERNEL = 8, 4, 4
 """Sizes of the recurrent toy."""
 
@@ -40,8 +43,8 @@ def write_toy_gguf(
     architecture: llama and qwen2 are exactly the graph's model; gemma2 has windows in even layers, gemma3 in all but
     every sixth; these, gemma and qwen3 tie embedding and output; granite scales its embedding; mamba is recurrent and
     uses only hidden size, layers and rows of the shape; lfm2 has convolutions in even layers and attention in odd ones;
-    phi3 stacks matrices; smollm3 has no rotation in every fourth layer. quantization: Q4_0 or Q8_0 for the matrices.
-    tokenizer: the vocabulary, if any.
+    phi3 stacks matrices; smollm3 has no rotation in every fourth layer. quantization: Q4_0 or Q8_0 for the matrices, or
+    Q4_K_M for random blocks of Q4_K and Q6_K. tokenizer: the vocabulary, if any.
     """
     shape = shape or ToyShape()
     assert shape.bits == 32
@@ -56,12 +59,16 @@ def write_toy_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    bits = {"": 32, "Q8_0": 8, "Q4_0": 4}[quantization]
+    bits = {"": 32, "Q8_0": 8, "Q4_0": 4, "Q4_K_M": 4}[quantization]
     return replace(entry, gguf=GGUF, architecture=architecture, bits=bits)
 
 
 def _add(writer: GGUFWriter, name: str, values: Floats, *, quantization: str) -> None:
-    if quantization and values.ndim == 2:
+    if quantization == "Q4_K_M" and values.ndim == 2:
+        known = "Q6_K" if name.split(".")[-2] in SIX_BITS else "Q4_K"
+        blocks = blocks_of(known, (values.shape[0], values.shape[1]))
+        writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[known])
+    elif quantization and values.ndim == 2:
         kind = GGMLQuantizationType[quantization]
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     else:
