@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -195,6 +195,15 @@ def _where(source: Source, imported: Import) -> str:
     return f"{source.path}:{imported.line} imports {imported.module}"
 
 
+def _imports_that(is_wrong: Callable[[Source, Import], bool]) -> list[str]:
+    return [_where(source, found) for source in sources() for found in source.imports() if is_wrong(source, found)]
+
+
+def _assert_no_node(is_wrong: Callable[[Source, ast.AST], bool]) -> None:
+    wrong = [(source, node) for source in sources() for node in source.nodes if is_wrong(source, node)]
+    assert not wrong, "\n".join(f"{source.path}:{node.lineno}" for source, node in wrong)  # type: ignore[attr-defined]
+
+
 def test_sources_include_all_folders() -> None:
     names = {source.module for source in sources()}
     assert {"edgedecode", "edgedecode.cli", "edgedecode.export", "edgedecode.runtimes.onnx", "edgedecode.apps"} <= names
@@ -215,31 +224,22 @@ def test_imports_resolve_every_form(text: str, expected: str) -> None:
 
 
 def test_folders_import_only_their_third_party_packages() -> None:
-    wrong = [
-        _where(source, imported)
-        for source in sources()
-        for imported in source.imports()
-        if imported.top not in sys.stdlib_module_names | {"edgedecode", "__future__"} | _allowed(source)
-        and imported.top not in OUTSIDE_CORE  # covered by a separate test
-    ]
+    """Imports of the other folders are covered by a separate test."""
+    free = sys.stdlib_module_names | {"edgedecode", "__future__", *OUTSIDE_CORE}
+    wrong = _imports_that(lambda source, found: found.top not in free | _allowed(source))
     assert not wrong, "\n".join(wrong)
 
 
 def test_core_does_not_import_outer_folders() -> None:
-    wrong = [
-        _where(s, i) for s in sources() if s.folder == "edgedecode" for i in s.imports() if _reaches(i, OUTSIDE_CORE)
-    ]
+    wrong = _imports_that(lambda source, found: source.folder == "edgedecode" and _reaches(found, OUTSIDE_CORE))
     assert not wrong, "\n".join(wrong)
 
 
 def test_outer_folders_do_not_import_each_other() -> None:
-    wrong = [
-        _where(source, imported)
-        for source in sources()
-        if source.folder in OUTER
-        for imported in source.imports()
-        if _reaches(imported, tuple(folder for folder in OUTSIDE_CORE if folder != source.folder))
-    ]
+    def reaches_another(source: Source, found: Import) -> bool:
+        return source.folder in OUTER and _reaches(found, tuple({*OUTSIDE_CORE} - {source.folder}))
+
+    wrong = _imports_that(reaches_another)
     assert not wrong, "\n".join(wrong)
 
 
@@ -285,7 +285,7 @@ def test_modules_do_not_import_each_other_in_cycles() -> None:
 
 def test_folders_are_imported_by_their_installed_names() -> None:
     """`import export` works only from a checkout. The rule holds for tests too."""
-    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in OUTSIDE_CORE]
+    wrong = _imports_that(lambda _, found: found.top in OUTSIDE_CORE)
     named = re.compile(rf"(from|import|import_module\W+|__import__\W+) ?({'|'.join(OUTSIDE_CORE)})\b")
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -298,13 +298,11 @@ def test_folders_are_imported_by_their_installed_names() -> None:
 
 def test_files_that_go_into_bundles_stand_alone() -> None:
     own = f"edgedecode.{'.'.join(BUNDLE_DEVICE.parts)}."
-    wrong = [
-        _where(source, found)
-        for source in sources()
-        if source.path.parent == BUNDLE_DEVICE
-        for found in source.imports()
-        if found.top == "edgedecode" and not found.module.startswith(own)
-    ]
+
+    def leaves(source: Source, found: Import) -> bool:
+        return source.path.parent == BUNDLE_DEVICE and found.top == "edgedecode" and not found.module.startswith(own)
+
+    wrong = _imports_that(leaves)
     assert not wrong, "\n".join(wrong)
 
 
@@ -344,14 +342,12 @@ def test_files_are_short() -> None:
 
 
 def test_print_is_used_only_by_programs() -> None:
-    wrong = [
-        f"{source.path}:{node.lineno}"
-        for source in sources()
-        if source.folder not in ("apps", DEVELOPERS) and source.path not in PRINTERS
-        for node in source.nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]
-    assert not wrong, "\n".join(wrong)
+    def prints(source: Source, node: ast.AST) -> bool:
+        if source.folder in ("apps", DEVELOPERS) or source.path in PRINTERS or not isinstance(node, ast.Call):
+            return False
+        return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+    _assert_no_node(prints)
 
 
 def test_only_whole_processes_change_their_environment() -> None:
@@ -360,14 +356,11 @@ def test_only_whole_processes_change_their_environment() -> None:
 
 
 def test_modules_have_no_star_imports_and_no_globals() -> None:
-    wrong = [
-        f"{source.path}:{node.lineno}"
-        for source in sources()
-        for node in source.nodes
-        if isinstance(node, ast.Global)
-        or (isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names))
-    ]
-    assert not wrong, "\n".join(wrong)
+    def is_wrong(source: Source, node: ast.AST) -> bool:
+        star = isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+        return star or isinstance(node, ast.Global)
+
+    _assert_no_node(is_wrong)
 
 
 def test_modules_contain_only_definitions_at_the_top_level() -> None:

@@ -218,6 +218,13 @@ def gguf_opener(tmp_path_factory: pytest.TempPathFactory) -> GgufOpener:
     return GgufOpener(tmp_path_factory.mktemp("ggufs"))
 
 
+@pytest.fixture(params=["opener", "gguf_opener"], ids=["onnx", "llama"])
+def either(request: pytest.FixtureRequest) -> Callable[..., LanguageModel]:
+    """Return what opens a toy: on each engine in turn."""
+    opens: Callable[..., LanguageModel] = request.getfixturevalue(request.param)
+    return opens
+
+
 def _toy(opener: Opener) -> LanguageModel:
     return opener()
 

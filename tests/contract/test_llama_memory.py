@@ -125,29 +125,6 @@ def test_engine_log_is_shared_by_all_runtimes(gguf_opener: GgufOpener) -> None:
     second.close()
 
 
-def test_close_releases_all_memory(gguf_opener: GgufOpener) -> None:
-    budget = Budget()
-    model = gguf_opener(budget=budget)
-    states = [model.new_state(50), model.new_state(60)]
-    model.forward([1, 2, 3], states[0], parents=[-1, -1, 0], rows="all")
-    model.close()
-    model.close()
-    assert [lease.name for lease in budget.leases] == ["llama.cpp code"], (
-        "the engine's code pages stay with the process"
-    )
-
-
-def test_state_that_is_dropped_releases_its_lease(gguf_opener: GgufOpener) -> None:
-    budget = Budget()
-    model = gguf_opener(budget=budget)
-    state = model.new_state(100)
-    assert sum_of(budget, "kv:") == state.nbytes
-    del state
-    gc.collect()
-    assert sum_of(budget, "kv:") == 0
-    model.close()
-
-
 def test_model_that_is_dropped_is_freed_after_its_states(gguf_opener: GgufOpener) -> None:
     budget = Budget()
     model: Any = gguf_opener(budget=budget)

@@ -333,12 +333,3 @@ def test_new_state_of_any_size_makes_a_context(model: Any, capacity: int, rows: 
     assert model.forward(TOKENS[:count], state, rows="all").logits.shape == (count, 128)
     model.forward(TOKENS[: capacity - count] or [1], state) if capacity > count else None
     state.close()
-
-
-def test_forward_refuses_a_state_of_another_model(gguf_opener: GgufOpener) -> None:
-    first, second = gguf_opener(), gguf_opener()
-    state = first.new_state(8)
-    with pytest.raises(InputError, match="new_state"):
-        second.forward([1], state)
-    first.close()
-    second.close()

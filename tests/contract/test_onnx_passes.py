@@ -150,18 +150,6 @@ def test_forward_that_fails_is_a_one_line_error(opener: Opener, long_tokens: lis
     model.close()
 
 
-def test_forward_refuses_a_state_of_another_model(opener: Opener) -> None:
-    first, second = opener(), opener()
-    state = first.new_state(8)
-    with pytest.raises(InputError, match="new_state"):
-        second.forward([1], state)
-    state.close()
-    with pytest.raises(CapabilityError, match="closed"):
-        first.forward([1], state)
-    first.close()
-    second.close()
-
-
 @pytest.mark.parametrize("rows", [[2], [-1], [0, 0, 1]], ids=str)
 def test_forward_refuses_rows_outside_the_pass(opener: Opener, rows: list[int]) -> None:
     model = opener()

@@ -1,12 +1,16 @@
 """States: keep, crop and close."""
 
+import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
 
 from edgedecode.decoding.model import LanguageModel, State
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.memory.budget import Budget
+from tests.contract.conftest import sum_of
 from tests.contract.reference import assert_close, logits_of, settled
 
 
@@ -74,3 +78,38 @@ def test_close_of_a_state_while_another_thread_runs_passes_on_it(model: Language
             error = running.exception(60)
         assert error is None or isinstance(error, CapabilityError)
     logits_of(model, tokens)
+
+
+def test_state_that_is_dropped_releases_its_lease(either: Callable[..., LanguageModel]) -> None:
+    budget = Budget()
+    model = either(budget=budget)
+    state = model.new_state(100)
+    assert sum_of(budget, "kv:") == state.nbytes
+    del state
+    gc.collect()
+    assert sum_of(budget, "kv:") == 0
+    model.close()
+
+
+def test_close_of_a_model_releases_all_memory(either: Callable[..., LanguageModel]) -> None:
+    """Except the engine's code pages, which stay with the process."""
+    budget = Budget()
+    model = either(budget=budget)
+    states = [model.new_state(50), model.new_state(60)]
+    model.forward([1, 2, 3], states[0], parents=[-1, -1, 0], rows="all")
+    model.close()
+    model.close()
+    (code,) = budget.leases
+    assert code.name in ("engine code", "llama.cpp code")
+
+
+def test_forward_refuses_a_state_of_another_model_or_a_closed_one(either: Callable[..., LanguageModel]) -> None:
+    first, second = either(), either()
+    state = first.new_state(8)
+    with pytest.raises(InputError, match="new_state"):
+        second.forward([1], state)
+    state.close()
+    with pytest.raises(CapabilityError, match="closed"):
+        first.forward([1], state)
+    first.close()
+    second.close()
