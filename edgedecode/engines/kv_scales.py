@@ -9,6 +9,8 @@ import numpy as np
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 
+from .kernel_noise import draw
+
 LENGTH = 64
 """Tokens generated after each prompt for calibration: in use, the cache mostly holds the model's own text."""
 MARGIN = 1.5
@@ -32,24 +34,40 @@ class _HostState(Protocol):
     def cache(self) -> _FloatCache: ...
 
 
-def calibrate_scales(model: LanguageModel, prompts: Sequence[Sequence[int]], *, ends: Collection[int]) -> FloatArray:
+def calibrate_scales(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ends: Collection[int] = (),
+    length: int = LENGTH,
+    rng: np.random.Generator | None = None,
+) -> FloatArray:
     """Return the scales, [2 · layers, KV heads, head size]: a layer's keys before its values.
 
+    length: of the answer to each prompt, in tokens, unless it ends before. rng: answers are sampled; None: greedy.
     Keys are rotated before they are cached, so rotated keys are measured.
     """
-    largest = np.max([_largest(model, prompt, ends=ends) for prompt in prompts], axis=0)
+    seen = [_largest(model, prompt, ends=ends, length=length, rng=rng) for prompt in prompts]
+    largest = np.max(seen, axis=0)
     floor = largest.max(axis=(1, 2), keepdims=True) * _MIN_SCALE + np.finfo(np.float32).tiny * _LEVELS
     return np.asarray(np.maximum(largest, floor) * np.float32(MARGIN / _LEVELS), np.float32)
 
 
-def _largest(model: LanguageModel, prompt: Sequence[int], *, ends: Collection[int]) -> FloatArray:
+def _largest(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    ends: Collection[int],
+    length: int,
+    rng: np.random.Generator | None,
+) -> FloatArray:
     """Return the largest cached magnitudes after the prompt and an answer, [2 · layers, KV heads, head size]."""
-    with closing(model.new_state(min(model.card.context, len(prompt) + LENGTH))) as state:
+    with closing(model.new_state(min(model.card.context, len(prompt) + length))) as state:
         tokens = list(prompt)
         while True:
             logits = model.forward(tokens, state).logits[0, : model.card.vocabulary_size]
             state.keep(range(len(tokens)))
-            tokens = [int(logits.argmax())]
+            tokens = [int(logits.argmax()) if rng is None else draw(logits, rng.random())]
             if state.length == state.capacity or tokens[0] in ends:
                 cache = cast(_HostState, state).cache.by_slot()
                 return np.asarray(np.abs(cache[:, :, : state.length]).max(axis=2), np.float32)

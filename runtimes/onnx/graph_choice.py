@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, SQUARES
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.entries import TRIM
 from edgedecode.pack.manifest import Graph, ModelEntry
@@ -54,9 +54,9 @@ def usable_graphs(entry: ModelEntry) -> dict[str, Graph]:
     return {name: graph for name, graph in entry.graphs.items() if not _OLD & set(graph.capabilities)}
 
 
-def sums_squares(entry: ModelEntry) -> bool:
-    """Return whether a model's graph is to have the outputs that `SQUARES` needs."""
-    return any(SQUARES in graph.capabilities for graph in entry.graphs.values())
+def is_gguf(entry: ModelEntry) -> bool:
+    """Return whether a model's graphs are built from a GGUF file."""
+    return any(GGUF in graph.capabilities for graph in entry.graphs.values())
 
 
 def file_nbytes(path: Path) -> int:
@@ -79,7 +79,7 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
         remedy = "use --drafter model"
     elif STATIC in needs:
         remedy = "`edgedecode compile PACK` adds them, or use --provider cpu"
-    elif any(GGUF in graph.capabilities for graph in entry.graphs.values()):
+    elif is_gguf(entry):
         remedy = "leave it out, as the graph is made from a GGUF file, or use --runtime llama"
     elif not exported:
         remedy = "use the default"

@@ -29,7 +29,7 @@ from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .graph_choice import GGUF, choose_graph, file_nbytes, usable_graphs
+from .graph_choice import GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf, usable_graphs
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
@@ -93,7 +93,7 @@ class OnnxRuntime:
             found = find_provider(provider)
             if problem := found.problem():
                 return Refusal(problem)
-            entry = _with_graph(entry, root, squares=SQUARES in needs)
+            entry = _with_graph(entry, root)
             graph = choose_graph(entry, root, name=name, needs=(*needs, *found.needs))
             _check_gguf(graph, found)
             if GGUF in graph.capabilities:
@@ -110,7 +110,8 @@ class OnnxRuntime:
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
         entry = _with_graph(entry, root)
-        return [explain(entry, root, name=name, graph=graph) for name, graph in usable_graphs(entry).items()]
+        graphs = {"base": entry.graphs["base"]} if is_gguf(entry) else usable_graphs(entry)  # a file's have one network
+        return [explain(entry, root, name=name, graph=graph) for name, graph in graphs.items()]
 
     @staticmethod
     def block_types() -> Collection[str]:
@@ -139,6 +140,10 @@ class OnnxRuntime:
     def open(self, request: ModelRequest) -> LanguageModel:
         request = _located(request)
         entry, name, budget, threads = request.entry, request.name, request.budget, request.threads
+        if INT8_KV in request.needs and is_gguf(entry):
+            from .gguf.kv_scales import measure_scales
+
+            measure_scales(request, self.open)
         found = self._find(request)
         graph, served, footprint = found.graph, found.served, found.footprint
         with ExitStack() as undo:  # releases every lease if a later step fails
@@ -260,7 +265,7 @@ class OnnxRuntime:
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
-                served = serve(entry, path, root=root, threads=request.threads or most_threads(), rows=rows)
+                served = serve(entry, graph, root=root, threads=request.threads or most_threads(), rows=rows)
             footprint = _planned(entry, graph, path, served)
         if most := provider.most_rows():
             footprint = replace(footprint, rows_per_pass=min(most, footprint.rows_per_pass))
@@ -296,16 +301,16 @@ class _Found(NamedTuple):
 
 def _located(request: ModelRequest) -> ModelRequest:
     """Return the request with the graph of a GGUF file, if the pack has none."""
-    return replace(request, entry=_with_graph(request.entry, request.root, squares=SQUARES in request.needs))
+    return replace(request, entry=_with_graph(request.entry, request.root))
 
 
-def _with_graph(entry: ModelEntry, root: Path, *, squares: bool = False) -> ModelEntry:
+def _with_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     """Return the entry with the graph that its GGUF file takes the place of, unless the pack has graphs itself."""
     if entry.graphs or not entry.gguf:
         return entry
     from .gguf.opening import with_gguf_graph
 
-    return with_gguf_graph(entry, root, squares=squares)
+    return with_gguf_graph(entry, root)
 
 
 def _check_gguf(graph: Graph, provider: Provider) -> None:

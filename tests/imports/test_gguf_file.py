@@ -1,6 +1,7 @@
 """GGUF files given in place of a pack: they run on our own kernels, without an import."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
-from edgedecode.errors import CapabilityError
 from edgedecode.library.find import find_pack, names_pack
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.gguf import kv_scales
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.small_tokenizers import byte_level
 from tests.test_light_import import HEAVY, loaded_after
@@ -31,12 +32,13 @@ pytestmark = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedec
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kv_scales, "_KEPT", {})
     return write_file(tmp_path / "a.gguf", byte_level(), File(kind="Q8_0"))
 
 
-def generate(pack: Path | str, *, drafter: str = "none", tokens: int = 60) -> str:
+def generate(pack: Path | str, *, drafter: str = "none", tokens: int = 60, kv_type: str | None = None) -> str:
     options = SessionOptions(drafter=drafter, sampling=SamplingOptions(temperature=0.0))
-    with edgedecode.load(pack, runtime="onnx") as pair, pair.session(options) as session:
+    with edgedecode.load(pack, runtime="onnx", kv_type=kv_type) as pair, pair.session(options) as session:
         return session.generate("the quick fox the quick fox", max_tokens=tokens).text
 
 
@@ -62,11 +64,11 @@ def test_logits_are_those_of_the_file_as_floats(kind: str, model: Path) -> None:
     assert np.abs(found - expected).max() < 1e-3 * expected.std()
 
 
-def logits_of(path: Path) -> FloatArray:
+def logits_of(path: Path, *needs: str) -> FloatArray:
     pack = find_pack(path)
     manifest = Manifest.load(pack)
     request = ModelRequest(manifest.located("target"), pack, "target", manifest.vocabulary_size, Budget(), threads=1)
-    opened = find_runtime("onnx").open(request)
+    opened = find_runtime("onnx").open(replace(request, needs=needs))
     state = opened.new_state(64)
     logits = opened.forward([7 * token % 300 for token in range(64)], state, rows="all").logits.copy()
     state.close()
@@ -108,9 +110,39 @@ def test_a_file_of_any_name_is_recognized_by_its_content(model: Path) -> None:
     assert find_pack(blob).is_dir()
 
 
-def test_eight_bit_keys_and_values_are_refused(model: Path) -> None:
-    with pytest.raises(CapabilityError, match=r"float32 KV: leave it out.*--runtime llama"):
-        edgedecode.load(model, runtime="onnx", kv_type="int8")
+def test_eight_bit_keys_and_values_are_close_to_floats(model: Path) -> None:
+    expected, found = logits_of(model), logits_of(model, "kv:int8")
+    error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
+    assert 0 < error < 0.05
+    texts = {generate(model, drafter=drafter, kv_type="int8") for drafter in ("none", "suffix")}
+    assert len(texts) == 1
+    sizes = []
+    for kv_type in ("float32", "int8"):
+        with edgedecode.load(model, runtime="onnx", kv_type=kv_type) as pair:
+            sizes.append(pair.target.card.kv_nbytes)
+    assert sizes[0] == 4 * sizes[1] > 0
+
+
+def test_the_plan_counts_eight_bit_keys_and_values(model: Path) -> None:
+    planned = edgedecode.plan(model, runtime="onnx")
+    assert planned.least_with_int8 is not None
+    assert planned.memory.least_running - planned.least_with_int8 > 100_000
+
+
+@pytest.mark.parametrize("kept", [b"", b"no array"])
+def test_scales_are_measured_once_or_where_what_was_kept_is_damaged(
+    kept: bytes, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "edgedecode.user_notices")
+    first = logits_of(model, "kv:int8")
+    (file,) = (model.parent / "cache" / "tiles").glob("*.kv1.npy")
+    for damaged in (False, True):
+        monkeypatch.setattr(kv_scales, "_KEPT", {})
+        caplog.clear()
+        if damaged:
+            file.write_bytes(kept)
+        assert np.array_equal(logits_of(model, "kv:int8"), first)
+        assert ("are measured once" in caplog.text) is damaged
 
 
 def _truncate(path: Path) -> None:

@@ -1,9 +1,12 @@
 """The metadata of a GGUF file whose graph is built, with llama.cpp's defaults of missing fields."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME, Architecture
-from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.contents import Contents, read_contents
+from edgedecode.gguf.header import header_of
 
 _NO_CAP = 1e4
 
@@ -100,3 +103,20 @@ class Metadata:
         expected = (self.hidden,) if name == "output_norm.weight" else expected
         expected = expected[1:] if part.endswith(".bias") else expected
         return "" if shape == expected else f"{name[:60]} has the shape {list(shape)}, not {list(expected)}"
+
+
+_READ: dict[tuple[Path, int, int], Metadata] = {}
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Return a file's metadata, cached while the file is the same. Raises ManifestError."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
+    key = path, state.st_mtime_ns, state.st_size
+    if key not in _READ:
+        _READ.clear()
+        contents = read_contents(path)
+        _READ[key] = Metadata(contents, header_of(contents, path).architecture)
+    return _READ[key]

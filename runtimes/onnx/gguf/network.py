@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
@@ -21,7 +22,7 @@ from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
 
-_FLOAT16, _INT32, _INT64 = 10, 6, 7
+_INT8, _INT32, _INT64, _FLOAT16 = 3, 6, 7, 10
 _MICROSOFT = "com.microsoft"
 _OPSET = {"": 22, _MICROSOFT: 1}
 _IR_VERSION = 10
@@ -35,15 +36,23 @@ _TYPES = {
 }
 
 
-def build_graph(metadata: Metadata, weights: GgufWeights, *, context: int, squares: bool = False) -> GraphFile:
+def build_graph(
+    metadata: Metadata,
+    weights: GgufWeights,
+    *,
+    context: int,
+    squares: bool = False,
+    kv_scales: FloatArray | None = None,
+) -> GraphFile:
     """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use.
 
     squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
+    kv_scales: those of 8-bit keys and values, [2 · layers, KV heads, head size]; None: they are float32.
     """
     for name, tensor in metadata.contents.tensors.items():
         if fault := metadata.shape_fault(name, tensor.shape):
             weights.refuse(fault)
-    network = _Network(metadata, weights, context=context, squares=squares)
+    network = _Network(metadata, weights, context=context, squares=squares, kv_scales=kv_scales)
     network.write()
     weights.check_all_used()
     return network.file
@@ -55,6 +64,7 @@ class _Network:
     weights: GgufWeights
     context: int
     squares: bool
+    kv_scales: FloatArray | None
     file: GraphFile = field(default_factory=GraphFile)
     count: int = 0
 
@@ -84,15 +94,15 @@ class _Network:
         caches = [f"{layer}.{part}" for layer in range(shape.layers) for part in ("key", "value")]
         windows = {shape.has_window(layer) for layer in range(shape.layers)}
         biases = [name for name, used in ((FULL_BIAS, False in windows), (WINDOW_BIAS, True in windows)) if used]
-        cache = (1, shape.kv_heads)
+        kind, cache = FLOAT if self.kv_scales is None else _INT8, (1, shape.kv_heads)
         self.file.inputs = [
             *(ValueInfo(name, _SCALAR_TYPES.get(name, _INT64), _scalar_dims(name)) for name in SCALARS),
             *(ValueInfo(name, FLOAT, (1, 1, "S", "T")) for name in biases),
-            *(ValueInfo(f"past_key_values.{name}", FLOAT, (*cache, "P", shape.head_size)) for name in caches),
+            *(ValueInfo(f"past_key_values.{name}", kind, (*cache, "P", shape.head_size)) for name in caches),
         ]
         self.file.outputs = [
             ValueInfo("logits", FLOAT, ("R", self.weights.columns(EMBEDDING))),
-            *(ValueInfo(f"present.{name}", FLOAT, (*cache, "N", shape.head_size)) for name in caches),
+            *(ValueInfo(f"present.{name}", kind, (*cache, "N", shape.head_size)) for name in caches),
         ]
 
     def _rotations(self) -> None:
@@ -149,7 +159,7 @@ class _Network:
             *(f"past_key_values.{layer}.{name}" for name in ("key", "value")),
             *("seqlens_k", "total_length", *tables, "position_ids", WINDOW_BIAS if window else FULL_BIAS),
         ]
-        attributes: dict[str, int | float] = {
+        attributes: dict[str, int | float | bytes] = {
             "num_heads": shape.heads,
             "kv_num_heads": shape.kv_heads,
             "scale": shape.score_scale,
@@ -157,6 +167,10 @@ class _Network:
             "do_rotary": int(rotated),
             "rotary_interleaved": int(shape.architecture.interleaved),
         }
+        if self.kv_scales is not None:
+            key, value = (each.reshape(-1) for each in self.kv_scales[2 * layer : 2 * layer + 2])
+            inputs += ["", self._initializer(f"{y}.key_scale", key), self._initializer(f"{y}.value_scale", value)]
+            attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), b"PER_CHANNEL") | {"kv_cache_bit_width": 8}
         outputs = [y, *(f"present.{layer}.{name}" for name in ("key", "value"))]
         self.file.nodes.append(Node("GroupQueryAttention", _MICROSOFT, y, inputs, outputs, dict(attributes)))
         return y

@@ -9,16 +9,16 @@ import numpy as np
 from edgedecode.engines.interface import SQUARES
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME
-from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES, read_contents
-from edgedecode.gguf.header import header_of
+from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph_choice import GGUF, sums_squares
+from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
-from .metadata import Metadata
+from .kv_scales import scales_of
+from .metadata import read_metadata
 from .weights import FLOATS, GgufWeights
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
@@ -26,43 +26,52 @@ _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""
 
 
-def with_gguf_graph(entry: ModelEntry, root: Path, *, squares: bool = False) -> ModelEntry:
-    """Return the entry with the graph that its GGUF file takes the place of. squares: it offers `SQUARES`."""
-    metadata = _metadata(root / entry.gguf)
+def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
+    """Return the entry with the graphs that its GGUF file takes the place of."""
+    metadata = read_metadata(root / entry.gguf)
     window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
-    capabilities = (*_BASE.capabilities, *([SQUARES] if squares else []))
-    graph = replace(_BASE, file=entry.gguf, capabilities=capabilities)
-    return replace(entry, graphs={"base": graph}, window=window)
+    base = replace(_BASE, file=entry.gguf)
+    squares = replace(base, capabilities=(*base.capabilities, SQUARES))
+    return replace(
+        entry, graphs={"base": base, "kv8": replace(base, kv_type="int8"), "squares": squares}, window=window
+    )
 
 
 def gguf_fault(entry: ModelEntry, root: Path) -> str:
     """Return why our kernels cannot run the entry's GGUF file here; empty: they can."""
     try:
-        gguf_graph(entry, root / entry.gguf, findings={})
+        gguf_graph(entry, root / entry.gguf, _BASE, digest="", findings={})
     except NotServed as error:
         return f"{Path(entry.gguf).name}: {error}"
     return ""
 
 
-def gguf_graph(entry: ModelEntry, path: Path, *, findings: Mapping[str, int]) -> tuple[GraphFile, GgufWeights]:
-    """Return the graph of the file at `path` and the weights that it reads. Raises NotServed."""
+def gguf_graph(
+    entry: ModelEntry, path: Path, graph: Graph, *, digest: str, findings: Mapping[str, int]
+) -> tuple[GraphFile, GgufWeights]:
+    """Return one of the entry's graphs of the file at `path`, and the weights that it reads. Raises NotServed.
+
+    digest: the file's, under which `measure_scales` keeps the scales of 8-bit keys and values.
+    """
     from .network import build_graph
 
-    metadata = _metadata(path)
+    metadata = read_metadata(path)
     if metadata.name not in BY_NAME:
         raise NotServed(f"the architecture {metadata.name[:40]!r} is none of {', '.join(sorted(BY_NAME))}")
     try:
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
-    graph = build_graph(metadata, weights, context=entry.context, squares=sums_squares(entry))
+    scales = scales_of(digest, metadata) if graph.kv_type == "int8" else None
+    squares = SQUARES in graph.capabilities
+    file = build_graph(metadata, weights, context=entry.context, squares=squares, kv_scales=scales)
     weights.release()
-    return graph, weights
+    return file, weights
 
 
 def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
     """Return the size of the graph that `gguf_graph` makes: rotary tables, float matrices and nodes."""
-    tensors = _metadata(path).contents.tensors.values()
+    tensors = read_metadata(path).contents.tensors.values()
     floats = sum(2 * tensor.nbytes for tensor in tensors if tensor.type in (0, 1, 30))
     return 2 * 4 * entry.context * entry.head_size + floats + _LAYER_NBYTES * entry.layers
 
@@ -83,18 +92,3 @@ def _has_tiles(kind: int) -> bool:
 
 
 _LARGEST_BLOCK = 256
-_READ: dict[tuple[Path, int, int], Metadata] = {}
-
-
-def _metadata(path: Path) -> Metadata:
-    """Return a file's metadata, cached while the file is the same. Raises ManifestError."""
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
-    key = path, state.st_mtime_ns, state.st_size
-    if key not in _READ:
-        _READ.clear()
-        contents = read_contents(path)
-        _READ[key] = Metadata(contents, header_of(contents, path).architecture)
-    return _READ[key]

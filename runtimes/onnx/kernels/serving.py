@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.engines.engine_factory import GraphKernels
+from edgedecode.engines.interface import SQUARES
 from edgedecode.errors import CapabilityError
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
 
-from ..graph_choice import sums_squares
+from ..graph_choice import GGUF
 from .library import KernelLibrary
 from .prepared import (
     keep_findings,
@@ -55,8 +56,8 @@ class Served:
         return found
 
 
-def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int) -> Served | None:
-    """Rewrite the graph at `path`; None: the engine's kernels run it, by choice or because ours cannot.
+def serve(entry: ModelEntry, graph: Graph, *, root: Path, threads: int, rows: int) -> Served | None:
+    """Rewrite a graph; None: the engine's kernels run it, by choice or because ours cannot.
 
     root: the pack's folder. rows: the most rows of a pass. Raises InputError for an invalid `EDGEDECODE_KERNELS`,
     CapabilityError for a GGUF file that our kernels cannot run.
@@ -64,11 +65,12 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
     library = load_kernels()
     if library is None:
         return None
+    path = root / graph.file
     try:
-        read = _rewritten(entry, path, root=root, library=library, threads=threads)
+        read = _rewritten(entry, graph, root=root, library=library, threads=threads)
     except NotServed as refusal:  # the engine opens it, or reports its error
-        if path == root / entry.gguf:
-            advice = "" if sums_squares(entry) else ": use --runtime llama"
+        if GGUF in graph.capabilities:
+            advice = "" if SQUARES in graph.capabilities else ": use --runtime llama"
             raise CapabilityError(f"{path.name}: {refusal}{advice}") from None
         notice(f"{path} runs with the engine's kernels: {refusal}")
         return None
@@ -94,7 +96,7 @@ def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphK
     if library is None:
         return GraphKernels(name, "", kernels_line())
     try:
-        read = _rewritten(entry, root / graph.file, root=root, library=library, threads=1)
+        read = _rewritten(entry, graph, root=root, library=library, threads=1)
     except NotServed as refusal:
         return GraphKernels(name, "", f"ONNX Runtime's own kernels: {refusal}")
     left, unserved = dict(read.rewritten.left), dict(read.rewritten.unserved)
@@ -119,11 +121,11 @@ class _Read:
     """Most query heads of an attention node."""
 
 
-def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read:
+def _rewritten(entry: ModelEntry, graph: Graph, *, root: Path, library: KernelLibrary, threads: int) -> _Read:
     """Return the graph with our operators and its weights. Raises NotServed."""
     digest = weights_digest(root, root / entry.weights)
     known = load_findings(digest)
-    file, mapped = _opened(entry, path, root=root, findings=known)
+    file, mapped = _opened(entry, graph, root=root, digest=digest, findings=known)
     rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
     mapped.release()
     if mapped.findings != known:
@@ -132,11 +134,14 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
     return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
 
 
-def _opened(entry: ModelEntry, path: Path, *, root: Path, findings: Mapping[str, int]) -> tuple[GraphFile, Weights]:
-    if path == root / entry.gguf:
+def _opened(
+    entry: ModelEntry, graph: Graph, *, root: Path, digest: str, findings: Mapping[str, int]
+) -> tuple[GraphFile, Weights]:
+    path = root / graph.file
+    if GGUF in graph.capabilities:
         from ..gguf.opening import gguf_graph
 
-        return gguf_graph(entry, path, findings=findings)
+        return gguf_graph(entry, path, graph, digest=digest, findings=findings)
     try:
         return GraphFile.parse(path.read_bytes()), WeightsFile(root / entry.weights, findings=findings)
     except (OSError, ValueError) as error:
