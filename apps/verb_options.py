@@ -252,7 +252,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
         if adapter is not None:
             manifest.located_adapter(adapter[0])
         elif manifest.adapters and arguments.kv_type is None:  # no ONNX graph has both
-            adapters = any("lora" in graph.capabilities for graph in manifest.models["target"].graphs.values())
+            adapters = manifest.models["target"].takes_adapters
     with leaving_at_once():
         return load(
             arguments.model,

@@ -69,8 +69,9 @@ def _list(manifest: Manifest) -> None:
     for name, each in manifest.adapters.items():
         listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
         model = manifest.models[each.role]
-        onnx = each.config and any("lora" in graph.capabilities for graph in model.graphs.values())
-        engines = ["onnx"] * bool(onnx) + ["llama"] * bool(model.gguf or model.gguf_plan)
+        engines = ["onnx"] * bool(each.config and model.takes_adapters) + ["llama"] * bool(
+            model.gguf or model.gguf_plan
+        )
         start = "its invocation tokens" if each.invocation else "the first token"
         facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
         table.add_row(*facts, format_nbytes(sum(listed)), ", ".join(engines))

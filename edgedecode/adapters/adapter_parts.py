@@ -14,6 +14,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.pack.manifest import STACKS
 
 FLOAT_NBYTES = 4
+LARGER = "export the pack again with --lora-rank {}"
 MAKING = 2
 """Memory that an engine needs while it lays out one projection's matrices, in sizes of the result in float32."""
 
@@ -62,7 +63,10 @@ def check_invocation(tokens: Sequence[int], *, vocabulary_size: int) -> None:
 
 
 class Projections:
-    """The projections of one model that take an adapter. rank: the largest allowed; hint: advice if one is missing."""
+    """The projections of one model that take an adapter.
+
+    rank: the largest allowed. hint: advice if one is missing. larger: advice on an adapter of a larger rank, {}.
+    """
 
     def __init__(
         self,
@@ -73,11 +77,12 @@ class Projections:
         modules: Sequence[str],
         kv_width: int,
         hint: str,
+        larger: str = LARGER,
     ) -> None:
         self._projections = projections
         self._name, self._rank, self._modules = name, rank, modules
         self._kv_width = kv_width
-        self._hint = hint
+        self._hint, self._larger = hint, larger
 
     def sort(self, matrices: Sequence[LowRank]) -> list[Parts]:
         """Assign an adapter's parts to the projections they change; return all projections of the model.
@@ -89,7 +94,7 @@ class Projections:
             if change.rank > self._rank and self._projections:
                 raise CapabilityError(
                     f"an adapter of rank {change.rank} does not fit {self._name}, which takes ranks up to "
-                    f"{self._rank}: export the pack again with --lora-rank {change.rank}"
+                    f"{self._rank}: {self._larger.format(change.rank)}"
                 )
             for projection in self._changed(change):
                 part = self._piece(projection, change)

@@ -1,8 +1,11 @@
 """Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it, and what it can change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.adapter import check_adapter, check_values
 from edgedecode.gguf.architectures import BY_NAME
@@ -11,6 +14,7 @@ from edgedecode.gguf.fields import UINT32
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.entries import AdapterEntry
+from edgedecode.pack.manifest import STACKS
 
 from .adapter_parts import Projection, check_invocation
 
@@ -46,6 +50,25 @@ def lora_projections(header: Header) -> Iterator[Projection]:
         found = module_of(name, header.architecture)
         if found is not None and len(tensor.shape) == 2:
             yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])
+
+
+def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:
+    """Return the names of the projections, and of the parts of stacked projections."""
+    own = {projection.module for projection in projections}
+    return tuple(sorted(own.union(*(STACKS[module] for module in own if module in STACKS))))
+
+
+def file_order(up: FloatArray, module: str, architecture: str, *, head_size: int, kv_width: int) -> FloatArray:
+    """Return an adapter's second matrix [outputs, rank] with its rows as in GGUF files of this architecture.
+
+    There, rows that rotate together are adjacent in a query's or key's head, not in its two halves.
+    """
+    known, (outputs, rank) = BY_NAME.get(architecture), up.shape
+    rotated = {"q_proj": outputs, "k_proj": outputs, "qkv_proj": outputs - kv_width}.get(module, 0)
+    if known is None or not known.interleaved or not rotated:
+        return up
+    heads = up[:rotated].reshape(rotated // head_size, 2, head_size // 2, rank).swapaxes(1, 2)
+    return np.concatenate([heads.reshape(rotated, rank), up[rotated:]])
 
 
 def _invocation(contents: Contents, path: Path) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from msgspec import Meta
 
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import CapabilityError, ManifestError, cause
+from edgedecode.gguf.architectures import BY_NAME
+from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, Share, typed
 
@@ -150,6 +152,13 @@ class ModelEntry:
     trim: OldTrim | None = None
     activations: ActivationsEntry | None = None
     """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether ONNX Runtime opens a graph with an adapter's matrices: one of the pack, or of its GGUF file."""
+        if self.gguf and not self.graphs:
+            return gguf_name(self.architecture) in BY_NAME
+        return any("lora" in graph.capabilities for graph in self.graphs.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-import numpy as np
-
-from edgedecode.adapters.adapter_parts import Parts, Projection, Projections
-from edgedecode.adapters.gguf_adapter import lora_projections
-from edgedecode.arrays import FloatArray
+from edgedecode.adapters.adapter_parts import Parts, Projections
+from edgedecode.adapters.gguf_adapter import file_order, lora_projections
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
-from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.gguf_names import LayerModule, tensor_name
 from edgedecode.gguf.header import Header
 from edgedecode.memory.budget import Budget, Lease
-from edgedecode.pack.manifest import STACKS, ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from .files.scratch import scratch_file
 from .llama_context import AppliedAdapter, Context
@@ -148,27 +144,17 @@ class Adapters:
             yield self._projections.join(parts, scale=1.0).down.data.cast("B")
 
         def up() -> Iterator[memoryview]:
-            yield self._reordered(self._projections.join(parts, scale=scale)).data.cast("B")
+            part, header = self._projections.join(parts, scale=scale), self._header
+            kv_width = header.kv_heads * header.head_size
+            ordered = file_order(
+                part.up, part.module, header.architecture, head_size=header.head_size, kv_width=kv_width
+            )
+            yield ordered.data.cast("B")
 
         yield WrittenTensor(f"{name}.lora_a", (projection.inputs, parts.rank), F32, down)
         yield WrittenTensor(f"{name}.lora_b", (parts.rank, projection.outputs), F32, up)
-
-    def _reordered(self, part: LowRank) -> FloatArray:
-        """Return the second matrix with its rows in the order of the file's architecture."""
-        known = BY_NAME.get(self._header.architecture)
-        if known is None or not known.interleaved or part.module not in ("q_proj", "k_proj"):
-            return part.up
-        outputs, rank = part.up.shape
-        halves = part.up.reshape(outputs // self._header.head_size, 2, self._header.head_size // 2, rank)
-        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(outputs, rank)
 
 
 def _check_scale(scale: float) -> None:
     if not isfinite(scale):
         raise InputError(f"an adapter's scale must be a finite number, not {scale}")
-
-
-def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:
-    """Return the names of the projections, and of the parts of stacked projections."""
-    own = {projection.module for projection in projections}
-    return tuple(sorted(own.union(*(STACKS[module] for module in own if module in STACKS))))

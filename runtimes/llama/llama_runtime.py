@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from edgedecode.adapters.gguf_adapter import lora_projections
+from edgedecode.adapters.gguf_adapter import lora_modules, lora_projections
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
@@ -28,7 +28,6 @@ from ..threads import check_threads, default_threads
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
 from .files.kept_copies import keep_copied, kept_copied
-from .llama_adapters import lora_modules
 from .llama_devices import PROCESSOR, Offload, parse_offload
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .llama_footprint import (

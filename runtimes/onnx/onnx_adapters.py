@@ -10,13 +10,24 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, MAKING, Parts, Projection, Projections, graph_projections
+from edgedecode.adapters.adapter_parts import (
+    FLOAT_NBYTES,
+    LARGER,
+    MAKING,
+    Parts,
+    Projection,
+    Projections,
+    graph_projections,
+)
+from edgedecode.adapters.gguf_adapter import file_order
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
+from .graph_choice import is_gguf
 from .graph_session import ADAPTER_INPUT
 from .kernels.deltas import TILE
 from .onnx_engine import Untyped
@@ -109,7 +120,7 @@ class Adapters:
         fixed: bool = False,
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
-        self._card, self._budget, self._fixed = card, budget, fixed
+        self._entry, self._card, self._budget, self._fixed = entry, card, budget, fixed
         inputs = session.get_inputs() if fixed else session.get_overridable_initializers()
         inputs = [value for value in inputs if value.name.startswith(ADAPTER_INPUT)]
         shapes = {value.name: value.shape for value in inputs}
@@ -125,6 +136,7 @@ class Adapters:
             modules=card.lora_modules,
             kv_width=entry.kv_heads * entry.head_size,
             hint="the adapter is for another model",
+            larger="use --runtime llama" if is_gguf(entry) else LARGER,
         )
         self._held: dict[str, _Adapter] = {}
         self._zeros = budget.reserve(f"adapter inputs:{card.name}", self.fixed_nbytes) if self.fixed_nbytes else None
@@ -203,10 +215,18 @@ class Adapters:
             joined = self._projections.join(parts, scale=scale)
             if self._fixed:
                 joined = _filled(joined, self._ranks[_input(parts.projection)], name=self._card.name)
-            return _Matrices(_transposed(joined.down), _transposed(joined.up), value=self._value)
+            return _Matrices(_transposed(joined.down), _transposed(self._ordered(joined)), value=self._value)
         stacked = self._projections.stack(parts, scale=scale)
-        down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(stacked.up))
+        down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(self._ordered(stacked)))
         return _Matrices(down, up, value=self._value)
+
+    def _ordered(self, change: LowRank) -> FloatArray:
+        """Return the second matrix with its rows in the order of the graph's product."""
+        entry, architecture = self._entry, gguf_name(self._entry.architecture)
+        if architecture is None or not is_gguf(entry):
+            return change.up
+        kv_width = entry.kv_heads * entry.head_size
+        return file_order(change.up, change.module, architecture, head_size=entry.head_size, kv_width=kv_width)
 
 
 def _filled(change: LowRank, rank: int, *, name: str) -> LowRank:

@@ -34,6 +34,8 @@ class File:
     context: int = 256
     eos: str = "<|end|>"
     template: str | None = TEMPLATE
+    stacked: bool = False
+    """Whether query, key and value are one matrix, and gate and up."""
     pre: str | None = None
     model: str | None = None
     seed: int = 3
@@ -98,6 +100,9 @@ def tensors(file: File) -> dict[str, Floats]:
     found["output.weight"] = normal(file.rows, HIDDEN)
     shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (HIDDEN, HIDDEN))
     shapes |= {"ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN), "ffn_down": (HIDDEN, MLP)}
+    if file.stacked:
+        shapes = {"attn_qkv": (3 * HIDDEN, HIDDEN), "attn_output": (HIDDEN, HIDDEN)}
+        shapes |= {"ffn_up": (2 * MLP, HIDDEN), "ffn_down": (HIDDEN, MLP)}
     for layer in range(file.layers):
         found |= {f"blk.{layer}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
         found |= {f"blk.{layer}.{norm}.weight": np.ones(HIDDEN, np.float32) for norm in ("attn_norm", "ffn_norm")}

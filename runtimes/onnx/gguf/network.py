@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
+from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from edgedecode.onnx_format.node import Node
 from edgedecode.onnx_format.tensor import Tensor
+from edgedecode.pack.manifest import STACKS
 
-from ..graph_session import FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
+from ..graph_session import ADAPTER_INPUT, FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
 from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
 from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
@@ -41,18 +43,20 @@ def build_graph(
     weights: GgufWeights,
     *,
     context: int,
+    adapters: bool = False,
     squares: bool = False,
     kv_scales: FloatArray | None = None,
 ) -> GraphFile:
     """Return the graph. Raises NotServed for tensors that the file lacks, or that the graph does not use.
 
+    adapters: each product of a layer takes a delta, as in graphs of `export --graphs lora`.
     squares: for each matrix of a layer, it has an output with the sums of its input's squares, all rows included.
     kv_scales: those of 8-bit keys and values, [2 · layers, KV heads, head size]; None: they are float32.
     """
     for name, tensor in metadata.contents.tensors.items():
         if fault := metadata.shape_fault(name, tensor.shape):
             weights.refuse(fault)
-    network = _Network(metadata, weights, context=context, squares=squares, kv_scales=kv_scales)
+    network = _Network(metadata, weights, context=context, adapters=adapters, squares=squares, kv_scales=kv_scales)
     network.write()
     weights.check_all_used()
     return network.file
@@ -63,6 +67,7 @@ class _Network:
     metadata: Metadata
     weights: GgufWeights
     context: int
+    adapters: bool
     squares: bool
     kv_scales: FloatArray | None
     file: GraphFile = field(default_factory=GraphFile)
@@ -233,6 +238,27 @@ class _Network:
         name = self.weights.joined(pieces)
         if self.squares:
             self._sum_squares(x, [tensor for tensor, _ in pieces], inner=self.weights.shape(name)[1])
+        y = self._base_product(x, name, pieces)
+        found = module_of(pieces[0][0], self.metadata.name) if self.adapters else None
+        if found is None:
+            return y
+        module, part = "qkv_proj" if len(pieces) > 1 else found.module, pieces[0][1]
+        if part is not None:
+            module = STACKS[module][part[0] > 0]
+        return self._node(
+            "Add", [y, self._delta(x, f"{ADAPTER_INPUT}{found.layer}.{module}", *self.weights.shape(name))]
+        )
+
+    def _delta(self, x: str, name: str, columns: int, inner: int) -> str:
+        """Return what an adapter adds; the defaults of its matrices have rank 0. Each rank has a name of its own."""
+        y, rank = x, f"{name}.r"
+        for matrix, sizes in ((f"{name}.a", (inner, rank)), (f"{name}.b", (rank, columns))):
+            self.file.inputs.append(ValueInfo(matrix, FLOAT, sizes))
+            empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
+            y = self._node("MatMul", [y, self._initializer(matrix, empty)])
+        return y
+
+    def _base_product(self, x: str, name: str, pieces: Sequence[Piece]) -> str:
         added = self._biases(pieces)
         if self.weights.is_float(pieces[0][0]):
             y = self._node("MatMul", [x, self._initializer(FLOAT_MATRIX + name, self.weights.float_matrix(name))])

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.engines.interface import SQUARES
+from edgedecode.adapters.gguf_adapter import lora_modules, lora_projections
+from edgedecode.engines.interface import ADAPTERS, SQUARES
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.architectures import BY_NAME
 from edgedecode.gguf.contents import BLOCKS, TYPE_NAMES
+from edgedecode.gguf.header import header_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
@@ -22,19 +24,30 @@ from .metadata import read_metadata
 from .weights import FLOATS, GgufWeights
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
+_LORA_RANK = 256
+"""Largest rank of an adapter: the partial sums of a pass are planned for it, some 2 MB."""
 _LAYER_NBYTES = 1 << 16
 """More than the nodes and norms of a layer take."""
 
 
 def with_gguf_graph(entry: ModelEntry, root: Path) -> ModelEntry:
     """Return the entry with the graphs that its GGUF file takes the place of."""
-    metadata = read_metadata(root / entry.gguf)
+    path = root / entry.gguf
+    metadata = read_metadata(path)
     window = metadata.window if metadata.name in BY_NAME else 0  # others are refused
     base = replace(_BASE, file=entry.gguf)
-    squares = replace(base, capabilities=(*base.capabilities, SQUARES))
-    return replace(
-        entry, graphs={"base": base, "kv8": replace(base, kv_type="int8"), "squares": squares}, window=window
-    )
+    modules = lora_modules(list(lora_projections(header_of(metadata.contents, path))))
+    graphs = {
+        "base": base,
+        "lora": replace(_more(base, ADAPTERS), lora_rank=_LORA_RANK, lora_modules=modules),
+        "kv8": replace(base, kv_type="int8"),
+        "squares": _more(base, SQUARES),
+    }
+    return replace(entry, graphs=graphs, window=window)
+
+
+def _more(graph: Graph, capability: str) -> Graph:
+    return replace(graph, capabilities=(*graph.capabilities, capability))
 
 
 def gguf_fault(entry: ModelEntry, root: Path) -> str:
@@ -63,8 +76,14 @@ def gguf_graph(
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
     scales = scales_of(digest, metadata) if graph.kv_type == "int8" else None
-    squares = SQUARES in graph.capabilities
-    file = build_graph(metadata, weights, context=entry.context, squares=squares, kv_scales=scales)
+    file = build_graph(
+        metadata,
+        weights,
+        context=entry.context,
+        adapters=ADAPTERS in graph.capabilities,
+        squares=SQUARES in graph.capabilities,
+        kv_scales=scales,
+    )
     weights.release()
     return file, weights
 

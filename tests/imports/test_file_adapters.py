@@ -1,0 +1,167 @@
+"""Adapters of GGUF files on our own kernels: answers are those of weights with the change merged."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.adapters.adapter_change import add_adapter
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
+from edgedecode.arrays import FloatArray
+from edgedecode.cli import main
+from edgedecode.decoding.model import AdapterModel, AdapterUse
+from edgedecode.engines.interface import ModelRequest
+from edgedecode.engines.registry import find_runtime
+from edgedecode.library.find import find_pack
+from edgedecode.memory.budget import Budget
+from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.onnx.kernels.trial import tried
+from tests.peft_folders import LAYER, PARENTS, safetensors
+from tests.small_tokenizers import byte_level
+
+from .files import HEAD_SIZE, HEADS, HIDDEN, MLP, File, Floats, tensors, write_file
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytestmark = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
+
+RANK, ALPHA = 4, 6.0
+PLACES = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+USE = AdapterUse(name="formal", digest="f")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+
+
+STACKED = {"qkv_proj": "attn_qkv", "o_proj": "attn_output", "gate_up_proj": "ffn_up", "down_proj": "ffn_down"}
+WIDTHS = {"qkv_proj": 3 * HIDDEN, "gate_proj": MLP, "up_proj": MLP, "gate_up_proj": 2 * MLP}
+"""Outputs, where they are not the hidden size."""
+
+
+def matrices(places: Mapping[str, str]) -> dict[tuple[int, str], tuple[Floats, Floats]]:
+    """Return PEFT's A and B by layer and module."""
+    rng = np.random.default_rng(5)
+    found = {}
+    for layer in range(2):
+        for module in places:
+            shapes = (RANK, MLP if module == "down_proj" else HIDDEN), (WIDTHS.get(module, HIDDEN), RANK)
+            down, up = (rng.standard_normal(shape).astype(np.float32) / 4 for shape in shapes)
+            found[layer, module] = down, up
+    return found
+
+
+def converted(values: Floats, module: str) -> Floats:
+    """Return the rows of a llama's weight as llama.cpp's converter orders them."""
+    if module not in ("q_proj", "k_proj"):
+        return values
+    return values.reshape(HEADS, 2, HEAD_SIZE // 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def deltas(places: Mapping[str, str]) -> dict[str, Floats]:
+    return {
+        f"blk.{layer}.{places[module]}.weight": converted(up @ down * np.float32(ALPHA / RANK), module)
+        for (layer, module), (down, up) in matrices(places).items()
+    }
+
+
+def write_peft(folder: Path, places: Mapping[str, str] = PLACES) -> Path:
+    folder.mkdir()
+    values = {}
+    for (layer, module), sides in matrices(places).items():
+        for side, matrix in zip("AB", sides, strict=True):
+            values[LAYER.format(layer, f"{PARENTS.get(module, 'mlp')}.{module}", side)] = matrix
+    (folder / WEIGHTS).write_bytes(safetensors(values))
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}), encoding="utf-8")
+    return folder
+
+
+def logits_of(path: Path, *needs: str, adapter: Path | None = None) -> FloatArray:
+    pack = find_pack(path)
+    manifest = Manifest.load(pack)
+    request = ModelRequest(manifest.located("target"), pack, "target", manifest.vocabulary_size, Budget(), threads=1)
+    model = find_runtime("onnx").open(replace(request, needs=needs))
+    if adapter is not None:
+        assert isinstance(model, AdapterModel)
+        model.add_adapter(USE.digest, read_peft_adapter(adapter / CONFIG, adapter / WEIGHTS).matrices())
+    state = model.new_state(64)
+    tokens = [7 * token % 300 for token in range(64)]
+    logits = model.forward(tokens, state, rows="all", adapter=USE if adapter else None).logits.copy()
+    state.close()
+    model.close()
+    return logits
+
+
+def rounding(file: File) -> Mapping[str, Floats]:
+    """Return what storing the weights in the file's blocks changes."""
+    if file.kind == "F32":
+        return {}
+    number = GGMLQuantizationType[file.kind]
+    return {
+        name: dequantize(quantize(values, number), number) - values
+        for name, values in tensors(file).items()
+        if values.ndim == 2
+    }
+
+
+LLAMA, PHI = File(kind="Q8_0"), File(kind="Q8_0", architecture="phi3", stacked=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "places"),
+    [(replace(LLAMA, kind="F32"), PLACES), (LLAMA, PLACES), (replace(LLAMA, kind="Q4_1"), PLACES), (PHI, STACKED)],
+    ids=["floats", "Q8_0", "Q4_1", "stacked"],
+)
+def test_a_peft_adapter_equals_merged_weights(file: File, places: Mapping[str, str], tmp_path: Path) -> None:
+    path, adapter = write_file(tmp_path / "a.gguf", byte_level(), file), write_peft(tmp_path / "peft", places)
+    changed = rounding(file)
+    added = {name: delta + changed.get(name, np.float32(0)) for name, delta in deltas(places).items()}
+    merged = replace(file, kind="F32", added={**changed, **added})
+    expected = logits_of(write_file(tmp_path / "merged.gguf", byte_level(), merged))
+    found = logits_of(path, "lora", adapter=adapter)
+    assert np.abs(found - expected).max() < 1e-3 * expected.std()
+    plain = logits_of(path)
+    assert np.abs(plain - expected).max() > 0.5 * expected.std()
+    assert np.array_equal(logits_of(path, "lora"), plain)
+
+
+def generate(pack: Path, *, adapter: str | None, drafter: str = "none") -> str:
+    options = SessionOptions(drafter=drafter, sampling=SamplingOptions(temperature=0.0), adapter=adapter)
+    with edgedecode.load(pack, runtime="onnx", adapters=True) as pair, pair.session(options) as session:
+        return session.generate("the quick fox the quick fox", max_tokens=60).text
+
+
+def test_a_pack_of_two_files_takes_adapters_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drafts change no answer with an adapter, with one of the draft model's own, and without."""
+    target = write_file(tmp_path / "a.gguf", byte_level(), File(kind="Q8_0"))
+    draft = write_file(tmp_path / "b.gguf", byte_level(), File(kind="Q4_0"))
+    pack, source = tmp_path / "pack", write_peft(tmp_path / "peft")
+    assert main(["import", "--target", str(target), "--draft", str(draft), "--out", str(pack)]) == 0
+    plain = generate(pack, adapter=None)
+    assert main(["adapter", "add", str(pack), f"formal={source}"]) == 0
+    adapted = generate(pack, adapter="formal")
+    assert adapted != plain
+    assert generate(pack, adapter=None, drafter="model") == plain
+    assert generate(pack, adapter="formal", drafter="model") == adapted
+    add_adapter(pack, "draft:formal", source)
+    assert generate(pack, adapter="formal", drafter="model") == adapted
+    capsys.readouterr()
+    words = ["-m", str(pack), "--runtime", "onnx", "-n", "8", "--temp", "0", "-p", "the quick fox the quick fox"]
+    assert main(["generate", *words, "--adapter", "formal"]) == 0
+    assert main(["adapter", "list", str(pack)]) == 0
+    assert "onnx, llama" in capsys.readouterr().out
