@@ -73,7 +73,7 @@ def run(arguments: Namespace) -> int:
 
 def _measure(bench: _Bench) -> Json:
     if bench.arguments.against:
-        return against(bench.arguments, bench.pair, settings=bench.settings, report=bench.report, progress=progress)
+        return against(bench.arguments, bench.pair, settings=bench.settings, report=bench.report)
     return _structured(bench) if bench.arguments.structured else _families(bench)
 
 

@@ -71,7 +71,7 @@ LAZY_IMPORTS = {  # inside functions of these files, and nowhere else in the cor
     Path("edgedecode/structured/guidance.py"): "llguidance",
 }
 LLAMA_CHILD = Path("export/gguf/llama_tokens.py")  # llama.cpp's tokenizer runs only in a child process
-PROGRAMS = {Path("edgedecode/cli.py")}  # it changes its own environment
+PROGRAMS = {Path("edgedecode/cli.py"), Path("bench/peers/peer.py")}  # their own environment; the latter: of its child
 ENVIRONMENT = re.compile(r"environ(\[[^]]+\] = |\.(setdefault|update|pop|clear)\()|\b(put|unset)env\(")
 HTP_CHILD = Path("export/npu/htp_child.py")  # so does the compiler for NPUs
 BUNDLE_DEVICE = Path("export/bundles/device")  # goes into bundles: neither edgedecode nor its dependencies are there

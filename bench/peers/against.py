@@ -3,31 +3,30 @@
 import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 
 from edgedecode import EdgeDecodeError, InputError, Pair
+from edgedecode.apps.terminal import progress
 from edgedecode.decoding.model import LanguageModel
+from edgedecode.errors import cause
 
 from ..report.bench_tables import Report, ratio_cell, show_lines
 from ..settings import Settings
-from .peer import PEERS, PLAIN_MODE, PeerOrder, kind_of
-from .peer_comparison import REHEARSED, closing, compare
-from .peer_process import PeerProcess
-from .peer_results import OURS, SCHEDULED, Comparison, PeerFamily, Summary, WayResult
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+from .peer import PEERS, PLAIN_MODE, PeerOrder, PeerProcess, kind_of
+from .peer_comparison import OURS, REHEARSED, SCHEDULED, Comparison, PeerFamily, Summary, WayResult, compare
 
 
-def against(
-    arguments: Namespace, pair: Pair, *, settings: Settings, report: Report, progress: Progress
-) -> dict[str, object]:
+def against(arguments: Namespace, pair: Pair, *, settings: Settings, report: Report) -> dict[str, object]:
     """Compare the pair with the peers of `--against`, print the tables and return the content of the JSON line."""
     peers, reasons = open_peers(arguments, pair, capacity=settings.context)
     if not peers:
         show_lines([f"Not compared: {reason}" for reason in reasons])
         return {"families": [], "settings": {}, "summaries": {}, "not_compared": reasons}
-    with closing(peers), progress("against peers", _answers(peers, settings)) as advance:
+    with ExitStack() as stack:
+        for peer in peers:
+            stack.enter_context(closing(peer))
+        advance = stack.enter_context(progress("against peers", _answers(peers, settings)))
         comparison = compare(pair, peers, settings=settings, reasons=reasons, advance=advance)
     for name in comparison.settings:
         show_peer(report, comparison, name)
@@ -71,12 +70,9 @@ def open_peers(arguments: Namespace, pair: Pair, *, capacity: int) -> tuple[list
     reasons: list[str] = []
     for name in dict.fromkeys(arguments.against):
         try:
-            peer = PeerProcess(_order(name, arguments, pair, capacity=capacity))
+            opened.append(PeerProcess(_order(name, arguments, pair, capacity=capacity), PEERS[name]))
         except (EdgeDecodeError, OSError) as error:
-            reasons.append(f"{name}: {' '.join(str(error).split())}")
-            continue
-        assert PLAIN_MODE in peer.modes
-        opened.append(peer)
+            reasons.append(f"{name}: {cause(error)}")
     return opened, reasons
 
 

@@ -4,8 +4,9 @@ Prompt lookup is its only speculation; it does not support a draft model. With l
 row, so plain decoding has a separate instance; both map the same file. Runs in a child process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
@@ -14,9 +15,8 @@ from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
 from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine
 from edgedecode.runtimes.llama.llama_log import Untyped
 
-from .peer import PeerOrder
+from .peer import PLAIN_MODE, Answer, PeerOrder
 
-PLAIN = "plain"
 LOOKUP_LENGTHS = (2, 4, 8, 10)
 """Lengths of its lookup drafts in tokens; 10 is its default, and 2 its recommendation for CPUs."""
 
@@ -53,23 +53,22 @@ class LlamaPeer:
             self._plain, self._speculative = opened(None), opened(self._lookup)
         except Exception as error:  # ValueError from the class, and any exception from its parts
             raise RuntimeUnavailable(f"the class Llama does not open {path}: {error}") from None
-        self.modes = (PLAIN, *(f"lookup {length}" for length in LOOKUP_LENGTHS))
+        self.modes = (PLAIN_MODE, *(f"lookup {length}" for length in LOOKUP_LENGTHS))
         self.setting = (
             f"llama-cpp-python {llama_cpp.__version__}, class Llama on the pack's GGUF file, {order.threads} threads, "
             f"{kv_type} KV cache; speculation by prompt lookup only, it does not support a draft model"
         )
 
-    def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int) -> Answer:
         """Answer from an empty KV cache; prefill ends with the first token."""
-        llama = self._plain
-        if mode != PLAIN:
+        started, ends, llama = perf_counter(), list[float](), self._plain
+        if mode != PLAIN_MODE:
             llama, self._lookup.num_pred_tokens = self._speculative, int(mode.split()[1])
         llama.reset()
         tokens: list[int] = []
         for token in llama.generate(list(prompt), temp=0.0):
             tokens.append(int(token))
-            if len(tokens) == 1:
-                read(1)
+            ends.append(perf_counter() - started)
             if len(tokens) == count or tokens[-1] in self._ends:
                 break
-        return tokens
+        return Answer(tuple(tokens), perf_counter() - started, ends[0], 1)

@@ -1,24 +1,23 @@
 """Peers in child processes, and their comparison with ours: order, best settings, texts and failures."""
 
-import io
 import json
+import os
+import signal
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
 
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions, load
-from edgedecode.bench.peers import peer_child as child
 from edgedecode.bench.peers.against import _answers, notes, open_peers, show_peer
-from edgedecode.bench.peers.peer import Answer, PeerFactory, PeerOrder
-from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
-from edgedecode.bench.peers.peer_process import PeerProcess
-from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
+from edgedecode.bench.peers.peer import PEERS, Answer, PeerOrder, PeerProcess
+from edgedecode.bench.peers.peer_comparison import OURS, REHEARSED, SCHEDULED, compare
 from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
 from edgedecode.pack.manifest import Manifest
@@ -33,114 +32,81 @@ SETTINGS = Settings(prompts=PROMPTS, drafters=(), lengths=(), repetitions=2, max
 Answers = dict[tuple[int, ...], tuple[int, ...]]
 
 
-class Echo:
-    """Answers with the prompt's ids; mode "wide 2" reports two tokens after prefill instead of one."""
+class Fake:
+    """A peer whose native code prints, and may die, exit or hang; mode "wide" knows two tokens after prefill."""
 
-    modes = ("plain", "wide 2")
+    setting, modes = "fake", ("plain", "wide", "die", "stop", "sleep")
 
     def __init__(self, order: PeerOrder) -> None:
-        self.setting = f"{order.root} with {order.threads} threads"
+        os.write(1, b"native noise\n")
 
-    def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
-        read(2 if mode == "wide 2" else 1)
-        return list(prompt)[:count]
-
-
-def served(factory: object, *requests: dict[str, object]) -> list[dict[str, Any]]:
-    """Return the child's responses to an order and these requests."""
-    lines = "".join(json.dumps(line) + "\n" for line in (asdict(ORDER), *requests))
-    answers = io.StringIO()
-    child.serve(io.StringIO(lines), answers, find=lambda name: cast(PeerFactory, factory))
-    return [json.loads(line) for line in answers.getvalue().splitlines()]
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int) -> Answer:
+        if mode == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "stop":
+            os._exit(3)
+        if mode == "sleep":
+            time.sleep(60)
+        return Answer(tuple(prompt)[:count], 2.0, 1.0, 2 if mode == "wide" else 1)
 
 
-def test_peer_child_opens_the_order_and_answers_line_by_line() -> None:
-    requests = [{"mode": mode, "prompt": [5, 6, 7], "count": 2} for mode in Echo.modes]
-    opened, plain, wide = served(Echo, *requests)
-    assert opened == {"setting": "/pack with 2 threads", "modes": ["plain", "wide 2"]}
-    assert plain["tokens"] == wide["tokens"] == [5, 6]
-    assert (plain["first_tokens"], wide["first_tokens"]) == (1, 2)
-    assert 0 <= plain["first_seconds"] <= plain["seconds"]
+class Unsuitable:
+    def __init__(self, order: PeerOrder) -> None:
+        raise CapabilityError("no\n  such model")
+
+
+class Missing:
+    def __init__(self, order: PeerOrder) -> None:
+        raise ImportError("x", name="engine")
+
+
+class Broken:
+    def __init__(self, order: PeerOrder) -> None:
+        raise KeyError("a")
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("kind", "expected"),
     [
-        (CapabilityError("no\n  such model"), "no such model"),
-        (ImportError("x", name="engine"), "engine is not installed"),
-        (KeyError("a"), "KeyError: 'a'"),
+        (Unsuitable, "no such model"),
+        (Missing, r"engine is not installed: pip install 'edgedecode\[export\]'"),
+        (Broken, "KeyError: 'a'"),
     ],
 )
-def test_peer_child_reports_why_a_factory_failed(error: Exception, expected: str) -> None:
-    def refusing(*arguments: object, **options: object) -> None:
-        raise error
-
-    assert served(refusing) == [{"refused": expected}]
-
-
-def test_peer_child_refuses_an_unknown_peer_and_lists_the_known() -> None:
-    answers = io.StringIO()
-    child.serve(io.StringIO(json.dumps(asdict(ORDER)) + "\n"), answers, find=child._find)
-    assert "there is no peer 'fake'; there are: genai, llama" in answers.getvalue()
-
-
-SERVING = """
-import os, sys, time
-from edgedecode.bench.peers import peer_child as child
-class Peer:
-    setting, modes = "fake", ("plain", "die", "stop", "sleep")
-    def __init__(self, order): os.write(1, b"native noise\\n")
-    def answer(self, mode, prompt, *, count, read):
-        if mode == "die": os.kill(os.getpid(), 9)
-        if mode == "stop": sys.stderr.write("first\\nlast words\\n"); sys.stderr.flush(); os._exit(3)
-        if mode == "sleep": time.sleep(60)
-        read(1)
-        return prompt[:count]
-child._find = lambda name: Peer
-child.main()
-"""
+def test_peer_process_reports_why_a_peer_does_not_open(kind: type, expected: str) -> None:
+    with pytest.raises(RuntimeUnavailable, match=expected):
+        PeerProcess(ORDER, f"{__name__}:{kind.__name__}")
 
 
 @pytest.fixture
-def fake() -> Callable[..., PeerProcess]:
-    def opened(**options: float) -> PeerProcess:
-        return PeerProcess(ORDER, python=(sys.executable, "-c", SERVING), **options)
-
-    return opened
-
-
-def test_peer_process_ignores_output_of_native_code(fake: Callable[..., PeerProcess]) -> None:
-    peer = fake()
-    assert (peer.setting, peer.modes) == ("fake", ("plain", "die", "stop", "sleep"))
-    assert peer.answer("plain", (4, 5, 6), count=2).tokens == (4, 5)
-    assert peer.answer("plain", (7,), count=2).tokens == (7,)
+def fake() -> Iterator[PeerProcess]:
+    peer = PeerProcess(ORDER, f"{__name__}:Fake")
+    yield peer
     peer.close()
     peer.close()
+
+
+def test_peer_process_ignores_output_of_native_code(fake: PeerProcess) -> None:
+    assert (fake.setting, fake.modes) == ("fake", ("plain", "wide", "die", "stop", "sleep"))
+    assert fake.answer("plain", (4, 5, 6), count=2).tokens == (4, 5)
+    assert fake.answer("wide", (7, 8, 9), count=3).decode_tokens == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are a Unix matter")
-def test_peer_process_that_crashes_raises_runtime_unavailable(fake: Callable[..., PeerProcess]) -> None:
-    peer = fake()
+def test_peer_process_that_crashes_raises_runtime_unavailable(fake: PeerProcess) -> None:
     with pytest.raises(RuntimeUnavailable, match="its native code died with SIGKILL"):
-        peer.answer("die", (1,), count=1)
-    peer.close()
+        fake.answer("die", (1,), count=1)
 
 
-def test_peer_process_that_exits_reports_its_last_line_of_stderr(fake: Callable[..., PeerProcess]) -> None:
-    peer = fake()
-    with pytest.raises(RuntimeUnavailable, match="ended with code 3: last words"):
-        peer.answer("stop", (1,), count=1)
-    with pytest.raises(RuntimeUnavailable, match="ended with code 3"):
-        peer.answer("plain", (1,), count=1)
-    peer.close()
+def test_peer_process_that_exits_reports_its_code(fake: PeerProcess) -> None:
+    for mode in ("stop", "plain"):
+        with pytest.raises(RuntimeUnavailable, match="ended with code 3"):
+            fake.answer(mode, (1,), count=1)
 
 
-def test_peer_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess]) -> None:
-    peer = fake(patience=20)
-    peer._patience = 0.2
+def test_peer_process_that_does_not_answer_is_ended(fake: PeerProcess) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"did not answer within 0\.2 s"):
-        peer.answer("sleep", (1,), count=1)
-    peer.close()
+        fake.answer("sleep", (1,), count=1, seconds=0.2)
 
 
 def test_open_peers_skips_a_peer_that_cannot_open_the_pack(toy: Pair) -> None:
@@ -311,7 +277,7 @@ def opened(pack: Path) -> Iterator[Open]:
 
     def open_peer(name: str, root: Path = pack) -> PeerProcess:
         ends = Manifest.load(pack).generation.end_token_ids
-        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends)))
+        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends), PEERS[name]))
         return running[-1]
 
     yield open_peer
@@ -352,12 +318,11 @@ def test_genai_reports_a_missing_pack(opened: Open, tmp_path: Path) -> None:
 
 def test_genai_folder_refuses_graphs_that_genai_cannot_run(pack: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx_ir")
-    from edgedecode.bench.peers.genai_folder import GenaiFolder
+    from edgedecode.bench.peers.genai_peer import write_model
 
     entry = Manifest.load(pack).located("target")
-    folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])
     joined = {name: replace(graph, inputs=("input_ids", "attention_mask")) for name, graph in entry.graphs.items()}
     for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
         with pytest.raises(CapabilityError, match="has no graph that onnxruntime-genai can run"):
-            folder.add_model("target", odd, pack, threads=1)
+            write_model(tmp_path / "target", odd, pack, threads=1)
     assert list(tmp_path.iterdir()) == []
