@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edgedecode import CapabilityError, InputError, Pair, SamplingOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
@@ -19,8 +19,7 @@ WARM_UP = 12
 """Warm-up prompts, which the scheduler answers before anything is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The prompts to measure, and others for the scheduler's warm-up."""
 
     measured: tuple[Prompt, ...]
@@ -62,7 +61,9 @@ def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
         max_tokens=arguments.max_tokens or (48 if arguments.quick else 128),
         context=arguments.ctx_size or min(CONTEXT, pair.target.card.context),
         fixed=bool(arguments.fixed or arguments.drafters or arguments.lengths),
-        sampling=_sampling(arguments),
+        sampling=SamplingOptions(
+            temperature=arguments.temp or 0.0, top_p=1.0 if arguments.top_p is None else arguments.top_p
+        ),
         seed=arguments.seed,
         adapter=arguments.adapter,
     )
@@ -84,14 +85,8 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
             raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix needs none")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
-    names = drafter_names()
-    return tuple(name for name in names if _serves(pair, name))
-
-
-def _serves(pair: Pair, name: str) -> bool:
-    source = pair.drafter_source(name)
-    return not source.needs_model or pair.drafts.can_load(role_of(name))
-
-
-def _sampling(arguments: Namespace) -> SamplingOptions:
-    return SamplingOptions(temperature=arguments.temp or 0.0, top_p=1.0 if arguments.top_p is None else arguments.top_p)
+    return tuple(
+        name
+        for name in drafter_names()
+        if not pair.drafter_source(name).needs_model or pair.drafts.can_load(role_of(name))
+    )

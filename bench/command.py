@@ -1,6 +1,7 @@
 """The verb `bench`: plain and speculative decoding on the same prompts in one run. Engines load when it runs."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from functools import partial
 
 from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import (
@@ -49,7 +50,7 @@ class BenchCommand:
         kind.add_argument(
             "--memory-sweep",
             nargs="?",
-            type=_budget_count,
+            type=partial(whole_number, least=2, most=1000),
             const=SWEPT,
             metavar="N",
             help=f"peak memory of a chat under N budgets (default: {SWEPT}), from the smallest to unlimited, on each "
@@ -106,7 +107,7 @@ def _add_prompt_options(parser: ArgumentParser) -> None:
     )
     what.add_argument(
         "--repetitions",
-        type=_repetitions,
+        type=partial(whole_number, least=1, most=1000),
         metavar="N",
         help=f"repetitions of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
     )
@@ -157,14 +158,6 @@ def _check(arguments: Namespace) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _budget_count(text: str) -> int:
-    return whole_number(text, least=2, most=1000)
-
-
-def _repetitions(text: str) -> int:
-    return whole_number(text, least=1, most=1000)
 
 
 def _lengths(text: str) -> list[int]:

@@ -2,9 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict
 
-from edgedecode import CapabilityError, Pair
+from edgedecode import CapabilityError
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
@@ -18,7 +19,6 @@ from .choices import Prompts, read_choices, settings_of
 from .lock import one_at_a_time
 from .measure.cost_meter import CostMeter, Costs
 from .measure.families import measure_family
-from .measure.family_results import FamilyResult
 from .measure.placements import candidates, measure_placements
 from .measure.structured import EXTRACTIONS, WAYS, measure_structured
 from .measure.timed_answers import Requests
@@ -26,7 +26,7 @@ from .peers.against import against, check_names
 from .report.bench_tables import Report, placement_table
 from .report.conditions import Conditions
 from .scale.scaled import scaled_pack
-from .settings import Settings, arms_of
+from .settings import arms_of
 from .sweep.memory_sweep import memory_sweep
 
 COST_SAMPLES, QUICK_SAMPLES = 9, 2
@@ -34,17 +34,6 @@ COST_SAMPLES, QUICK_SAMPLES = 9, 2
 QUICK_EXTRACTIONS = 4
 
 Json = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """The inputs that all kinds of measurement share. others: prompts for the scheduler's warm-up."""
-
-    arguments: Namespace
-    pair: Pair
-    settings: Settings
-    others: Sequence[Prompt]
-    report: Report
 
 
 def run(arguments: Namespace) -> int:
@@ -65,60 +54,54 @@ def run(arguments: Namespace) -> int:
             conditions = Conditions.of(pair, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)
             report.conditions()
-            figures = _measure(_Bench(arguments, pair, settings, prompts.others, report))
+            if arguments.against:
+                figures = against(arguments, pair, settings=settings, report=report)
+            else:
+                measure = _structured if arguments.structured else _families
+                figures = measure(arguments, Requests(pair, settings), prompts.others, report)
     if arguments.json:
         print_json({"conditions": asdict(conditions), **figures})
     return 0
 
 
-def _measure(bench: _Bench) -> Json:
-    if bench.arguments.against:
-        return against(bench.arguments, bench.pair, settings=bench.settings, report=bench.report)
-    return _structured(bench) if bench.arguments.structured else _families(bench)
-
-
-def _families(bench: _Bench) -> Json:
-    settings, report = bench.settings, bench.report
-    costs = _costs(bench)
-    requests = _warmed_up(bench)
+def _families(arguments: Namespace, requests: Requests, others: Sequence[Prompt], report: Report) -> Json:
+    settings = requests.settings
+    costs = _costs(requests, quick=arguments.quick)
+    _warm_up(requests, others)
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
     with progress("measuring", runs) as advance:
         families = [measure_family(requests, family, advance=advance) for family in settings.families]
-    if not bench.arguments.quick:
+    if not arguments.quick:
         report.costs(costs)
     report.scheduled(families)
     if settings.fixed:
         report.arms(families)
     report.equality(families)
     curve = {"c": {n: costs.c(n) for n in costs.target_seconds}, "d": {name: costs.d(name) for name in costs.drafts}}
-    return {"costs": asdict(costs) | curve, "families": [_family_json(family) for family in families]}
+    found = [{**asdict(each), "best": None if each.best is None else each.best.name} for each in families]
+    return {"costs": asdict(costs) | curve, "families": found}
 
 
-def _costs(bench: _Bench) -> Costs:
+def _costs(requests: Requests, *, quick: bool) -> Costs:
     """Measure the cost of passes, which changes what the next ones cost, before the runs."""
-    encode = bench.pair.tokenizer.encode
-    tokens = [token for prompt in bench.settings.prompts for token in encode(prompt.turns[0])]
-    meter = CostMeter(bench.pair, tokens=tokens)
-    try:
-        meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES if bench.arguments.quick else COST_SAMPLES))
+    encode, settings = requests.pair.tokenizer.encode, requests.settings
+    tokens = [token for prompt in settings.prompts for token in encode(prompt.turns[0])]
+    with closing(CostMeter(requests.pair, tokens=tokens)) as meter:
+        meter.sample(min(settings.repetitions, QUICK_SAMPLES if quick else COST_SAMPLES))
         return meter.costs()
-    finally:
-        meter.close()
 
 
-def _warmed_up(bench: _Bench) -> Requests:
-    requests = Requests(bench.pair, bench.settings)
-    with progress("warming up", len(bench.others)) as advance:
-        requests.warm_up(bench.others, advance=advance)
-    return requests
+def _warm_up(requests: Requests, others: Sequence[Prompt]) -> None:
+    with progress("warming up", len(others)) as advance:
+        requests.warm_up(others, advance=advance)
 
 
-def _structured(bench: _Bench) -> Json:
-    _warmed_up(bench)
-    extractions = EXTRACTIONS[:QUICK_EXTRACTIONS] if bench.arguments.quick else EXTRACTIONS
-    with progress("structured answers", len(extractions) * len(WAYS) * bench.settings.repetitions) as advance:
-        ways = measure_structured(bench.pair, bench.settings, extractions, advance=advance)
-    bench.report.structured(ways, prompts=len(extractions))
+def _structured(arguments: Namespace, requests: Requests, others: Sequence[Prompt], report: Report) -> Json:
+    _warm_up(requests, others)
+    extractions = EXTRACTIONS[:QUICK_EXTRACTIONS] if arguments.quick else EXTRACTIONS
+    with progress("structured answers", len(extractions) * len(WAYS) * requests.settings.repetitions) as advance:
+        ways = measure_structured(requests.pair, requests.settings, extractions, advance=advance)
+    report.structured(ways, prompts=len(extractions))
     return {"structured": [asdict(way) for way in ways]}
 
 
@@ -140,7 +123,3 @@ def _place(arguments: Namespace, prompts: Prompts) -> int:
     if arguments.json:
         print_json({"placements": [asdict(each) for each in measured]})
     return 0
-
-
-def _family_json(family: FamilyResult) -> Json:
-    return {**asdict(family), "best": None if family.best is None else family.best.name}

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from operator import attrgetter
 from statistics import median
 
 from edgedecode.decoding.stats import DrafterCount, Stats
@@ -116,12 +117,7 @@ def _by_repetition(runs: Runs, value: Callable[[Run], float]) -> list[float]:
     return [sum(value(run) for run in repetition) for repetition in zip(*runs, strict=True)]
 
 
-def _decoding(run: Run) -> float:
-    return run.seconds
-
-
-def _whole(run: Run) -> float:
-    return run.whole_seconds
+_decoding, _whole = attrgetter("seconds"), attrgetter("whole_seconds")
 
 
 def _first_token(runs: Runs) -> float:

@@ -1,8 +1,7 @@
 """Measures where a pack's two models run fastest on this device: every pair of engines and providers."""
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -61,30 +60,20 @@ def measure_placements(
         for each in (*found[start:], *found[:start]):  # each time another one goes first
             if not each.refusal:
                 try:
-                    each.seconds.append(_seconds_per_token(_placed(arguments, each.placement), prompts))
+                    each.seconds.append(_seconds_per_token(arguments, each.placement, prompts))
                 except EdgeDecodeError as error:
-                    each.refusal = " ".join(str(error).split())
+                    each.refusal = error.reason
             advance()
     return sorted(found, key=lambda each: -each.tokens_per_second)
 
 
-def _seconds_per_token(arguments: Namespace, prompts: Prompts) -> float:
-    with open_pair(arguments) as pair:
+def _seconds_per_token(arguments: Namespace, placement: Placement, prompts: Prompts) -> float:
+    draft_on = None if placement.draft is None else f"{placement.draft.runtime}:{placement.draft.provider}"
+    place = {"runtime": placement.target.runtime, "provider": placement.target.provider, "draft_on": draft_on}
+    with open_pair(Namespace(**vars(arguments) | place)) as pair:
         pair.keep_experience(None)
         settings = settings_of(arguments, pair, prompts)
         requests = Requests(pair, settings)
         requests.warm_up(prompts.others)
         runs = [requests.answer(prompt, SCHEDULED) for prompt in settings.prompts]
     return sum(run.whole_seconds for run in runs) / sum(len(run.tokens) for run in runs)
-
-
-def _placed(arguments: Namespace, placement: Placement) -> Namespace:
-    """Return the arguments with this placement."""
-    placed = copy(arguments)
-    options: Mapping[str, object] = {
-        "runtime": placement.target.runtime,
-        "provider": placement.target.provider,
-        "draft_on": None if placement.draft is None else f"{placement.draft.runtime}:{placement.draft.provider}",
-    }
-    vars(placed).update(options)
-    return placed

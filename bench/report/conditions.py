@@ -5,7 +5,6 @@ import os
 from argparse import Namespace
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from edgedecode import Pair
 from edgedecode.apps.machine import Machine, versions
@@ -35,20 +34,23 @@ class Conditions:
         """Collect the conditions. warm_up: number of prompts that the scheduler answers before the measurement."""
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
+        digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()[:12]
+        draft_place = "" if arguments.draft_on is None else f", draft on {arguments.draft_on}"
+        numbers = ", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
         prompts = f"{len(settings.prompts)} of {len(settings.families)} families, {source}"
         return cls(
             device=machine.line,
             threads=_threads(pair, asked=arguments.threads),
-            pack=f"{pair.manifest.name}, digest {_digest(pair.root)}, "
-            f"{pair.runtime} on {arguments.provider}{_draft_place(arguments)}{_kv_type(pair)}",
+            pack=f"{pair.manifest.name}, digest {digest}, "
+            f"{pair.runtime} on {arguments.provider}{draft_place}{_kv_type(pair)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts="questions for facts of a text, bundled" if arguments.structured else prompts,
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
             scheduler=f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt "
             "there, in a session of its own, which drafts from no other answer",
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
-            versions=_versions(pair.runtime, machine),
-            date=_now(),
+            versions=f"{numbers}, Python {machine.python}",
+            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             load=_load(),
         )
 
@@ -57,22 +59,6 @@ class Conditions:
         return " | ".join(
             (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
         )
-
-
-def _digest(root: Path) -> str:
-    return hashlib.sha256((root / MANIFEST_NAME).read_bytes()).hexdigest()[:12]
-
-
-def _versions(runtime: str, machine: Machine) -> str:
-    return ", ".join(f"{name} {number}" for name, number in versions(runtime).items()) + f", Python {machine.python}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _draft_place(arguments: Namespace) -> str:
-    return "" if arguments.draft_on is None else f", draft on {arguments.draft_on}"
 
 
 def _kv_type(pair: Pair) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from edgedecode import CapabilityError, InputError
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.apps.machine import Machine
-from edgedecode.apps.terminal import progress, show_notices
+from edgedecode.apps.terminal import show_notices, tracked
 from edgedecode.commands import print_json
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.registry import RUNTIMES, installed
@@ -41,7 +41,15 @@ def memory_sweep(arguments: Namespace) -> int:
     try:
         with one_at_a_time():
             for engine in engines:
-                _measure(order, engine, count=arguments.memory_sweep, runs=runs, reasons=reasons)
+                mine = {**order, "opening": {**order["opening"], "runtime": engine}}
+                planned = _child_reply({**mine, "turns": None})
+                if "failure" in planned:
+                    reasons.append(f"{engine}: {planned['failure']}")
+                    continue
+                sizes = budgets(planned["least"], planned["whole"], arguments.memory_sweep)
+                for budget in tracked(sizes, f"chats on {engine}"):
+                    found = _child_reply({**mine, "memory": budget})
+                    runs.append({"engine": engine, "budget_nbytes": budget, "verdict": verdict(budget, found), **found})
     finally:  # an interrupted sweep still shows its finished runs
         _show(runs, f"Peak memory of a chat of {order['turns']} turns by budget; {Machine.here().line}")
     if not runs:
@@ -74,21 +82,6 @@ def _order(arguments: Namespace) -> dict[str, Any]:
         "options": {name: getattr(arguments, name) for name in names}
         | {"mmap": not arguments.no_mmap, "repack": not arguments.no_repack, "context": arguments.ctx_size},
     }
-
-
-def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[Run], reasons: list[str]) -> None:
-    """Add the engine's chats to `runs`, or the reason why it cannot plan one to `reasons`."""
-    mine = {**order, "opening": {**order["opening"], "runtime": engine}}
-    planned = _child_reply({**mine, "turns": None})
-    if "failure" in planned:
-        reasons.append(f"{engine}: {planned['failure']}")
-        return
-    sizes = budgets(planned["least"], planned["whole"], count)
-    with progress(f"chats on {engine}", len(sizes)) as advance:
-        for budget in sizes:
-            found = _child_reply({**mine, "memory": budget})
-            runs.append({"engine": engine, "budget_nbytes": budget, "verdict": verdict(budget, found), **found})
-            advance()
 
 
 def budgets(least: int, whole: int, count: int) -> tuple[int | None, ...]:
