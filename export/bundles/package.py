@@ -24,10 +24,11 @@ from edgedecode.text.tokenizer import Tokenizer
 from ..checks.model_checks import CheckTexts
 from ..stages import Stages
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
+from .device.run import UNPLANNED
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
 from .llama_commands import llama_commands
 from .pack_files import SOC_MAP, check_pack_has, chosen_manifest, copy_adapters, copy_models, soc_map_of
-from .recording import record_answers, try_lengths, write_prompts
+from .recording import opened_test, write_prompts
 from .request import PackageRequest
 from .speeds import LENGTHS, Speeds, assumed_speeds, best_length, measured_speeds
 from .template_files import copy_templates
@@ -184,19 +185,20 @@ def _copied(
 
 def _recorded(root: Path, request: PackageRequest, bundle: Bundle, fit: MemoryFit, speeds: Speeds) -> Bundle:
     """Choose the draft length and record the answers on this machine's processor."""
-    write_bundle(root, bundle)
-    lengths = _lengths(bundle) if fit.drafts else ()
-    plain, best = best_length(speeds, try_lengths(root, request.pack, lengths))
+    with opened_test(root, bundle, request.pack) as test:
+        rounds = {}
+        for length in _lengths(bundle) if fit.drafts else ():
+            test.draft_length = length
+            rounds[length] = [test.answer(one, drafts=True)[1] for one in test.prompts]
+        plain, best = best_length(speeds, rounds)
+        test.draft_length = best.length or UNPLANNED
+        test.record()
     drafted = best.per_second if best.length else None
     plan = replace(
         bundle.plan, draft_length=best.length, tokens_per_second=plain.per_second, drafted_per_second=drafted
     )
     bundle = replace(bundle, plan=plan)
-    if not request.target.provider:
-        bundle = replace(bundle, commands=llama_commands(bundle))
-    write_bundle(root, bundle)
-    record_answers(root, request.pack)
-    return bundle
+    return bundle if request.target.provider else replace(bundle, commands=llama_commands(bundle))
 
 
 def _listed(root: Path) -> dict[str, FileEntry]:

@@ -20,6 +20,8 @@ from .decode import Model, Round, decode
 from .onnx_models import FixedModel, GrowingModel
 
 QNN = "QNNExecutionProvider"
+UNPLANNED = 4
+"""Draft length where drafts do not pay: the loop is tested even there."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -57,7 +59,7 @@ class Selftest:
         self._bundle, self._target, self._draft, self.provider = bundle, target, draft, provider
         self._files = {name: root / file for name, file in bundle["selftest"].items()}
         self.prompts = read_prompts(root, bundle)
-        self.draft_length = int(bundle["plan"]["draft_length"]) or 4  # the loop is tested even where drafts do not pay
+        self.draft_length = int(bundle["plan"]["draft_length"]) or UNPLANNED
 
     def record(self) -> None:
         """Write the expected answers, and the rounds that an app's own tests replay."""

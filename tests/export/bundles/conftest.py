@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.export.bundles import recording
 from tests.made_once import made_once, run_folder
 
 
@@ -22,16 +20,8 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Words of `package` for tests that do not read the recorded answers: one prompt, two tokens, no child process."""
-
-    def ask(function: str, *words: object) -> Any:
-        told: list[object] = []
-        monkeypatch.setattr(recording, "tell_parent", told.append)
-        getattr(recording, function)(*map(str, words))
-        return json.loads(json.dumps(told[-1]))
-
-    monkeypatch.setattr(recording, "_ask", ask)
+def quick(tmp_path: Path) -> list[str]:
+    """Words of `package` for tests that do not read the recorded answers: one prompt, two tokens."""
     prompts = tmp_path / "one.jsonl"
     prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n", encoding="utf-8")
     return ["--prompts", str(prompts), "--test-tokens", "2"]
