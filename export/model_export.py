@@ -26,7 +26,7 @@ from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_g
 from .gguf.plan import PLAN_FILE
 from .gguf.row_source import StoredRows
 from .graph.checkpoint import Checkpoint
-from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, Drawing, draw, graph_entry, write_exact
 from .graph.error_feedback import Moments
 from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
@@ -220,7 +220,8 @@ class _ModelSteps:
         ):
             folder = Path(place) / self.job.role
             folder.mkdir()
-            self.drawing.write(folder, progress=lambda amount: None, release=self.checkpoint.release)
+            self.drawing.write_weights(folder, progress=lambda amount: None, release=self.checkpoint.release)
+            self.drawing.write_graph(folder)
             with opened(entry, Path(place), texts) as model:
                 return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
@@ -267,7 +268,7 @@ def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> 
         head_size=shape.head_size,
         parameters=parameters,
         weights=f"{job.role}/{WEIGHTS_FILE}",
-        graphs={"base": drawing.graph_in(job.role)},
+        graphs={"base": graph_entry(drawing.model, f"{job.role}/{GRAPH_FILE}")},
         bits=job.recipe.body.bits,
         block_size=job.recipe.body.block_size,
         head_bits=job.recipe.head.bits,

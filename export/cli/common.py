@@ -1,25 +1,13 @@
-"""Shared by the verbs `export`, `import` and `trim`: refused options, and log and signal setup."""
+"""Shared by the verbs of the export: log and signal setup."""
 
 import logging
-from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.user_notices import NOTICES, NoticeLines
 
 from .signals import ending_on_sigterm
-
-
-def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str) -> None:
-    """Exit with a usage error if options other than `taken` are given; `message` is formatted with their names.
-
-    An option is given if it differs from its default: `configure` stores the parser's `get_default` in `default_of`.
-    """
-    others = set(vars(arguments)) - {*taken, "verb", "json", "debug"}
-    given = [name for name, value in vars(arguments).items() if name in others and value != arguments.default_of(name)]
-    if given:
-        arguments.usage_error(message.format(", ".join(f"--{name.replace('_', '-')}" for name in given)))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from ..npu.compile_request import DEFAULT_WIDTHS, DEVICES, CompileRequest
 from .common import notices_shown, quiet
 
 if TYPE_CHECKING:
-    from ..npu.compile_pack import CompiledGraph
     from .display import Report
 
 _LIST = "list"
@@ -113,32 +112,18 @@ def _compile(pack: Path, request: CompileRequest) -> Report:
     from .display import LiveDisplay
 
     with notices_shown(), LiveDisplay() as display:
-        results: Sequence[CompiledGraph] = compile_pack(pack, request, Stages(display))
+        results = compile_pack(pack, request, Stages(display))
     for each in results:
         same = f"same token as on the processor {each.agreed} of {each.positions} times, error {each.error:.1%}"
-        checked = same if each.positions else f"not run on the emulator: {each.reason}"
-        print(f"{each.role} {each.graph} for {each.group.folder}: {format_nbytes(each.nbytes)}, {checked}")
+        checked = same if each.positions else f"not run on the emulator: {each.not_run}"
+        print(f"{each.role} {each.graph} for {each.chip}: {format_nbytes(each.nbytes)}, {checked}")
     widths = ", ".join(map(str, request.widths))
     print(f"{pack}: graphs of {widths} rows; run them with --provider {request.device}")
     return {
         "pack": str(pack),
-        "compiled": [_values(each) for each in results],
+        "compiled": [asdict(each) for each in results],
         "device": request.device,
         "widths": [*request.widths],
-    }
-
-
-def _values(graph: CompiledGraph) -> Report:
-    """Return a compiled graph as JSON values; its size in bytes, its error relative to the logits' deviation."""
-    return {
-        "role": graph.role,
-        "graph": graph.graph,
-        "chip": graph.group.folder,
-        "nbytes": graph.nbytes,
-        "positions": graph.positions,
-        "agreed": graph.agreed,
-        "error": graph.error,
-        "not_run": graph.reason,
     }
 
 

@@ -72,7 +72,8 @@ def _make(arguments: Namespace) -> Report:
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_trim(arguments)
     require_frameworks()
-    from ..pair_export import PairRequest
+    from ..pair_export import PairRequest, export_pair
+    from .pack_tables import shown
 
     request = PairRequest(
         target=arguments.target,
@@ -93,17 +94,10 @@ def _make(arguments: Namespace) -> Report:
     )
     if arguments.dry_run:
         return _dry_run(request, arguments.out)
-    report = _export(request)
+    report = shown(lambda stages: export_pair(request, stages), out=request.out)
     if arguments.trim_vocab is not None:
         report["trim"] = trim_exported(request.out, arguments.trim_vocab)
     return report
-
-
-def _export(request: PairRequest) -> Report:
-    from ..pair_export import export_pair
-    from .pack_tables import shown
-
-    return shown(lambda stages: export_pair(request, stages), out=request.out)
 
 
 def _dry_run(request: PairRequest, out: Path | None) -> Report:

@@ -20,6 +20,8 @@ _LEGEND = (
     "relative to the logits' deviation; KL: divergence from the original weights' distributions, in nats; "
     "same token: how often the most likely token is the same; noise: in logits, 99.9th percentile"
 )
+_FACTS = ("source", "license", "parameters", "bits", "block_size", "head_bits", "quantization", "kernel_noise")
+"""What the JSON values say of a model as the manifest does."""
 
 
 def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
@@ -63,16 +65,9 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
     """Return the summary as JSON values; sizes in bytes, times in seconds."""
     models: Report = {
         role: {
-            "source": entry.source,
-            "license": entry.license,
-            "parameters": entry.parameters,
-            "bits": entry.bits,
-            "block_size": entry.block_size,
-            "head_bits": entry.head_bits,
-            "quantization": entry.quantization,
+            **{name: getattr(entry, name) for name in _FACTS},
             "weights_nbytes": manifest.weights_nbytes(role),
             "graphs": ",".join(entry.graphs),
-            "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
             "notes": list(entry.notes),
             "activations": _activations(entry),

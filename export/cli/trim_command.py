@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
 
-from .common import pack_is_there, quiet, refuse_others
+from .common import pack_is_there, quiet
 
 if TYPE_CHECKING:
     from ..trim.trim_pack import TrimRequest
     from .display import Report
 
-_REMOVING = ("pack", "remove")
-"""Arguments that `trim --remove` accepts."""
 _BEST = 0
 """Stands for the best of several sizes, if one is faster, instead of a number of ids."""
 
@@ -48,7 +46,7 @@ class TrimCommand:
         )
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
         add_json(parser)
-        parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         with quiet(debug=arguments.debug):
@@ -61,13 +59,15 @@ class TrimCommand:
 def _run(arguments: Namespace) -> Report:
     from ..trim.trim_pack import TrimRequest, remove_trimmed
 
+    given = {field.name: getattr(arguments, field.name) for field in fields(TrimRequest)}
+    given = {name: value for name, value in given.items() if value is not None}
     if arguments.remove:
-        refuse_others(arguments, _REMOVING, message="argument --remove: it measures nothing, leave out {}")
+        if others := ", ".join(f"--{name.replace('_', '-')}" for name in given if name != "pack"):
+            arguments.usage_error(f"argument --remove: it measures nothing, leave out {others}")
         gone = remove_trimmed(arguments.pack)
         print(f"removed {', '.join(gone)}")
         return {"pack": arguments.pack, "removed": gone}
-    given = {field.name: getattr(arguments, field.name) for field in fields(TrimRequest)}
-    return run_trim(TrimRequest(**{name: value for name, value in given.items() if value is not None}))
+    return run_trim(TrimRequest(**given))
 
 
 def run_trim(request: TrimRequest) -> Report:

@@ -52,12 +52,6 @@ def _conclusion(result: TrimResult) -> str:
 
 
 def _row_report(row: SizeRow) -> Report:
-    return {
-        "size": row.size,
-        "tokens": row.acceptance.tokens,
-        "coverage": row.acceptance.coverage,
-        "tokens_per_round": row.per_round,
-        "length": row.length,
-        "step_seconds": row.step_seconds,
-        "speed_up": row.speed_up,
-    }
+    own: Report = {name: getattr(row, name) for name in ("size", "length", "step_seconds", "speed_up")}
+    accepted = row.acceptance
+    return {**own, "tokens": accepted.tokens, "coverage": accepted.coverage, "tokens_per_round": row.per_round}

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 GRAPH_FILE = "base.onnx"
 EXACT_FILE = "exact.onnx"
 WEIGHTS_FILE = "weights.bin"
-_CAPABILITIES = ("tree", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +37,6 @@ class Drawing:
 
     model: ir.Model
     weights: Weights
-
-    def graph_in(self, folder: str) -> Graph:
-        """Return the graph's manifest entry for a file in `folder` of the pack."""
-        return Graph(
-            file=f"{folder}/{GRAPH_FILE}",
-            inputs=tuple(str(value.name) for value in self.model.graph.inputs),
-            outputs=tuple(str(value.name) for value in self.model.graph.outputs),
-            capabilities=_CAPABILITIES,
-        )
-
-    def write(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
-        """Write both files into the existing folder `folder`."""
-        self.write_weights(folder, progress=progress, release=release)
-        self.write_graph(folder)
 
     def write_weights(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
         """Write only the weights: the graph's activation bits may still change."""
@@ -62,6 +47,12 @@ class Drawing:
         import onnx_ir as ir
 
         ir.save(self.model, folder / GRAPH_FILE)
+
+
+def graph_entry(model: ir.Model, file: str) -> Graph:
+    """Return the manifest entry of a base graph, or one with its inputs and outputs, in this file of the pack."""
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    return Graph(file, tuple(inputs), tuple(outputs), ("tree", "rows"))
 
 
 def write_exact(model: ir.Model, path: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..checks.model_checks import CheckTexts
-from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, write_exact
+from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, graph_entry, write_exact
 from ..graph.graph_request import LEAST_CONTEXT
 from ..pack_texts import (
     PackTexts,
@@ -32,8 +32,6 @@ from .imported_pack import Imported, ImportRequest, WeightWidths, outside_file, 
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import OriginalGraph, check_import
 from .weight_widths import read_widths
-
-_CAPABILITIES = ("tree", "rows")
 
 
 def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -153,13 +151,7 @@ def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
 
 def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:
     """Return the model's manifest entry; its weights file is set later."""
-    graph, decoder = job.source.model.graph, job.source.config.decoder
-    base = Graph(
-        file=f"{job.role}/{GRAPH_FILE}",
-        inputs=tuple(str(value.name) for value in graph.inputs),
-        outputs=tuple(str(value.name) for value in graph.outputs),
-        capabilities=_CAPABILITIES,
-    )
+    decoder = job.source.config.decoder
     return ModelEntry(
         architecture=job.source.config.type,
         rows=job.source.rows,
@@ -170,7 +162,7 @@ def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:
         head_size=decoder.head_size,
         parameters=widths.parameters,
         weights="",
-        graphs={"base": base},
+        graphs={"base": graph_entry(job.source.model, f"{job.role}/{GRAPH_FILE}")},
         bits=widths.bits,
         block_size=widths.block_size,
         head_bits=widths.head_bits,

@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
@@ -25,7 +24,7 @@ from edgedecode.pack.static_graphs import HEAD_ROWS, STATIC
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
-from ..graph.drawing import EXACT_FILE, write_exact
+from ..graph.drawing import EXACT_FILE, graph_entry, write_exact
 from ..graph.passes.static_shapes import StaticSize, static_shapes
 from ..graph.passes.table_lookup import plain_lookup
 from ..stages import Stages
@@ -34,9 +33,6 @@ from .compile_request import CompileRequest, require_compiler
 from .htp_child import CheckOrder
 from .npu_files import check_changeable, check_room, replace_static, static_graphs
 from .socs import SocGroup
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _COMPILE_SECONDS, _CHECK_SECONDS = 3600.0, 900.0
 _SOURCES = {"base": STATIC_PREFIX, "lora": f"{STATIC_PREFIX}lora-"}
@@ -57,13 +53,13 @@ class CompiledGraph:
 
     role: str
     graph: str
-    group: SocGroup
+    chip: str
     nbytes: int
     positions: int = 0
     agreed: int = 0
     error: float = 0.0
     """Root mean square difference in logits, relative to the logits' standard deviation."""
-    reason: str = ""
+    not_run: str = ""
     """Why it was not run on the emulator."""
 
 
@@ -143,7 +139,16 @@ class _Job:
         model = ir.load(self.root / source.file)
         static_shapes(model, size)
         folder = Path(source.file).parent
-        graph = _entry_of(model, source, f"{folder.as_posix()}/{name}.onnx", size)
+        made = graph_entry(model, f"{folder.as_posix()}/{name}.onnx")
+        graph = replace(
+            source,
+            file=made.file,
+            inputs=made.inputs,
+            outputs=made.outputs,
+            capabilities=(*source.capabilities, STATIC),
+            width=width,
+            slots=self.slots,
+        )
         ir.save(model, self.work / graph.file)
         if not self.request.socs:
             self.graphs[role][name] = graph
@@ -157,17 +162,17 @@ class _Job:
             out.parent.mkdir(parents=True, exist_ok=True)
             with self.stages.stage(f"{role}: {name} for {group.folder}"):
                 nbytes = self._compiled(ready, out, group)
-            result, entry = CompiledGraph(role, name, group, nbytes), self._compiled_entry(out, group)
+            result, entry = CompiledGraph(role, name, group.folder, nbytes), self._compiled_entry(out, group)
             pass_seconds = self.manifest.models[role].parameters * width * _SECONDS_PER_WEIGHT_ROW
             most = _FEW_PASSES if any(each.agreement is not None for each in compiled) else _PASSES
             if len(group.socs) > 1:
-                result = replace(result, reason="binary of several chips")
+                result = replace(result, not_run="binary of several chips")
             elif passes := min(most, int(_MOST_SECONDS / pass_seconds)):
                 with self.stages.stage(f"{role}: {name} on the emulator of {group.folder}"):
-                    result = self._checked(result, replace(graph, compiled=(entry,)), passes=passes)
+                    result = self._checked(result, replace(graph, compiled=(entry,)), group, passes=passes)
                 entry = replace(entry, agreement=result.agreed / result.positions)
             else:
-                result = replace(result, reason=f"{pass_seconds:.0f} s a pass")
+                result = replace(result, not_run=f"{pass_seconds:.0f} s a pass")
             self.results.append(result)
             compiled += (entry,)
         self.graphs[role][name] = replace(graph, compiled=compiled)
@@ -181,7 +186,7 @@ class _Job:
             )
         return int(reply.told[0]["nbytes"])
 
-    def _checked(self, result: CompiledGraph, graph: Graph, *, passes: int) -> CompiledGraph:
+    def _checked(self, result: CompiledGraph, graph: Graph, group: SocGroup, *, passes: int) -> CompiledGraph:
         entry = self.manifest.models[result.role]
         base = replace(entry.graphs["base"], file=str(Path(entry.graphs["base"].file).with_name(EXACT_FILE)))
         graphs = {"base": base, result.graph: graph}
@@ -191,18 +196,18 @@ class _Job:
         order = CheckOrder(
             replace(entry, graphs=graphs, trimmed=None),
             root=str(self.work),
-            chip=result.group.numbers[0],
+            chip=group.numbers[0],
             width=graph.width,
             tokens=tuple(self.tokens[: self.slots // 2]),
             passes=passes,
         )
         reply = _ask("check_graph", seconds=_CHECK_SECONDS, given=json.dumps(to_builtins(order)))
         if reply.failure or not reply.told:
-            raise ExportError(f"{result.graph} for {result.group.folder} fails on the emulator: {_words(reply)}")
+            raise ExportError(f"{result.graph} for {result.chip} fails on the emulator: {_words(reply)}")
         result = replace(result, **reply.told[0])
         if not result.error < _MOST_ERROR:
             raise ExportError(
-                f"{result.graph} for {result.group.folder}: its logits differ from the processor's by "
+                f"{result.graph} for {result.chip}: its logits differ from the processor's by "
                 f"{result.error:.0%} of their deviation; leave out this chip, or report this"
             )
         return result
@@ -220,18 +225,6 @@ class _Job:
             socs=group.numbers,
             sdk=sdk.decode().removeprefix("v"),
         )
-
-
-def _entry_of(model: ir.Model, source: Graph, file: str, size: StaticSize) -> Graph:
-    return replace(
-        source,
-        file=file,
-        inputs=tuple(str(value.name) for value in model.graph.inputs),
-        outputs=tuple(str(value.name) for value in model.graph.outputs),
-        capabilities=(*source.capabilities, STATIC),
-        width=size.width,
-        slots=size.slots,
-    )
 
 
 def _ask(function: str, *words: str, seconds: float, given: str = "") -> ChildReply:

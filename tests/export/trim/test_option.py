@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
-from edgedecode.export.cli import export_command as command
+from edgedecode.export.cli import pack_tables
 from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
 from edgedecode.pack.manifest import Manifest
@@ -49,7 +49,7 @@ def test_trim_vocab_trims_the_exported_pack(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The export itself is replaced by the toy pack."""
-    monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
+    monkeypatch.setattr(pack_tables, "shown", lambda make, *, out: {"pack": str(out)})
     monkeypatch.setattr(run, "TrimRequest", partial(run.TrimRequest, prompts=96, max_tokens=40))
     options = ("--target", "t", "--draft", "d", "--out", str(toy))
     assert main(["export", *options, "--json", "--trim-vocab", *words]) == 0
@@ -77,7 +77,7 @@ def test_trim_vocab_that_fails_reports_the_untrimmed_pack(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
+    monkeypatch.setattr(pack_tables, "shown", lambda make, *, out: {"pack": str(out)})
     monkeypatch.setattr(trimmed_graph, "write_trimmed", fail)
     assert main(["export", "--target", "t", "--draft", "d", "--out", str(toy), "--trim-vocab"]) == 1
     expected = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
