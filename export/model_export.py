@@ -22,8 +22,7 @@ from edgedecode.pack.manifest import ModelEntry
 from .checks.model_checks import check_noise, check_parity, opened
 from .checks.reference import Reference
 from .gguf.importance_file import sums_of
-from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
-from .gguf.plan import PLAN_FILE
+from .gguf.model_file import GgufFile, check_gguf_network
 from .gguf.row_source import StoredRows
 from .graph.checkpoint import Checkpoint
 from .graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, Drawing, draw, graph_entry, write_exact
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
+GGUF_FILE, PLAN_FILE = "model.gguf", "gguf.json"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, steps: KeptSteps, stages: Stages) -> ModelEntry:
@@ -54,7 +54,12 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, steps: K
     with closing(Checkpoint(weights)) as checkpoint:
         entry = _checked(job, checkpoint, pack=pack, steps=steps, stages=stages)
     if positions := job.texts.noise_positions:
-        noise = steps.value(f"noise over {positions}", KernelNoise, lambda: _noise(entry, job, pack, stages))
+
+        def measured_noise() -> KernelNoise:
+            with stages.stage(f"{job.role}: kernel noise", positions) as advance:
+                return check_noise(entry, pack, texts=job.texts, progress=advance)
+
+        noise = steps.value(f"noise over {positions}", KernelNoise, measured_noise)
         measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
         entry = replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
     return entry
@@ -166,20 +171,22 @@ class _ModelSteps:
         job, request = self.job, self.job.gguf
         if request is None:
             return entry
+
+        def content() -> GgufFile:
+            stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
+            return GgufFile(request, job.source, reference.network, windows=windows, stored=stored)
+
         if request.planned:
-            return self._with_plan(entry, request, reference.network, windows=windows)
-        stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
+            try:
+                with self.stages.stage(f"{job.role}: gguf plan"):
+                    file = self.folder / WEIGHTS_FILE
+                    content().write_plan(self.folder / PLAN_FILE, self.drawing.weights, file)
+            except ExportError as error:  # then only the ONNX graphs are made
+                _log.info("no GGUF file can be made of the %s: %s", job.role, error)
+                return entry
+            return replace(entry, gguf_plan=f"{job.role}/{PLAN_FILE}")
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
-            reading = write_gguf(
-                request,
-                job.source,
-                reference.network,
-                windows=windows,
-                stored=stored,
-                folder=self.folder,
-                progress=advance,
-                release=self.checkpoint.release,
-            )
+            reading = content().write(self.folder / GGUF_FILE, progress=advance, release=self.checkpoint.release)
         return replace(
             entry,
             gguf=f"{job.role}/{GGUF_FILE}",
@@ -197,19 +204,6 @@ class _ModelSteps:
             title = job.calibration_name or f"text that {job.source.name} wrote"
             write_sums(job.importance_out, sums_of(found, job.source.shape, tokens=tokens), texts=[title])
         return found
-
-    def _with_plan(
-        self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows
-    ) -> ModelEntry:
-        """Return the entry with the plan of a GGUF file, or unchanged if no such file can be made."""
-        try:
-            with self.stages.stage(f"{self.job.role}: gguf plan"):
-                weights, file = self.drawing.weights, self.folder / WEIGHTS_FILE
-                write_plan(request, self.job.source, network, windows=windows, weights=weights, file=file)
-        except ExportError as error:
-            _log.info("no GGUF file can be made of the %s: %s", self.job.role, error)
-            return entry
-        return replace(entry, gguf_plan=f"{self.job.role}/{PLAN_FILE}")
 
     def _calibration_text(self, entry: ModelEntry) -> Tokens:
         """Generate text with uncalibrated weights, written to a temporary folder."""
@@ -249,11 +243,6 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
         early_rows=early,
         windowed=windows.layers,
     )
-
-
-def _noise(entry: ModelEntry, job: ModelJob, pack: Path, stages: Stages) -> KernelNoise:
-    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
-        return check_noise(entry, pack, texts=job.texts, progress=advance)
 
 
 def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> ModelEntry:

@@ -47,7 +47,7 @@ def _devices(runtime: str) -> list[Device]:
     try:
         return list(find_runtime(runtime).devices())
     except EdgeDecodeError as error:
-        return [_unavailable(runtime, " ".join(str(error).split()))]
+        return [_unavailable(runtime, error.reason)]
 
 
 def _unavailable(runtime: str, reason: str) -> Device:

@@ -197,7 +197,7 @@ class _Endpoints:
                         async for part in self._parts(reply, number, other, every):
                             yield part
                 except EdgeDecodeError as error:
-                    for event in reply.fails(" ".join(str(error).split())):
+                    for event in reply.fails(error.reason):
                         yield event
             for event in reply.closes(every):
                 yield event

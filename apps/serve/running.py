@@ -156,11 +156,15 @@ class Service:
         """Run one answer of a request. Raises Busy, and the errors of a session."""
         await self._take_place()
         try:
-            session = await self._session(asked.session_options(self.options, number=number), asked)
+            options = asked.session_options(self.options, number=number)
+            session = await self._session(options, asked)
         except BaseException:
             self._slots.release()
             raise
-        thoughts = self._thoughts(asked, number)
+        thoughts = None
+        if asked.chat and options.grammar is None:
+            details = options.details
+            thoughts = thoughts_of(self.pair.tokenizer, details.template_arguments, details.think)
         running = Running(session, partial(self._start, asked, number), rounds=asked.rounds, thoughts=thoughts)
         self._answers.add(running)
         if self.closing:
@@ -168,14 +172,7 @@ class Service:
         try:
             yield running
         finally:
-            await asyncio.shield(self._finish(running, session, asked, number))
-
-    def _thoughts(self, asked: Asked, number: int) -> Thoughts | None:
-        """Return how an answer is parted into thoughts and text; None: it is not."""
-        options = asked.session_options(self.options, number=number)
-        if not asked.chat or options.grammar is not None:
-            return None
-        return thoughts_of(self.pair.tokenizer, options.details.template_arguments, options.details.think)
+            await asyncio.shield(self._finish(running, session, options if asked.chat else None))
 
     async def close(self, *, grace: float = 0.0, hurry: Callable[[], bool] = lambda: False) -> None:
         """Refuse requests that are new or wait; stop the answers that still run after `grace` seconds or in a hurry.
@@ -215,13 +212,12 @@ class Service:
             self._slots.release()
             raise Busy(_CLOSING)
 
-    async def _finish(self, running: Running, session: Session, asked: Asked, number: int) -> None:
-        """Stop an answer, keep its session or close it, and free its place."""
-        options = asked.session_options(self.options, number=number)
+    async def _finish(self, running: Running, session: Session, options: SessionOptions | None) -> None:
+        """Stop an answer, keep its session or close it, and free its place. options: a chat's; None: no chat."""
         try:
             await running.stop()
             unwanted: Session | None = session
-            if asked.chat and options.seed is None:
+            if options is not None and options.seed is None:
                 self._idle.append((options, session))
                 unwanted = self._idle.pop(0)[1] if len(self._idle) > _IDLE else None
             if unwanted is not None:

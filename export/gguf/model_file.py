@@ -19,19 +19,16 @@ from ..graph.network import Windows
 from ..graph.recipe import Recipe
 from ..graph.weights_file import Weights
 from .network_metadata import Identity, check_network, query_factor, window_notes, write_metadata
-from .plan import PLAN_FILE, Vectors, make_plan
+from .plan import make_plan, vectors_in
 from .rotation import Rotation, read_rotation
 from .row_source import StoredRows, kind_of
 from .specials import Specials, file_name, read_specials, write_vocabulary
-from .tensors import Tensor, fields_of, tensors_of, write_file
+from .tensors import fields_of, tensors_of, write_file
 from .tokenizer_check import Reading, check_reading
-from .vocabulary import Vocabulary, read_vocabulary
+from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
     from transformers import PreTrainedModel
-
-GGUF_FILE = "model.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,83 +65,55 @@ def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
     return rotation
 
 
-def write_gguf(
-    request: GgufRequest,
-    source: Source,
-    network: PreTrainedModel,
-    *,
-    windows: Windows,
-    stored: StoredRows,
-    folder: Path,
-    progress: Callable[[int], None],
-    release: Callable[[], None],
-) -> Reading:
-    """Write `folder`/model.gguf from the same weights as the pack's graphs; return how llama.cpp reads texts with it.
+class GgufFile:
+    """The content of a model's file: keys, tensors and tokenizer. stored: the weights of the pack's graphs.
 
     Raises ExportError if llama.cpp does not support the model or the tokenizer.
     """
-    content = _content(request, source, network, windows=windows, stored=stored)
-    fields = fields_of(content.writer)
-    write_file(folder / GGUF_FILE, fields, content.tensors, progress=progress, release=release)
-    reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
-    limits = window_notes(
-        windows, ARCHITECTURES[source.shape.architecture], context=network.config.max_position_embeddings
-    )
-    notes = (*limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
-    return replace(reading, notes=notes)
 
+    def __init__(
+        self, request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
+    ) -> None:
+        import gguf
 
-def write_plan(
-    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, weights: Weights, file: Path
-) -> None:
-    """Write gguf.json next to the weights file; the file of `write_gguf` can be built from it without the network.
+        shape, layout = source.shape, ARCHITECTURES[source.shape.architecture]
+        self._rows, self._inner = shape.rows, _tokenizer(source)
+        self._vocabulary = read_vocabulary(self._inner, rows=shape.rows, name=source.name)
+        specials, rotation = _specials(self._inner, request, source), check_gguf_network(source, network)
+        factor = query_factor(network, shape, layout)
+        self._tensors = tensors_of(
+            network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor
+        )
+        self._writer = gguf.GGUFWriter(None, layout.name)
+        kinds = [tensor.kind for tensor in self._tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
+        main = max(sorted(set(kinds)), key=kinds.count)
+        identity = Identity(file_name(source.name, self._inner), source.license, main)
+        write_metadata(
+            self._writer,
+            network,
+            shape=shape,
+            layout=layout,
+            rotation=rotation,
+            windows=windows,
+            identity=identity,
+        )
+        write_vocabulary(self._writer, self._vocabulary, specials, chat_template=request.chat_template)
+        limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
+        self._notes = (*limits, *specials.notes, *self._vocabulary.notes)
 
-    Raises ExportError if llama.cpp does not support the model, or a tensor is not stored in blocks.
-    """
-    stored = StoredRows(weights, file)
-    content = _content(request, source, network, windows=windows, stored=stored)
-    vectors = Vectors.of(weights, file)
-    plan = make_plan(content.writer, content.tensors, rows=source.shape.rows, vectors=vectors)
-    file.with_name(PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
+    def write(self, path: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> Reading:
+        """Write the file; return how llama.cpp reads texts with it. Raises ExportError if it reads them differently."""
+        write_file(path, fields_of(self._writer), self._tensors, progress=progress, release=release)
+        reading = check_reading(path, self._inner, self._vocabulary, whole=True)
+        return replace(reading, notes=(*self._notes, *reading.notes))
 
+    def write_plan(self, path: Path, weights: Weights, file: Path) -> None:
+        """Write a plan, from which the same file can be built without the network. weights, file: of the pack.
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The contents of a file: its keys in `writer`, its tensors, and its tokenizer."""
-
-    writer: GGUFWriter
-    tensors: list[Tensor]
-    inner: tokenizers.Tokenizer
-    vocabulary: Vocabulary
-    specials: Specials
-
-
-def _content(
-    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
-) -> _Content:
-    import gguf
-
-    inner = _tokenizer(source)
-    vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
-    specials = _specials(inner, request, source)
-    layout, rotation = ARCHITECTURES[source.shape.architecture], check_gguf_network(source, network)
-    tensors = tensors_of(
-        network,
-        shape=source.shape,
-        layout=layout,
-        rotation=rotation,
-        stored=stored,
-        query_factor=query_factor(network, source.shape, layout),
-    )
-    writer = gguf.GGUFWriter(None, layout.name)
-    kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
-    main = max(sorted(set(kinds)), key=kinds.count)
-    identity = Identity(file_name(source.name, inner), source.license, main)
-    write_metadata(
-        writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
-    )
-    write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
-    return _Content(writer, tensors, inner, vocabulary, specials)
+        Raises ExportError if a tensor is not stored in blocks.
+        """
+        plan = make_plan(self._writer, self._tensors, rows=self._rows, vectors=vectors_in(weights, file))
+        path.write_text(plan.to_json(), encoding="utf-8")
 
 
 def _specials(inner: tokenizers.Tokenizer, request: GgufRequest, source: Source) -> Specials:

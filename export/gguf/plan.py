@@ -7,11 +7,11 @@ checkpoint or a training framework. The vocabulary is left out, because it is re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from msgspec import Meta, to_builtins
@@ -28,7 +28,6 @@ from .tensors import Tensor
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-PLAN_FILE = "gguf.json"
 VERSION = 1
 _BLOCK_TYPES = {"Q4_0": Scheme(4, 32), "Q8_0": Scheme(8, 32)}
 VOCABULARY_KEYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
@@ -159,23 +158,15 @@ def _end(piece: BlockPiece, scheme: Scheme, columns: int) -> int:
     return max(piece.packed + count * scheme.bits // 8, piece.scales + 4 * (count // scheme.block_size))
 
 
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """The float32 vectors of a weights file: their offsets and bytes."""
+Vectors: TypeAlias = Mapping[int, bytes]
+"""The float32 vectors of a weights file, by offset."""
 
-    found: tuple[tuple[int, bytes], ...]
 
-    @classmethod
-    def of(cls, weights: Weights, file: Path) -> Vectors:
-        return cls(tuple(_vectors(weights, file)))
-
-    def offset(self, values: bytes) -> int | None:
-        """Return the offset of identical bytes inside a vector, aligned to its elements, or None."""
-        for start, data in self.found:
-            place = data.find(values)
-            if place >= 0 and place % 4 == 0:
-                return start + place
-        return None
+def vectors_in(weights: Weights, file: Path) -> Vectors:
+    """Read the vectors of a weights file."""
+    found = [each for each in weights.extents().values() if each.spec.dtype == "float32" and len(each.spec.shape) == 1]
+    content = np.memmap(file, np.uint8, mode="r")
+    return {each.offset: content[each.offset : each.offset + each.spec.nbytes].tobytes() for each in found}
 
 
 def make_plan(writer: GGUFWriter, tensors: Sequence[Tensor], *, rows: int, vectors: Vectors) -> GgufPlan:
@@ -198,16 +189,9 @@ def _planned(tensor: Tensor, vectors: Vectors) -> PlannedTensor:
     if not isinstance(rows, ArrayRows):
         raise ExportError(f"the pack stores {tensor.name} as {kind}, but a GGUF plan needs quantized blocks")
     values = np.ascontiguousarray(rows.values, np.float32).tobytes()
-    offset = vectors.offset(values)
+    places = ((start, data.find(values)) for start, data in vectors.items())
+    offset = next((start + place for start, place in places if place >= 0 and place % 4 == 0), None)
     return PlannedTensor(shape, kind, tensor.head, offset=offset, values=b"" if offset is not None else values)
-
-
-def _vectors(weights: Weights, file: Path) -> Iterator[tuple[int, bytes]]:
-    with file.open("rb") as source:
-        for extent in weights.extents().values():
-            if extent.spec.dtype == "float32" and len(extent.spec.shape) == 1:
-                source.seek(extent.offset)
-                yield extent.offset, source.read(extent.spec.nbytes)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  (any type that the writer accepts)

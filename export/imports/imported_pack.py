@@ -65,17 +65,13 @@ def outside_weights(models: Mapping[str, Imported]) -> dict[str, OutsideFile]:
     return {model.entry.weights: model.outside for model in models.values() if model.outside is not None}
 
 
-def outside_file(path: Path, *, progress: Callable[[int], None] = lambda amount: None) -> OutsideFile:
-    """Describe a file that stays outside the pack; `progress` gets the bytes hashed."""
-    return OutsideFile(str(path), path.stat().st_size, file_sha256(path, progress=progress))
+def place_file(path: Path, place: Path, *, copy: bool, progress: Callable[[int], None]) -> OutsideFile | None:
+    """Copy a file to `place` in the pack and return None, or return a description of the file outside the pack.
 
-
-def place_file(
-    path: Path, place: Path, *, copy: bool, progress: Callable[[int], None] = lambda amount: None
-) -> OutsideFile | None:
-    """Copy a file to `place` in the pack and return None, or return a description of the file outside the pack."""
+    `progress` gets the bytes copied or hashed.
+    """
     if not copy:
-        return outside_file(path, progress=progress)
+        return OutsideFile(str(path), path.stat().st_size, file_sha256(path, progress=progress))
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, place)
     progress(path.stat().st_size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +26,8 @@ from ..pack_texts import (
 )
 from ..stages import Stages
 from .foreign_graphs import ContextLimit, check_builder_graph, check_operators, context_limit, rewrite_builder_graph
-from .imported_pack import Imported, ImportRequest, WeightWidths, outside_file, outside_weights
-from .onnx_source import OnnxSource, open_onnx_source
+from .imported_pack import Imported, ImportRequest, WeightWidths, outside_weights, place_file
+from .onnx_source import OnnxSource, open_onnx_source, rename_weights
 from .reference_graph import OriginalGraph, check_import
 from .weight_widths import read_widths
 
@@ -111,42 +109,18 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
         rewrite_builder_graph(source.model, head_size=head_size, early_rows=early, name=source.name)
         entry = _entry(job, widths)
     with stages.stage(f"{job.role}: weights", source.weights.stat().st_size) as advance:
-        imported = _placed(job, entry, folder=folder, progress=advance)
+        place = folder / (WEIGHTS_FILE if job.copy else source.weights.name)
+        outside = place_file(source.weights, place, copy=job.copy, progress=advance)
+        if job.copy:
+            rename_weights(source.model, place)
+        ir.save(source.model, folder / GRAPH_FILE)
+        imported = Imported(replace(entry, weights=f"{job.role}/{place.name}"), outside)
     with stages.stage(f"{job.role}: parity"):
         write_exact(source.model, folder / EXACT_FILE)
         exact = f"{job.role}/{EXACT_FILE}"
         parity = check_import(imported.located, pack, exact=exact, original=original, texts=job.texts)
         (folder / EXACT_FILE).unlink()
     return replace(imported, entry=replace(imported.entry, parity=parity))
-
-
-def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
-    """Write the graph, and its weights if they belong into the pack."""
-    model, weights = job.source.model, job.source.weights
-    if job.copy:
-        shutil.copyfile(weights, folder / WEIGHTS_FILE)
-        progress(weights.stat().st_size)
-        _rename_weights(model, WEIGHTS_FILE, folder)
-    ir.save(model, folder / GRAPH_FILE)
-    if job.copy:
-        return Imported(replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}"), None)
-    outside = outside_file(weights, progress=progress)
-    return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
-
-
-def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.ExternalTensor(
-                name,
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=tensor.shape,
-                name=tensor.name or str(value.name),
-                base_dir=folder,
-            )
 
 
 def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:

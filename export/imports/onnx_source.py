@@ -150,8 +150,6 @@ def _rows(model: ir.Model, graph: Path) -> int:
 
 def _weights(model: ir.Model, graph: Path) -> Path:
     """Return the file of all external weights, and rename it in the graph to the name that its link resolves to."""
-    import onnx_ir as ir
-
     tensors = list(_external(model))
     names = sorted({str(tensor.location) for _, tensor in tensors})
     if len(names) != 1:
@@ -166,18 +164,24 @@ def _weights(model: ir.Model, graph: Path) -> Path:
     needed = max((tensor.offset or 0) + tensor.nbytes for _, tensor in tensors)
     if path.stat().st_size < needed:
         raise ExportError(f"{path} is truncated: it has {path.stat().st_size} bytes of {needed}; download it again")
-    for value, tensor in tensors:  # in the hub's cache, the linked file has a different name
-        assert value.dtype is not None
+    rename_weights(model, path)  # in the hub's cache, the linked file has a different name
+    return path
+
+
+def rename_weights(model: ir.Model, path: Path) -> None:
+    """Let a graph read its external weights from a file with the same content."""
+    import onnx_ir as ir
+
+    for value, tensor in _external(model):
         value.const_value = ir.ExternalTensor(
             path.name,
             tensor.offset,
             tensor.length,
-            value.dtype,
+            tensor.dtype,
             shape=tensor.shape,
             name=str(value.name),
             base_dir=path.parent,
         )
-    return path
 
 
 def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
