@@ -12,10 +12,11 @@ from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
@@ -23,7 +24,7 @@ from edgedecode.decoding.stats import Stats
 from edgedecode.options import sampling_defaults
 from edgedecode.structured.guidance import GrammarFailed
 
-from .guards import CORS, Guards, JsonResponse, Limits, error_response
+from .guards import Guards, JsonResponse, Limits, error_response
 from .kept_items import KeptItems
 from .logprobs import Entries, Entry
 from .metrics import Counting, Metrics
@@ -56,7 +57,7 @@ _LONGEST_NOTE = 2000
 """Characters that clients and proxies take."""
 
 
-def create_app(service: Service, limits: Limits) -> Starlette:
+def create_app(service: Service, limits: Limits) -> ASGIApp:
     """Return the ASGI application over a service, which it closes at shutdown."""
     metrics = Metrics()
     endpoints = _Endpoints(service, metrics, limits)
@@ -91,13 +92,18 @@ def create_app(service: Service, limits: Limits) -> Starlette:
         *page_routes(),
     ]
     handlers = {404: _not_found, 405: _not_allowed, Exception: _broken}
-    counting = Middleware(Counting, metrics=metrics, paths=[each.path for each in routes if isinstance(each, Route)])
-    return Starlette(
-        routes=routes,
-        middleware=[counting, Middleware(Guards, limits=limits)],
-        lifespan=lifespan,
-        exception_handlers=handlers,
-    )
+    guards = Middleware(Guards, limits=limits)
+    app: ASGIApp = Starlette(routes=routes, middleware=[guards], lifespan=lifespan, exception_handlers=handlers)
+    if limits.origins:
+        app = CORSMiddleware(
+            app,
+            limits.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,  # a public page may ask for a server on this machine
+            expose_headers=("*",),
+        )
+    return Counting(app, metrics=metrics, paths=[each.path for each in routes if isinstance(each, Route)])
 
 
 class _Endpoints:
@@ -363,6 +369,4 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     message = f"the server failed ({type(error).__name__}): please report it"
-    reply = error_response(500, message, kind="server_error")
-    reply.headers.update(request.scope.get(CORS, {}))  # this reply does not pass the guards
-    return reply
+    return error_response(500, message, kind="server_error")

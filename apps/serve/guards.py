@@ -59,8 +59,6 @@ def error_response(
 
 
 _MOST_HEADERS = 100
-CORS = "edgedecode.cors"
-"""Where a request's scope has the headers for an allowed web page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,7 @@ class Guards:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if cors := self._cors(headers):
-            scope[CORS], send = cors, _sending(send, cors)
-        preflight = cors and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-        refusal = self._refusal("/" if preflight else scope["path"], headers, allowed=bool(cors))
+        refusal = self._refusal(scope["path"], headers)
         if len(scope["headers"]) > _MOST_HEADERS:
             refusal = error_response(431, f"the request has more than {_MOST_HEADERS} headers", code="headers")
         body = await self._body(receive, headers, keep=refusal is None)
@@ -114,9 +109,6 @@ class Guards:
             if not body.complete:  # the rest of it would keep the connection, and a slow client an idle one
                 refusal.headers["Connection"] = "close"
             await refusal(scope, receive, send)
-            return
-        if preflight:
-            await _preflight(headers)(scope, receive, send)
             return
         given = False
 
@@ -129,22 +121,14 @@ class Guards:
 
         await self._app(scope, again, send)
 
-    def _cors(self, headers: dict[bytes, bytes]) -> dict[str, str]:
-        """Return the headers that let an allowed web page read the reply; empty: of no page, or not an allowed one."""
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if not origin or not self._origins & {"*", origin.casefold()}:
-            return {}
-        any_page = "*" in self._origins
-        allowed = {"Access-Control-Allow-Origin": "*" if any_page else origin, "Access-Control-Expose-Headers": "*"}
-        return allowed if any_page else allowed | {"Vary": "Origin"}
-
-    def _refusal(self, path: str, headers: dict[bytes, bytes], *, allowed: bool = False) -> Response | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Response | None:
         host = headers.get(b"host", b"").decode("latin-1").casefold()
         name = _name(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
         if self._hosts and name not in self._hosts:
             return error_response(421, f"the Host header names {name[:80]!r}, which this server is not", code="host")
         origin = headers.get(b"origin", b"").decode("latin-1").casefold()
-        if not allowed and b"origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
+        allowed = {f"http://{host}", f"https://{host}", *self._origins}
+        if b"origin" in headers and not allowed & {"*", origin}:
             message = "requests of other web pages are refused: --allow-origin names those that are allowed"
             return error_response(403, message, code="origin")
         if self._key and path not in _OPEN and not path.startswith(f"{ASSETS}/"):
@@ -179,31 +163,6 @@ class Guards:
             late = f"the body did not arrive within {self._seconds:g} s"
             return _Body(refusal=error_response(408, late, code="timeout"))
         return _Body(refusal=too_large)
-
-
-def _sending(send: Send, headers: dict[str, str]) -> Send:
-    """Return `send` that adds headers to the reply."""
-    more = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-
-    async def sent(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *more]}
-        await send(message)
-
-    return sent
-
-
-def _preflight(headers: dict[bytes, bytes]) -> Response:
-    """Return the reply to a browser that asks whether a page may send a request. Its headers are the clients' own."""
-    wanted = headers.get(b"access-control-request-headers", b"authorization, content-type").decode("latin-1")
-    allowed = {
-        "Access-Control-Allow-Methods": "GET, POST",
-        "Access-Control-Allow-Headers": wanted,
-        "Access-Control-Max-Age": "600",
-    }
-    if b"access-control-request-private-network" in headers:  # a public page asks for a server on this machine
-        allowed["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=allowed)
 
 
 def _name(host: str) -> str:

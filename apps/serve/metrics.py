@@ -70,18 +70,10 @@ class Counting:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in self._paths else "other"
-        begun = False
 
         async def counted(message: Message) -> None:
-            nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
                 self._metrics.count_request(path, message["status"])
             await send(message)
 
-        try:
-            await self._app(scope, receive, counted)
-        except Exception:
-            if not begun:  # Starlette's outermost layer replies
-                self._metrics.count_request(path, 500)
-            raise
+        await self._app(scope, receive, counted)

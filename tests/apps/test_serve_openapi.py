@@ -126,8 +126,8 @@ def test_replies_are_as_described(api: Any, path: str, body: dict[str, object]) 
 
 def test_every_endpoint_is_described(server: Running) -> None:
     described = description(["demo"])
-    app = create_app(server.service, Limits())
-    found = {route.path: route.methods for route in app.routes if isinstance(route, Route) and route.path != "/"}
+    app: Any = create_app(server.service, Limits())
+    found = {route.path: route.methods for route in app._app.routes if isinstance(route, Route) and route.path != "/"}
     assert {path.replace(":path", "") for path in found} == {*described["paths"]} == {*PATHS, *READING}
     for path, methods in found.items():
         assert methods is not None
