@@ -1,11 +1,12 @@
 """Output of `trim`: a table of the measured sizes, and the same as JSON values."""
 
+from dataclasses import asdict
+
 from rich.console import Console
 from rich.table import Table
 
 from edgedecode.memory.sizes import format_nbytes
 
-from ..trim.draft_sizes import SizeRow
 from ..trim.trim_pack import TrimResult
 from .display import Report
 
@@ -22,7 +23,7 @@ def show_trim(result: TrimResult) -> None:
     for title in ("coverage", "a round", "length", "step ms", "S"):
         table.add_column(title, justify="right")
     for row in (result.sizes.whole, *reversed(result.sizes.rows)):
-        numbers = (f"{row.acceptance.coverage:.2%}", f"{row.per_round:.3f}", str(row.length))
+        numbers = (f"{row.coverage:.2%}", f"{row.tokens_per_round:.3f}", str(row.length))
         table.add_row(str(row.size), *numbers, f"{1000 * row.step_seconds:.3f}", f"{row.speed_up:.3f}")
     console.print(table)
     console.print(_LEGEND, style="dim")
@@ -34,8 +35,8 @@ def trim_report(result: TrimResult) -> Report:
     chosen = result.chosen
     return {
         "pack": str(result.root),
-        "whole": _row_report(result.sizes.whole),
-        "sizes": [_row_report(row) for row in result.sizes.rows],
+        "whole": asdict(result.sizes.whole),
+        "sizes": [asdict(row) for row in result.sizes.rows],
         "size": None if chosen is None else chosen.size,
         "reason": result.sizes.reason() if chosen is None else None,
         "files": dict(result.files),
@@ -49,9 +50,3 @@ def _conclusion(result: TrimResult) -> str:
     use = "drafts by default" if row.speed_up > whole.speed_up else "is slower, and drafts only with --drafter trim"
     files = ", ".join(f"{name} ({format_nbytes(nbytes)})" for name, nbytes in result.files.items())
     return f"a draft of {row.size} of {whole.size} ids was added and {use}: {files}"
-
-
-def _row_report(row: SizeRow) -> Report:
-    own: Report = {name: getattr(row, name) for name in ("size", "length", "step_seconds", "speed_up")}
-    accepted = row.acceptance
-    return {**own, "tokens": accepted.tokens, "coverage": accepted.coverage, "tokens_per_round": row.per_round}

@@ -4,7 +4,6 @@ Samples are interleaved, so that changes in machine load affect all of them alik
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from statistics import median
@@ -26,30 +25,8 @@ _STEPS = 2
 """Draft steps timed together after a target pass, because the first of them finds cold CPU caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Median seconds of the target's passes by width, each after a pass of the same width."""
-
-    seconds: dict[int, float]
-
-    def c(self, width: int) -> float:
-        """Return the cost of a pass over `width` tokens, relative to a pass over one."""
-        return self.seconds[width] / self.seconds[1]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTimes:
-    """Median seconds of the full draft's step, and the trimmed one's time relative to it.
-
-    The ratio is the median over pairs of adjacent samples, so that other load on the machine mostly cancels out.
-    """
-
-    whole_seconds: float
-    ratio: float
-
-
-def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: int = REPETITIONS) -> PassTimes:
-    """Time passes over 1 to 9 tokens after the same context, interleaving the widths."""
+def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: int = REPETITIONS) -> dict[int, float]:
+    """Return median seconds of passes over 1 to 9 tokens after the same context, each after one of the same width."""
     widths = (1, *(length + 1 for length in LENGTHS))
     room = max(widths)
     text = _text(tokens, min(CONTEXT, target.card.context - room) + room)
@@ -64,7 +41,7 @@ def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: in
         samples = _interleaved([partial(second_pass, width) for width in widths], repetitions)
     finally:
         state.close()
-    return PassTimes({width: median(each) for width, each in zip(widths, samples, strict=True)})
+    return {width: median(each) for width, each in zip(widths, samples, strict=True)}
 
 
 def time_drafts(
@@ -74,8 +51,12 @@ def time_drafts(
     *,
     tokens: Sequence[int],
     repetitions: int = REPETITIONS,
-) -> DraftTimes:
-    """Time draft steps after target passes, interleaved: of the full draft and of the trimmed one."""
+) -> tuple[float, float]:
+    """Time draft steps after target passes, interleaved: of the full draft and of the trimmed one.
+
+    Returns median seconds of the full draft's step, and the trimmed one's time relative to it: the median over pairs of
+    adjacent samples, so that other load on the machine mostly cancels out.
+    """
     context = min(CONTEXT, *(model.card.context - _STEPS for model in (target, whole, trimmed)))
     text = _text(tokens, context + _STEPS)
     target_state = filled_state(target, text[:context], room=1, rows=1)
@@ -92,7 +73,7 @@ def time_drafts(
     finally:
         for state in (target_state, whole_state, trimmed_state):
             state.close()
-    return DraftTimes(median(samples[0]), median(less / full for full, less in zip(*samples, strict=True)))
+    return median(samples[0]), median(less / full for full, less in zip(*samples, strict=True))
 
 
 def _interleaved(measures: Sequence[Callable[[], float]], least: int) -> list[list[float]]:

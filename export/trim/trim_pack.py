@@ -1,7 +1,7 @@
 """Trims a pack's draft: checks first, then measures sizes, and changes the pack last."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median
@@ -29,7 +29,7 @@ from .draft_sizes import SizeRow, Sizes, size_row
 from .forced_acceptance import measure_acceptance
 from .id_ranking import Ranking, always_kept, rank_ids, sweep_sizes
 from .texts import Texts, answer_prompts, chosen_prompts, split_texts
-from .timing import REPETITIONS, DraftTimes, time_drafts, time_target
+from .timing import REPETITIONS, time_drafts, time_target
 
 ENGINE = "onnx"
 """The engine that runs graphs."""
@@ -95,7 +95,7 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
     if chosen is None:
         return TrimResult(root, found)
     with stages.stage("graph"):
-        speeds = (chosen.acceptance.coverage, chosen.speed_up, found.whole.speed_up)
+        speeds = (chosen.coverage, chosen.speed_up, found.whole.speed_up)
         return TrimResult(root, found, chosen, save_trimmed(root, ranking.vocabulary(chosen.size), speeds))
 
 
@@ -209,20 +209,15 @@ class _Measure:
             for size in sizes:
                 times.append(self._times(ranking.vocabulary(size), tokens=tokens, repetitions=REPETITIONS))
                 advance(1)
-        step = median(each.whole_seconds for each in times)
+        step = median(seconds for seconds, _ in times)
         rows = [
-            size_row(size, acceptance, target, step_seconds=step * each.ratio)
-            for size, acceptance, each in zip(sizes, accepted, times, strict=True)
+            size_row(size, acceptance, target, step_seconds=step * ratio)
+            for size, acceptance, (_, ratio) in zip(sizes, accepted, times, strict=True)
         ]
         return Sizes(tuple(rows), size_row(ranking.vocabulary_size, whole, target, step_seconds=step))
 
-    def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> DraftTimes:
-        with self._opened(vocabulary) as trimmed:
-            return time_drafts(self.pair.target, self.draft, trimmed, tokens=tokens, repetitions=repetitions)
-
-    @contextmanager
-    def _opened(self, vocabulary: TrimmedVocabulary) -> Iterator[LanguageModel]:
-        """Open a trim in a temporary folder, over the pack's weights."""
+    def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> tuple[float, float]:
+        """Time a trim, which is made in a temporary folder over the pack's weights, as `time_drafts`."""
         from .trimmed_graph import write_trimmed
 
         entry = self.pair.manifest.located(DRAFT)
@@ -234,5 +229,5 @@ class _Measure:
             located = replace(entry, rows=len(vocabulary), graphs={"base": graph}, gguf="", gguf_plan="")
             size = self.pair.tokenizer.size
             request = ModelRequest(located, self.root, TRIM, size, Budget(), threads=self.threads)
-            with closing(find_runtime(self.pair.runtime).open(request)) as model:
-                yield model
+            with closing(find_runtime(self.pair.runtime).open(request)) as trimmed:
+                return time_drafts(self.pair.target, self.draft, trimmed, tokens=tokens, repetitions=repetitions)

@@ -6,7 +6,6 @@ import pytest
 
 from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
-from edgedecode.export.trim.timing import DraftTimes, PassTimes
 from tests.export.trim.toy_pack import fake_graph, open_toy, toy_runtime, write_toy_pack
 
 
@@ -24,7 +23,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the costs: a draft step takes half a target pass, and a trimmed draft is faster in proportion to its rows."""
-    monkeypatch.setattr(run, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
+    monkeypatch.setattr(run, "time_target", lambda *_, **__: dict.fromkeys(range(1, 10), 1.0))
     monkeypatch.setattr(
-        run, "time_drafts", lambda target, whole, trimmed, **_: DraftTimes(0.5, trimmed.card.rows / whole.card.rows)
+        run, "time_drafts", lambda target, whole, trimmed, **_: (0.5, trimmed.card.rows / whole.card.rows)
     )

@@ -17,7 +17,6 @@ from edgedecode.errors import ExportError
 from edgedecode.export import frameworks
 from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
-from edgedecode.export.trim.timing import DraftTimes, PassTimes
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack import model_checks
 from edgedecode.pack.entries import OldTrim
@@ -74,8 +73,8 @@ def test_a_trimmed_pack_comes_from_the_hub(toy: Path, hub: Hub, monkeypatch: pyt
 def test_trim_that_is_slower_is_written_only_on_request_and_is_not_the_default(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
-    monkeypatch.setattr(run, "time_drafts", lambda *_, **__: DraftTimes(0.5, 1.2))
+    monkeypatch.setattr(run, "time_target", lambda *_, **__: dict.fromkeys(range(1, 10), 1.0))
+    monkeypatch.setattr(run, "time_drafts", lambda *_, **__: (0.5, 1.2))
     before = content(toy)
     assert run_trim(toy) == 0
     assert content(toy) == before
