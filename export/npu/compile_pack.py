@@ -29,10 +29,9 @@ from ..graph.passes.static_shapes import StaticSize, static_shapes
 from ..graph.passes.table_lookup import plain_lookup
 from ..stages import Stages
 from ..trim.texts import bundled_prompts
-from .compile_request import CompileRequest, require_compiler
+from .compile_request import CompileRequest, SocGroup, require_compiler
 from .htp_child import CheckOrder
 from .npu_files import check_changeable, check_room, replace_static, static_graphs
-from .socs import SocGroup
 
 _COMPILE_SECONDS, _CHECK_SECONDS = 3600.0, 900.0
 _SOURCES = {"base": STATIC_PREFIX, "lora": f"{STATIC_PREFIX}lora-"}
