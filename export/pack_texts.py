@@ -163,37 +163,30 @@ def copy_licenses(source: Path, pack: Path, *, role: str) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-@dataclass(frozen=True, slots=True)
-class PackTexts:
-    """A pack's name, tokenizer, chat template and decoding defaults."""
-
-    name: str
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    generation: Generation
-
-
 def write_manifest(
     folder: Path,
-    texts: PackTexts,
     models: Mapping[str, ModelEntry],
     *,
+    name: str,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    generation: Generation,
     outside: Mapping[str, OutsideFile] | None = None,
     verb: str = "",
 ) -> Manifest:
     """Write the manifest of all files in `folder` and `outside`; note in the target's entry if there is no template."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     target = models["target"]
-    if texts.template is None:
+    if template is None:
         target = replace(target, notes=(*target.notes, NO_TEMPLATE))
     manifest = Manifest(
-        name=texts.name,
+        name=name,
         created_by=f"edgedecode {edgedecode.__version__}{verb}",
         tokenizer=TOKENIZER,
-        tokenizer_digest=texts.tokenizer.digest,
-        vocabulary_size=texts.tokenizer.size,
-        chat_template=TEMPLATE if texts.template is not None else None,
-        generation=texts.generation,
+        tokenizer_digest=tokenizer.digest,
+        vocabulary_size=tokenizer.size,
+        chat_template=TEMPLATE if template is not None else None,
+        generation=generation,
         models={**models, "target": target},
         files={path.relative_to(folder).as_posix(): file_entry(path) for path in files},
         outside=dict(outside or {}),

@@ -26,7 +26,6 @@ from .kept_steps import KeptSteps, kept_steps
 from .model_export import export_model
 from .pack_texts import (
     NO_TEMPLATE,
-    PackTexts,
     check_tokenizers,
     copy_licenses,
     copy_texts,
@@ -111,10 +110,14 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
                 )
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
-            texts = PackTexts(
-                request.name or request.out.absolute().name, target.tokenizer, plan.template, plan.generation
+            return write_manifest(
+                folder,
+                models,
+                name=request.name or request.out.absolute().name,
+                tokenizer=target.tokenizer,
+                template=plan.template,
+                generation=plan.generation,
             )
-            return write_manifest(folder, texts, models)
 
 
 def check_pair(request: PairRequest, *, out: Path | None) -> PairPlan:

@@ -155,18 +155,16 @@ class Bundle:
             if path.stat().st_size > _MOST_NBYTES:
                 raise ManifestError(f"{path} is too large to be a bundle's description")
             text = path.read_text(encoding="utf-8")
+            value: JsonValue = json.loads(text, object_pairs_hook=unique_keys)
         except (FileNotFoundError, NotADirectoryError):
             raise ManifestError(
                 f"{root} is not a bundle: it has no {BUNDLE_NAME} (make one with `edgedecode package`)"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ManifestError(f"{path} cannot be read: {cause(error)}") from None
-        try:
-            return cls.from_json(json.loads(text, object_pairs_hook=unique_keys))
-        except ManifestError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"{path} is damaged ({error}): make the bundle again") from None
+        except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not JSON
+            raise ManifestError(f"{path} is damaged ({cause(error)}): make the bundle again") from None
+        return cls.from_json(value)
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Bundle:

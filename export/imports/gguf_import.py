@@ -3,89 +3,61 @@
 If llama.cpp is installed, each file is opened with it, and its tokenization is compared.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, IncompatiblePair, RuntimeUnavailable
-from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
-from edgedecode.text.chat_template import ChatTemplate
-from edgedecode.text.tokenizer import Tokenizer
 
 from ..gguf.pretokenizers import splits_of
 from ..gguf.tokenizer_check import compare_reading
-from ..pack_texts import TEMPLATE, TOKENIZER, PackTexts, write_manifest
+from ..pack_texts import TEMPLATE, TOKENIZER
 from ..stages import Stages
 from .gguf_source import GgufSource, open_gguf_source, read_gguf_generation, read_gguf_template, read_widths
 from .gguf_tokenizer import ImportedTokenizer, read_tokenizer
 from .gguf_vocabulary import first_difference
-from .imported_pack import Imported, ImportRequest, outside_weights, place_file
+from .imported_pack import Imported, ImportRequest, place_file, write_imported
 
 _FILE = "model.gguf"
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """The results of all checks that precede writing."""
-
-    sources: Mapping[str, GgufSource]
-    tokenizer: ImportedTokenizer
-    opened: Tokenizer
-    generation: Generation
-    template: ChatTemplate | None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(source.path.stat().st_size for source in self.sources.values())
 
 
 def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
     """Import a pair or a single target. Raises ExportError or IncompatiblePair, after removing all it has written."""
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
-        checked = _check(request)
-        check_place(request.out, nbytes=checked.nbytes if request.copy else 0)
-    with new_folder(request.out) as folder:
-        (folder / TOKENIZER).write_text(checked.tokenizer.text, encoding="utf-8")
-        if checked.template is not None:
-            (folder / TEMPLATE).write_text(checked.template.source, encoding="utf-8")
-        models = {role: _import_model(role, request, checked, folder, stages) for role in checked.sources}
-        with stages.stage("digests"):
-            texts = PackTexts(
-                request.name or request.out.absolute().name, checked.opened, checked.template, checked.generation
+        sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
+        target, draft = sources["target"], sources.get("draft")
+        if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
+            raise IncompatiblePair(
+                f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the "
+                f"target's family"
             )
-            entries = {role: model.entry for role, model in models.items()}
-            return write_manifest(folder, texts, entries, outside=outside_weights(models), verb=", import")
+        tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
+        opened, generation = tokenizer.opened(), read_gguf_generation(target)
+        template = read_gguf_template(target, generation)
+        copied = sum(source.path.stat().st_size for source in sources.values()) if request.copy else 0
+        check_place(request.out, nbytes=copied)
+    with new_folder(request.out) as folder:
+        (folder / TOKENIZER).write_text(tokenizer.text, encoding="utf-8")
+        if template is not None:
+            (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
+        models = {
+            role: _import_model(role, source, request, tokenizer, folder, stages) for role, source in sources.items()
+        }
+        with stages.stage("digests"):
+            return write_imported(request, folder, models, tokenizer=opened, template=template, generation=generation)
 
 
-def _check(request: ImportRequest) -> _Checked:
-    sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
-    target, draft = sources["target"], sources.get("draft")
-    if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
-        raise IncompatiblePair(
-            f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's "
-            f"family"
-        )
-    tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
-    generation = read_gguf_generation(target)
-    return _Checked(
-        sources=sources,
-        tokenizer=tokenizer,
-        opened=tokenizer.opened(),
-        generation=generation,
-        template=read_gguf_template(target, generation),
-    )
-
-
-def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: Path, stages: Stages) -> Imported:
+def _import_model(
+    role: str, source: GgufSource, request: ImportRequest, tokenizer: ImportedTokenizer, folder: Path, stages: Stages
+) -> Imported:
     """Copy or reference a model's file and check it with llama.cpp, if that is available."""
-    source = checked.sources[role]
     file = f"{role}/{_FILE if request.copy else source.path.name}"
     entry = _entry(source, file, license=request.license)
     if role == "target":
-        entry = replace(entry, notes=(checked.tokenizer.note,))
+        entry = replace(entry, notes=(tokenizer.note,))
     with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
         outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
     if not request.checked:
@@ -97,7 +69,7 @@ def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: 
         splits = splits_of(source.vocabulary.pre)
         try:
             form = splits.normal_form if splits is not None else ""
-            reading = compare_reading(source.path, checked.tokenizer.inner(), normal_form=form)
+            reading = compare_reading(source.path, tokenizer.inner(), normal_form=form)
         except ExportError as error:
             raise ExportError(f"{source.name} cannot be used: {error}") from None
         entry = replace(entry, notes=(*entry.notes, *reading.notes), parity=reading.measured)

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import ModelEntry
+from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+
+from ..pack_texts import write_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,26 @@ class Imported:
         return replace(self.entry, weights=self.outside.path, gguf=self.outside.path if self.entry.gguf else "")
 
 
-def outside_weights(models: Mapping[str, Imported]) -> dict[str, OutsideFile]:
-    """Return the weights files outside the pack, by their names in the manifest."""
-    return {model.entry.weights: model.outside for model in models.values() if model.outside is not None}
+def write_imported(
+    request: ImportRequest,
+    folder: Path,
+    models: Mapping[str, Imported],
+    *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    generation: Generation,
+) -> Manifest:
+    """Write the manifest of an imported pack."""
+    return write_manifest(
+        folder,
+        {role: model.entry for role, model in models.items()},
+        name=request.name or request.out.absolute().name,
+        tokenizer=tokenizer,
+        template=template,
+        generation=generation,
+        outside={each.entry.weights: each.outside for each in models.values() if each.outside is not None},
+        verb=", import",
+    )
 
 
 def place_file(path: Path, place: Path, *, copy: bool, progress: Callable[[int], None]) -> OutsideFile | None:

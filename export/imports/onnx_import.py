@@ -16,17 +16,15 @@ from ..checks.model_checks import CheckTexts
 from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE, graph_entry, write_exact
 from ..graph.graph_request import LEAST_CONTEXT
 from ..pack_texts import (
-    PackTexts,
     check_tokenizers,
     copy_licenses,
     copy_texts,
     open_template,
     read_generation,
-    write_manifest,
 )
 from ..stages import Stages
 from .foreign_graphs import ContextLimit, check_builder_graph, check_operators, context_limit, rewrite_builder_graph
-from .imported_pack import Imported, ImportRequest, WeightWidths, outside_weights, place_file
+from .imported_pack import Imported, ImportRequest, WeightWidths, place_file, write_imported
 from .onnx_source import OnnxSource, open_onnx_source, rename_weights
 from .reference_graph import OriginalGraph, check_import
 from .weight_widths import read_widths
@@ -36,11 +34,9 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
     """Import a pair or a single target. Raises ExportError or IncompatiblePair, after removing all it has written."""
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
-        sources = {"target": open_onnx_source(request.target)}
-        if request.draft is not None:
-            sources["draft"] = open_onnx_source(request.draft)
-            check_tokenizers(sources["target"], sources["draft"])
+        sources = {role: open_onnx_source(path) for role, path in request.paths.items()}
         target = sources["target"]
+        check_tokenizers(target, sources.get("draft", target))
         generation = read_generation(target, otherwise=target.search)
         template = open_template(target.folder, generation, name=target.name)
         jobs = [
@@ -54,9 +50,9 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
         for job in jobs:
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
-            texts = PackTexts(request.name or request.out.absolute().name, target.tokenizer, template, generation)
-            entries = {role: model.entry for role, model in models.items()}
-            return write_manifest(folder, texts, entries, outside=outside_weights(models), verb=", import")
+            return write_imported(
+                request, folder, models, tokenizer=target.tokenizer, template=template, generation=generation
+            )
 
 
 def _job(
