@@ -1,24 +1,22 @@
-"""The stages of a long job: records each one's duration and peak memory, and drives a progress display."""
+"""The stages of a long job: records each one's duration and peak memory, and shows its progress."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from edgedecode.memory.process_memory import peak_nbytes
 
+ShownStage: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows a stage's progress, given its title and total (0: unknown); yields a function that takes amounts of it."""
 
-class Display(Protocol):
-    """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it.
 
-    `end` is not called for a stage that fails; the display is only closed.
-    """
-
-    def begin(self, title: str, total: int) -> None: ...
-    def advance(self, amount: int) -> None: ...
-    def end(self) -> None: ...
+@contextmanager
+def unseen(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show no progress."""
+    yield lambda amount: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class StageRecord:
 class Stages:
     """Runs stages in sequence and keeps their records."""
 
-    display: Display | None = None
+    shown: ShownStage = unseen
     records: list[StageRecord] = field(default_factory=list)
 
     @contextmanager
@@ -46,16 +44,9 @@ class Stages:
         """Time a stage. Yields a function to call with the amount of progress, out of `total`."""
         own_peak = _reset_peak()
         start = time.perf_counter()
-        if self.display is not None:
-            self.display.begin(title, total)
-        yield self._advance
-        if self.display is not None:
-            self.display.end()
+        with self.shown(title, total) as advance:
+            yield advance
         self.records.append(StageRecord(title, time.perf_counter() - start, peak_nbytes() or 0, own_peak))
-
-    def _advance(self, amount: int) -> None:
-        if self.display is not None:
-            self.display.advance(amount)
 
 
 def _reset_peak() -> bool:

@@ -108,11 +108,10 @@ def _read(arguments: Namespace) -> CompileRequest:
 
 def _compile(pack: Path, request: CompileRequest) -> Report:
     from ..npu.compile_pack import compile_pack
-    from ..stages import Stages
-    from .display import LiveDisplay
+    from .display import live_stages
 
-    with notices_shown(), LiveDisplay() as display:
-        results = compile_pack(pack, request, Stages(display))
+    with notices_shown(), live_stages() as stages:
+        results = compile_pack(pack, request, stages)
     for each in results:
         same = f"same token as on the processor {each.agreed} of {each.positions} times, error {each.error:.1%}"
         checked = same if each.positions else f"not run on the emulator: {each.not_run}"

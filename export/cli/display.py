@@ -2,76 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from threading import Event, Thread
-from types import TracebackType
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.user_notices import ProgressLines
 
-from ..stages import StageRecord
+from ..stages import StageRecord, Stages
 from .signals import end_if_asked
 
 Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | list[int] | None]"
 
 
-class LiveDisplay:
-    """Progress on standard error: bars on a terminal, else a line every few seconds and after each stage."""
+@contextmanager
+def live_stages() -> Iterator[Stages]:
+    """Yield stages that show their progress on standard error: bars on a terminal, else a line now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Stages(_lines)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        yield Stages(partial(_bar, bars))
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task: TaskID | None = None
-        self._title = ""
-        self._lines: ProgressLines | None = None
-        self._over = Event()
 
-    def begin(self, title: str, total: int) -> None:
+@contextmanager
+def _bar(bars: Progress, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    end_if_asked()
+    task = bars.add_task(title, total=total or None)
+
+    def advance(amount: int) -> None:
         end_if_asked()
-        self._title = title
-        self._task = self._progress.add_task(title, total=total or None)
-        self._lines = None if self._console.is_terminal else ProgressLines(title, total)
+        bars.advance(task, amount)
 
-    def advance(self, amount: int) -> None:
+    yield advance
+    bars.update(task, total=total or 1, completed=total or 1)
+
+
+@contextmanager
+def _lines(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Print a line every few seconds, also while there is no progress, and one when the stage ends."""
+    end_if_asked()
+    lines, over = ProgressLines(title, total), Event()
+
+    def beat() -> None:
+        while not over.wait(1.0):
+            lines.print_if_due()
+
+    def advance(amount: int) -> None:
         end_if_asked()
-        if self._task is not None:
-            self._progress.advance(self._task, amount)
-        if self._lines is not None:
-            self._lines.advance(amount)
+        lines.advance(amount)
 
-    def end(self) -> None:
-        if self._task is not None:
-            total = self._progress.tasks[self._task].total or 1
-            self._progress.update(self._task, total=total, completed=total)
-            self._task = None
-        self._lines = None
-        if not self._console.is_terminal:
-            self._console.print(self._title, highlight=False, markup=False)
-
-    def __enter__(self) -> LiveDisplay:
-        self._progress.start()
-        if not self._console.is_terminal:
-            Thread(target=self._beat, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._progress.stop()
-
-    def _beat(self) -> None:
-        """Print a line when due, so that stages without progress updates show activity."""
-        while not self._over.wait(1.0):
-            if (lines := self._lines) is not None:
-                lines.print_if_due()
+    Thread(target=beat, daemon=True).start()
+    try:
+        yield advance
+    finally:
+        over.set()
+    print(title, file=sys.stderr, flush=True)
 
 
 def timings(records: Sequence[StageRecord]) -> Report:

@@ -13,7 +13,7 @@ from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from ..stages import StageRecord, Stages
-from .display import LiveDisplay, Report, stage_table, timings
+from .display import Report, live_stages, stage_table, timings
 
 _LEGEND = (
     "parity: maximum logit error without rounding of activations; kernels: root mean square error from that rounding, "
@@ -26,8 +26,7 @@ _FACTS = ("source", "license", "parameters", "bits", "block_size", "head_bits", 
 
 def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
     """Make a pack with a progress display, print a summary and return it as JSON values."""
-    with LiveDisplay() as display:
-        stages = Stages(display)
+    with live_stages() as stages:
         manifest = make(stages)
     show_pair(manifest, stages.records, out=out)
     return pair_report(manifest, stages.records, out=out)

@@ -72,13 +72,12 @@ def _run(arguments: Namespace) -> Report:
 
 def run_trim(request: TrimRequest) -> Report:
     """Trim with a progress display, print the result and return it as JSON values."""
-    from ..stages import Stages
     from ..trim.trim_pack import trim_pack
-    from .display import LiveDisplay
+    from .display import live_stages
     from .trim_tables import show_trim, trim_report
 
-    with LiveDisplay() as display:
-        result = trim_pack(request, Stages(display))
+    with live_stages() as stages:
+        result = trim_pack(request, stages)
     show_trim(result)
     return trim_report(result)
 

@@ -1,7 +1,9 @@
 """Downloads of a hub model: nothing large is fetched for a model or an output folder that is refused."""
 
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -129,31 +131,19 @@ def test_hub_downloads_nothing_for_a_refused_output_folder(hub: Hub, tmp_path: P
     assert not hub.calls
 
 
-class RecordingDisplay:
-    """A display that records titles, totals and progress."""
-
-    def __init__(self) -> None:
-        self.totals: dict[str, int] = {}
-        self.done: dict[str, int] = {}
-
-    def begin(self, title: str, total: int) -> None:
-        self.title = title
-        self.totals[title] = total
-
-    def advance(self, amount: int) -> None:
-        self.done[self.title] = self.done.get(self.title, 0) + amount
-
-    def end(self) -> None:
-        pass
-
-
 def test_hub_download_is_a_stage_in_bytes(
     hub: Hub, llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    display = RecordingDisplay()
-    export_pair(PairRequest("some/target", None, tmp_path / "pack", recipe(8), noise_positions=0), Stages(display))
+    totals, done = dict[str, int](), Counter[str]()
+
+    @contextmanager
+    def recorded(title: str, total: int) -> Iterator[Callable[[int], None]]:
+        totals[title] = total
+        yield lambda amount: done.update({title: amount})
+
+    export_pair(PairRequest("some/target", None, tmp_path / "pack", recipe(8), noise_positions=0), Stages(recorded))
     size = (llama / "model.safetensors").stat().st_size
-    assert display.totals["some/target: download"] == display.done["some/target: download"] == size
+    assert totals["some/target: download"] == done["some/target: download"] == size
     assert capfd.readouterr().err == ""  # the hub's own bars would overwrite ours
 
 

@@ -240,9 +240,8 @@ def test_quiet_ends_on_a_signal_in_a_destructor(ending: str) -> None:
 _SIGNAL_THAT_IS_DROPPED = """
 import signal
 from edgedecode.export.cli.common import quiet
-from edgedecode.export.cli.display import LiveDisplay
-from edgedecode.export.stages import Stages
-with quiet(debug=False), LiveDisplay() as display, Stages(display).stage("long", 3) as advance:
+from edgedecode.export.cli.display import live_stages
+with quiet(debug=False), live_stages() as stages, stages.stage("long", 3) as advance:
     try:
         signal.raise_signal(signal.SIGTERM)
     except SystemExit:

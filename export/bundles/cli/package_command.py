@@ -49,14 +49,13 @@ class PackageCommand:
         add_json(parser)
 
     def run(self, arguments: Namespace) -> int:
-        from ...cli.display import LiveDisplay
-        from ...stages import Stages
+        from ...cli.display import live_stages
         from ..package import make_bundle
 
         with quiet(debug=arguments.debug):
             request = _read(arguments)
-            with notices_shown(), LiveDisplay() as display:
-                bundle = make_bundle(request, Stages(display))
+            with notices_shown(), live_stages() as stages:
+                bundle = make_bundle(request, stages)
             _show(request.out, bundle)
         if arguments.json:
             print_json(asdict(bundle))
