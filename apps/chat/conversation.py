@@ -5,7 +5,7 @@ refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outsi
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Thread
@@ -25,6 +25,7 @@ from edgedecode import (
 )
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.engines.registry import drafter_names
+from edgedecode.errors import cause
 from edgedecode.pack.integrity import models_digest
 from edgedecode.sampling.sampler import answer_seed
 from edgedecode.text.printable import shown, shown_lines
@@ -43,14 +44,27 @@ TREE_NODES = 8
 class Mode:
     """A way to make answers."""
 
-    name: str
     help: str
     options: SessionOptions
 
 
 def chat_modes(pair: Pair, start: SessionOptions) -> dict[str, Mode]:
     """Return the modes that a chat may choose, by name. start: the options it began with, whose other values stay."""
-    return {mode.name: mode for mode in _modes(pair, start)}
+    clear = replace(start, drafter=None, draft_max=None, details=replace(start.details, switch=None))
+    modes = {SCHEDULED: Mode("each round drafts as is fastest, or not at all", clear)}
+    if mode_of(start) == FIXED:
+        modes[FIXED] = Mode("drafts of the fixed length that the chat started with", start)
+    modes[PLAIN] = Mode("the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
+    if "draft" in pair.manifest.models and not start.details.reproducible:
+        details = replace(start.details, switch=start.details.switch or SwitchOptions())
+        modes[SWITCH] = Mode("the draft model writes what it is sure of, unverified", replace(clear, details=details))
+    for name in drafter_names():
+        with suppress(EdgeDecodeError):  # one that cannot be loaded is none
+            source = pair.drafter_source(name)
+            if "draft" in pair.manifest.models or not source.needs_model:
+                length = start.draft_max or (TREE_NODES if source.branches else None)
+                modes[name] = Mode(f"only the drafter {name} drafts", replace(clear, drafter=name, draft_max=length))
+    return modes
 
 
 def chosen_mode(name: str, pair: Pair, start: SessionOptions) -> Mode:
@@ -80,30 +94,6 @@ def mode_of(options: SessionOptions) -> str:
     if options.drafter is not None:
         return options.drafter
     return FIXED if options.fixed else SCHEDULED
-
-
-def _modes(pair: Pair, start: SessionOptions) -> Iterator[Mode]:
-    clear = replace(start, drafter=None, draft_max=None, details=replace(start.details, switch=None))
-    yield Mode(SCHEDULED, "each round drafts as is fastest, or not at all", clear)
-    if mode_of(start) == FIXED:
-        yield Mode(FIXED, "drafts of the fixed length that the chat started with", start)
-    yield Mode(PLAIN, "the target alone, no drafts", replace(clear, drafter=NO_DRAFTER))
-    if "draft" in pair.manifest.models and not start.details.reproducible:
-        details = replace(start.details, switch=start.details.switch or SwitchOptions())
-        yield Mode(SWITCH, "the draft model writes what it is sure of, unverified", replace(clear, details=details))
-    length = start.draft_max or None
-    for name in drafter_names():
-        if _can_draft(name, pair):
-            nodes = TREE_NODES if pair.drafter_source(name).branches else None
-            options = replace(clear, drafter=name, draft_max=length or nodes)
-            yield Mode(name, f"only the drafter {name} drafts", options)
-
-
-def _can_draft(name: str, pair: Pair) -> bool:
-    """Return whether a drafter can be loaded and has the draft model that it needs."""
-    with suppress(EdgeDecodeError):
-        return "draft" in pair.manifest.models or not pair.drafter_source(name).needs_model
-    return False
 
 
 class Conversation:
@@ -168,7 +158,7 @@ class Conversation:
             except InputError as error:
                 if not self.lines.interactive:
                     raise
-                self.refuse(" ".join(str(error).split()))
+                self.refuse(cause(error))
                 continue
             except KeyboardInterrupt:
                 if not self.lines.interactive:
@@ -218,7 +208,7 @@ class Conversation:
                 self.refuse(f"the message is longer than the context of {context} tokens: shorten it")
             return
         except EdgeDecodeError as error:
-            self.refuse(" ".join(str(error).split()))
+            self.refuse(cause(error))
             return
         self._last_stats, self._used = self.session.stats, len(self.session.tokens)
         if self._stats:
@@ -271,7 +261,7 @@ class Conversation:
             try:
                 self.session = self.pair.session(replace(before, seed=seed), messages=old.messages)
             except EdgeDecodeError as error:  # the closed session keeps the messages
-                self.refuse(f"{' '.join(str(error).split())}; /mode opens the conversation again, /save keeps it")
+                self.refuse(f"{cause(error)}; /mode opens the conversation again, /save keeps it")
             raise
         self.options = options
 

@@ -215,7 +215,7 @@ def _list(conversation: Conversation, names: Mapping[str, str], *, present: str)
 
 
 def _modes(conversation: Conversation) -> Mapping[str, str]:
-    return {mode.name: mode.help for mode in chat_modes(conversation.pair, conversation.start).values()}
+    return {name: mode.help for name, mode in chat_modes(conversation.pair, conversation.start).items()}
 
 
 def _adapters(conversation: Conversation) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.engine_factory import GraphKernels
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import RUNTIMES, installed
+from edgedecode.errors import cause
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.text.printable import shown
 
@@ -47,7 +48,7 @@ def _devices(runtime: str) -> list[Device]:
     try:
         return list(find_runtime(runtime).devices())
     except EdgeDecodeError as error:
-        return [_unavailable(runtime, error.reason)]
+        return [_unavailable(runtime, cause(error))]
 
 
 def _unavailable(runtime: str, reason: str) -> Device:

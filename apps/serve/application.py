@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
+from edgedecode.errors import cause
 from edgedecode.options import sampling_defaults
 from edgedecode.structured.guidance import GrammarFailed
 
@@ -203,7 +204,7 @@ class _Endpoints:
                         async for part in self._parts(reply, number, other, every):
                             yield part
                 except EdgeDecodeError as error:
-                    for event in reply.fails(error.reason):
+                    for event in reply.fails(cause(error)):
                         yield event
             for event in reply.closes(every):
                 yield event
@@ -247,7 +248,7 @@ class _Endpoints:
                 for event in events:
                     yield event
         except EdgeDecodeError as error:
-            for event in reply.fails(" ".join(str(error).split())):
+            for event in reply.fails(cause(error)):
                 yield event
         every.append(running.stats)
         self._metrics.count_answer(running.stats, calls)
@@ -340,7 +341,7 @@ def _unknown_model(name: str, pair: Pair) -> Response:
 
 
 def _refused(error: EdgeDecodeError) -> Response:
-    message = " ".join(str(error).split())
+    message = cause(error)
     if isinstance(error, Busy):
         return error_response(503, message, kind="server_error", code="busy")
     if isinstance(error, _AnswerFailed | GrammarFailed):

@@ -11,6 +11,7 @@ from edgedecode.apps.verb_options import open_pair
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.engines.wrappers.kept_placement import Placement
 from edgedecode.engines.wrappers.placed import Place
+from edgedecode.errors import cause
 
 from ..choices import Prompts, settings_of
 from ..settings import SCHEDULED
@@ -62,7 +63,7 @@ def measure_placements(
                 try:
                     each.seconds.append(_seconds_per_token(arguments, each.placement, prompts))
                 except EdgeDecodeError as error:
-                    each.refusal = error.reason
+                    each.refusal = cause(error)
             advance()
     return sorted(found, key=lambda each: -each.tokens_per_second)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from edgedecode import EdgeDecodeError, RuntimeUnavailable
 from edgedecode.engines.child import signal_name
+from edgedecode.errors import cause
 
 PEERS = {"genai": f"{__package__}.genai_peer:GenaiPeer", "llama": f"{__package__}.llama_peer:LlamaPeer"}
 """Import path of each `Peer`, which is imported only in a child process."""
@@ -153,9 +154,9 @@ def _serve(pipe: Connection, path: str, order: PeerOrder) -> None:
     except EOFError:
         return
     except EdgeDecodeError as error:
-        reason = error.reason
+        reason = cause(error)
     except ImportError as error:
         reason = f"{error.name or error} is not installed: pip install 'edgedecode[export]'"
     except Exception as error:  # a peer may raise anything, and must not stop the measurement of the others
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {cause(error)}"
     pipe.send(reason)

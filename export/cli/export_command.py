@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.memory.sizes import format_nbytes
 
+from ..graph.graph_request import GraphRequest, Span
 from .common import quiet
-from .pack_options import add_formats, add_graphs, add_recipe, read_graphs, read_recipe, read_span
+from .pack_options import add_graphs, add_recipe, read_recipe
 from .trim_command import add_trim, check_trim, trim_exported
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ class ExportCommand:
         add_json(parser)
         add_recipe(parser)
         add_graphs(parser)
-        add_formats(parser)
         add_trim(parser)
         parser.set_defaults(usage_error=parser.error)
 
@@ -69,7 +69,7 @@ def _make(arguments: Namespace) -> Report:
     """Make a pack, or check with --dry-run whether it can be made."""
     from ..frameworks import require_frameworks
 
-    recipe, graphs = read_recipe(arguments), read_graphs(arguments)
+    recipe, graphs = read_recipe(arguments), GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank)
     check_trim(arguments)
     require_frameworks()
     from ..pair_export import PairRequest, export_pair
@@ -86,7 +86,7 @@ def _make(arguments: Namespace) -> Report:
         activations=arguments.activations,
         name=arguments.name,
         license=arguments.license,
-        span=read_span(arguments),
+        span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
         noise_positions=arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import count, whole_number
 
-from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, GraphRequest, Span
+from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT
 
 if TYPE_CHECKING:
     from ..graph.recipe import Recipe
@@ -103,7 +103,14 @@ def read_recipe(arguments: Namespace) -> Recipe:
 
 
 def add_graphs(parser: ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options for graphs and GGUF files."""
+    parser.add_argument(
+        "--formats",
+        type=_formats,
+        default=("onnx",),
+        metavar="LIST",
+        help="what to write: onnx, or onnx,gguf for llama.cpp too, with the same quantized blocks (default onnx)",
+    )
     group = parser.add_argument_group("graphs")
     group.add_argument(
         "--graphs",
@@ -130,32 +137,11 @@ def add_graphs(parser: ArgumentParser) -> None:
     )
 
 
-def read_graphs(arguments: Namespace) -> GraphRequest:
-    """Return the requested graphs. Raises InputError."""
-    return GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank)
-
-
-def read_span(arguments: Namespace) -> Span:
-    """Return the requested context length."""
-    return Span(context=arguments.context, long_rope=arguments.rope == "long")
-
-
 def _context(text: str) -> int:
     value = count(text)
     if value < LEAST_CONTEXT:
         raise ArgumentTypeError(f"{text!r} positions are too few: {LEAST_CONTEXT} or more")
     return value
-
-
-def add_formats(parser: ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        "--formats",
-        type=_formats,
-        default=("onnx",),
-        metavar="LIST",
-        help="what to write: onnx, or onnx,gguf for llama.cpp too, with the same quantized blocks (default onnx)",
-    )
 
 
 def _formats(text: str) -> tuple[str, ...]:
