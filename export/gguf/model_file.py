@@ -18,7 +18,7 @@ from ..base_model import Source
 from ..graph.network import Windows
 from ..graph.recipe import Recipe
 from ..graph.weights_file import Weights
-from .network_metadata import Identity, check_network, query_factor, window_notes, write_metadata
+from .network_metadata import check_network, query_factor, window_notes, write_metadata
 from .plan import make_plan, vectors_in
 from .rotation import Rotation, read_rotation
 from .row_source import StoredRows, kind_of
@@ -87,16 +87,10 @@ class GgufFile:
         self._writer = gguf.GGUFWriter(None, layout.name)
         kinds = [tensor.kind for tensor in self._tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
         main = max(sorted(set(kinds)), key=kinds.count)
-        identity = Identity(file_name(source.name, self._inner), source.license, main)
-        write_metadata(
-            self._writer,
-            network,
-            shape=shape,
-            layout=layout,
-            rotation=rotation,
-            windows=windows,
-            identity=identity,
-        )
+        self._writer.add_type(gguf.GGUFType.MODEL)
+        self._writer.add_name(file_name(source.name, self._inner))
+        self._writer.add_license(source.license)
+        write_metadata(self._writer, network, shape=shape, layout=layout, rotation=rotation, windows=windows, kind=main)
         write_vocabulary(self._writer, self._vocabulary, specials, chat_template=request.chat_template)
         limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
         self._notes = (*limits, *specials.notes, *self._vocabulary.notes)

@@ -7,7 +7,6 @@ shortened, or the export is refused. No file gives wrong results silently.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
@@ -27,16 +26,6 @@ _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q4_0": "MOSTLY_Q4_0", "Q8
 _WITHOUT = "export without gguf among the --formats"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The file's general metadata."""
-
-    name: str
-    license: str
-    kind: str
-    """The ggml type of most matrices, not counting embedding and head."""
-
-
 def write_metadata(
     writer: GGUFWriter,
     network: PreTrainedModel,
@@ -45,10 +34,17 @@ def write_metadata(
     layout: Architecture,
     rotation: Rotation,
     windows: Windows,
-    identity: Identity,
+    kind: str,
 ) -> None:
-    """Add all keys except the tokenizer's."""
-    _general(writer, identity)
+    """Add all keys except the tokenizer's, the name and the licence.
+
+    kind: the ggml type of most matrices, not counting embedding and head.
+    """
+    import gguf
+
+    writer.add_file_type(int(gguf.LlamaFileType[_FILE_TYPES[kind]]))
+    if kind.startswith("Q"):
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _sizes(writer, shape, context=context_limit(windows, layout, context=network.config.max_position_embeddings))
     writer.add_layer_norm_rms_eps(network.config.rms_norm_eps)
     _rotary(writer, rotation)
@@ -60,17 +56,6 @@ def write_metadata(
         writer.add_final_logit_softcapping(network.config.final_logit_softcapping or _UNCAPPED)
     if layout.name == "granite":
         _multipliers(writer, network)
-
-
-def _general(writer: GGUFWriter, identity: Identity) -> None:
-    import gguf
-
-    writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(identity.name)
-    writer.add_license(identity.license)
-    writer.add_file_type(int(gguf.LlamaFileType[_FILE_TYPES[identity.kind]]))
-    if identity.kind.startswith("Q"):
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def _sizes(writer: GGUFWriter, shape: Shape, *, context: int) -> None:

@@ -5,7 +5,7 @@ A pack's blocks are transcoded without loss: Q4_0 and Q8_0 store the same levels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -83,23 +83,30 @@ class StoredRows:
 
     def find(self, parameter: torch.Tensor) -> Rows:
         """Return a matrix's rows. Raises ExportError if its parts are stored in different formats."""
-        runs: list[_Run] = []
-        row = 0
+        pieces: list[BlockPiece] = []
+        stored, row = set[Scheme](), 0
         while row < parameter.shape[0]:
-            runs.append(self._run(parameter, row))
-            row += runs[-1].end - runs[-1].first
-        weights = [run.weight for run in runs]
-        blocks = [self._piece(run.weight, run) for run in runs if isinstance(run.weight, BlockWeight)]
-        if len(blocks) == len(runs):
-            scheme = _one_scheme([run.weight.scheme for run in runs if isinstance(run.weight, BlockWeight)])
-            return BlockRows(self._file, scheme, int(parameter.shape[1]), tuple(blocks))
-        bits = {weight.bits for weight in weights if not isinstance(weight, BlockWeight)}
-        if blocks or len(bits) > 1:
-            raise _mixed("blocks" if blocks else "float16", "floats")
-        return FloatRows(parameter, bits.pop())
+            weight, first, count = self._run(parameter, row)
+            row += count
+            if isinstance(weight, BlockWeight):
+                pieces.append(self._piece(weight, first, count))
+            stored.add(weight.scheme if isinstance(weight, BlockWeight) else Scheme(weight.bits))
+        if len(stored) > 1:
+            one, other, *_ = sorted(scheme.name for scheme in stored)
+            raise ExportError(
+                f"GGUF stores a fused matrix in one type, the recipe stores its parts as {one} and as {other}: "
+                f"give them the same width, or export without gguf among the --formats"
+            )
+        scheme = stored.pop()
+        if scheme.quantized:
+            return BlockRows(self._file, scheme, int(parameter.shape[1]), tuple(pieces))
+        return FloatRows(parameter, scheme.bits)
 
-    def _run(self, parameter: torch.Tensor, row: int) -> _Run:
-        """Return the longest run of rows, starting at `row`, that is in one stored weight."""
+    def _run(self, parameter: torch.Tensor, row: int) -> tuple[AnyWeight, int, int]:
+        """Return the stored weight with the longest run of rows from `row` on, its first row there, and their number.
+
+        Raises ExportError if there is none.
+        """
         width = parameter.stride(0) * parameter.element_size()
         address = parameter.data_ptr() + row * width
         for part, start, weight in self._parts:
@@ -107,25 +114,14 @@ class StoredRows:
             if part.shape[1] == parameter.shape[1] and 0 <= ahead < part.shape[0] * width:
                 first = ahead // width
                 count = min(part.shape[0] - first, parameter.shape[0] - row)
-                return _Run(weight, start + first, start + first + count)
+                return weight, start + first, count
         raise ExportError(
             "the pack's weights file lacks a matrix of the model: export without gguf among the --formats"
         )
 
-    def _piece(self, weight: BlockWeight, run: _Run) -> BlockPiece:
-        packed, scales = (
-            self._offsets[spec.name] + run.first * (spec.nbytes // spec.shape[0]) for spec in weight.tensors
-        )
-        return BlockPiece(run.end - run.first, packed, scales)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Rows `first` up to `end` of a stored weight."""
-
-    weight: AnyWeight
-    first: int
-    end: int
+    def _piece(self, weight: BlockWeight, first: int, count: int) -> BlockPiece:
+        packed, scales = (self._offsets[spec.name] + first * (spec.nbytes // spec.shape[0]) for spec in weight.tensors)
+        return BlockPiece(count, packed, scales)
 
 
 def _parts_of(weight: AnyWeight) -> Iterator[tuple[torch.Tensor, int]]:
@@ -133,20 +129,6 @@ def _parts_of(weight: AnyWeight) -> Iterator[tuple[torch.Tensor, int]]:
     for part in weight.source.parts:
         yield part, start
         start += part.shape[0]
-
-
-def _one_scheme(schemes: Sequence[Scheme]) -> Scheme:
-    names = sorted({scheme.name for scheme in schemes})
-    if len(names) > 1:
-        raise _mixed(*names[:2])
-    return schemes[0]
-
-
-def _mixed(one: str, other: str) -> ExportError:
-    return ExportError(
-        f"GGUF stores a fused matrix in one type, the recipe stores its parts as {one} and as {other}: "
-        f"give them the same width, or export without gguf among the --formats"
-    )
 
 
 @dataclass(frozen=True, slots=True)

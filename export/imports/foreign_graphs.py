@@ -1,7 +1,5 @@
 """Rewrites graphs of onnxruntime-genai's model builder as base graphs of a pack; keeps their weights."""
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
@@ -34,18 +32,11 @@ def check_operators(source: OnnxSource) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ContextLimit:
-    """The context within which results are correct, and a note if it is shorter than the declared one."""
+def context_limit(source: OnnxSource) -> tuple[int, tuple[str, ...]]:
+    """Return the context within which results are correct, and a note if a sliding window limits it.
 
-    context: int
-    notes: tuple[str, ...] = ()
-
-
-def context_limit(source: OnnxSource) -> ContextLimit:
-    """Return the limit: that of the rotary tables, and the window, which the engine counts in slots of its cache.
-
-    In a tree, slots are not positions.
+    It is that of the rotary tables, and the window, which the engine counts in slots of its cache: in a tree, slots are
+    not positions.
     """
     nodes = attention_nodes(source.model)
     tables = [node.inputs[_COSINES] for node in nodes if len(node.inputs) > _COSINES]
@@ -54,8 +45,8 @@ def context_limit(source: OnnxSource) -> ContextLimit:
     windows = [node.attributes.get_int("local_window_size", -1) for node in nodes]
     window = min((each for each in windows if each > 0), default=source.config.window)
     if not 0 < window < context:
-        return ContextLimit(context)
-    return ContextLimit(window, (f"context limited to {window} of {context} tokens: the model's sliding window",))
+        return context, ()
+    return window, (f"context limited to {window} of {context} tokens: the model's sliding window",)
 
 
 def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, name: str) -> None:

@@ -23,7 +23,7 @@ from ..pack_texts import (
     read_generation,
 )
 from ..stages import Stages
-from .foreign_graphs import ContextLimit, check_builder_graph, check_operators, context_limit, rewrite_builder_graph
+from .foreign_graphs import check_builder_graph, check_operators, context_limit, rewrite_builder_graph
 from .imported_pack import Imported, ImportRequest, WeightWidths, place_file, write_imported
 from .onnx_source import OnnxSource, open_onnx_source, rename_weights
 from .reference_graph import OriginalGraph, check_import
@@ -59,32 +59,30 @@ def _job(
     role: str, source: OnnxSource, *, request: ImportRequest, template: ChatTemplate | None, generation: Generation
 ) -> ImportJob:
     check_operators(source)
-    limit = context_limit(source)
-    if limit.context < LEAST_CONTEXT:
+    context, notes = context_limit(source)
+    if context < LEAST_CONTEXT:
         raise ExportError(
-            f"{source.name} has a context of {limit.context} tokens: at least {LEAST_CONTEXT} are needed to check it"
+            f"{source.name} has a context of {context} tokens: at least {LEAST_CONTEXT} are needed to check it"
         )
-    ends = generation.end_token_ids
-    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
-    return ImportJob(role, source, request.license or source.license, texts, limit, request.copy)
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
+    return ImportJob(role, source, request, texts, context, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportJob:
-    """A model to import in a role; `limit` is its usable context."""
+    """A model to import in a role; `context` is its usable one, `notes` say why it is shorter than declared."""
 
     role: str
     source: OnnxSource
-    license: str
+    request: ImportRequest
     texts: CheckTexts
-    limit: ContextLimit
-    copy: bool
-    """Copy the weights into the pack instead of referencing them."""
+    context: int
+    notes: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
         """Approximate size in the pack."""
-        weights = self.source.weights.stat().st_size if self.copy else 0
+        weights = self.source.weights.stat().st_size if self.request.copy else 0
         return self.source.graph.stat().st_size + weights
 
 
@@ -105,9 +103,10 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
         rewrite_builder_graph(source.model, head_size=head_size, early_rows=early, name=source.name)
         entry = _entry(job, widths)
     with stages.stage(f"{job.role}: weights", source.weights.stat().st_size) as advance:
-        place = folder / (WEIGHTS_FILE if job.copy else source.weights.name)
-        outside = place_file(source.weights, place, copy=job.copy, progress=advance)
-        if job.copy:
+        copy = job.request.copy
+        place = folder / (WEIGHTS_FILE if copy else source.weights.name)
+        outside = place_file(source.weights, place, copy=copy, progress=advance)
+        if copy:
             rename_weights(source.model, place)
         ir.save(source.model, folder / GRAPH_FILE)
         imported = Imported(replace(entry, weights=f"{job.role}/{place.name}"), outside)
@@ -125,7 +124,7 @@ def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:
     return ModelEntry(
         architecture=job.source.config.type,
         rows=job.source.rows,
-        context=job.limit.context,
+        context=job.context,
         hidden_size=decoder.hidden_size,
         layers=decoder.num_hidden_layers,
         kv_heads=decoder.num_key_value_heads,
@@ -136,8 +135,8 @@ def _entry(job: ImportJob, widths: WeightWidths) -> ModelEntry:
         bits=widths.bits,
         block_size=widths.block_size,
         head_bits=widths.head_bits,
-        license=job.license,
+        license=job.request.license or job.source.license,
         source=job.source.name,
         quantization=widths.quantization,
-        notes=job.limit.notes,
+        notes=job.notes,
     )
