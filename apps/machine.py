@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgedecode import __version__
 from edgedecode.engines.hardware import cores
+from edgedecode.memory.limit import system_lines
 
 _ALWAYS = ("numpy", "tokenizers")
 
@@ -26,12 +27,13 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        memory = _meminfo()
+        lines = (line.split() for line in system_lines(Path("/proc/meminfo")) if line.endswith(" kB"))
+        memory = {name: 1024 * int(size) for name, size, _ in lines}
         return cls(
             processor=_processor(),
             cores=cores(),
-            total_nbytes=memory.get("MemTotal"),
-            available_nbytes=memory.get("MemAvailable"),
+            total_nbytes=memory.get("MemTotal:"),
+            available_nbytes=memory.get("MemAvailable:"),
             system=platform.platform(terse=True),
             python=platform.python_version(),
         )
@@ -71,20 +73,8 @@ def _extra(name: str) -> list[str]:
 
 
 def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = "\n".join(system_lines(Path("/proc/cpuinfo"))).encode("utf-8", "replace").decode()
     for key in ("model name", "Model", "Hardware"):
         if found := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
             return f"{found[1].strip()} ({platform.machine()})"
     return f"{platform.processor() or 'unknown processor'} ({platform.machine()})"
-
-
-def _meminfo() -> dict[str, int]:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.split(":") for line in lines if line.endswith("kB"))
-    return {name: int(value.split()[0]) * 1024 for name, value in pairs}

@@ -166,8 +166,3 @@ def memory_table(planned: int) -> "Table":
         cells = (None if memory is None else getattr(memory, kind) for kind in KINDS)
         table.add_row(name, format_nbytes(planned), *("-" if each is None else format_nbytes(each) for each in cells))
     return table
-
-
-def memory_json(planned: int, peak: int | None) -> dict[str, int | None]:
-    """Return the plan and the resident peak in bytes; null: not available on this system."""
-    return {"planned_nbytes": planned, "peak_resident_nbytes": peak}

@@ -11,7 +11,7 @@ from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..stats_table import add_stats, memory_json, show_stats
+from ..stats_table import add_stats, show_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 
@@ -130,7 +130,8 @@ def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
         }
         value |= {"seed": session.seed, "stats": session.stats.as_dict()}
         if arguments.stats:
-            value["memory"] = memory_json(session.stats.planned_nbytes, session.stats.peak_nbytes)
+            stats = session.stats
+            value["memory"] = {"planned_nbytes": stats.planned_nbytes, "peak_resident_nbytes": stats.peak_nbytes}
         print_json(value)
 
 
