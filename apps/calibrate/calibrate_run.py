@@ -29,6 +29,8 @@ from .text_signals import AnswerSignals, answer_signals, best_signal, joined, th
 
 LEAST = 20
 """Fewest questions of each half: with fewer, an interval says nothing."""
+POINTS = 10
+"""Thresholds that are measured."""
 GREEDY = SamplingOptions(temperature=0.0)
 PLAIN = SessionOptions(sampling=GREEDY, drafter="none")
 
@@ -76,8 +78,8 @@ def calibrated(pair: Pair, tasks: Sequence[Task], arguments: Namespace) -> Calib
     choosing, held_out = halves(tasks)
     limit = arguments.max_tokens
     found = _signals(pair, choosing, max_tokens=limit)
-    signal = best_signal(found) if arguments.signal == "auto" else arguments.signal
-    ups = thresholds(found.values[signal], arguments.points)
+    signal = best_signal(found)
+    ups = thresholds(found.values[signal], POINTS)
     ways = {
         TARGET: PLAIN,
         SPECULATION: SessionOptions(sampling=GREEDY),

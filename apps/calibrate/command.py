@@ -3,11 +3,8 @@
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, add_json, positive_count
-from edgedecode.switching.signals import SIGNALS
 
 from ..verb_options import add_pack_options
-
-POINTS = 10
 
 
 class CalibrateCommand:
@@ -23,19 +20,6 @@ class CalibrateCommand:
             metavar="FILE",
             help="questions as jsonl: {question, answer}, as GSM8K has them or with any answer; {messages, answer}; or "
             "{turns}, as MT-bench has them, correct where the text equals the target's",
-        )
-        parser.add_argument(
-            "--signal",
-            choices=("auto", *SIGNALS),
-            default="auto",
-            help="signal of uncertainty (default: the one that hands over the fewest tokens)",
-        )
-        parser.add_argument(
-            "--points",
-            type=positive_count,
-            default=POINTS,
-            metavar="N",
-            help="thresholds to measure (default: %(default)s)",
         )
         parser.add_argument("--limit", type=positive_count, metavar="N", help="use at most N prompts, evenly by family")
         parser.add_argument(

@@ -91,30 +91,20 @@ def check_bundle(root: Path) -> Bundle:
     return Bundle.load(root)
 
 
-def run_lanes(
-    root: Path, bundle: Bundle, names: Sequence[str] | None, *, sysroot: Path | None = None, threads: int | None = None
-) -> Iterator[LaneResult]:
-    """Run all lanes, or those named, which must be able to run. Raises InputError.
+def run_lanes(root: Path, bundle: Bundle, *, sysroot: Path | None, threads: int | None) -> Iterator[LaneResult]:
+    """Run all lanes that can run here. Raises InputError for a bundle that none can.
 
     sysroot: an arm64 Python's folder. threads: None: as planned.
     """
-    if unknown := [name for name in names or () if name not in LANES]:
-        raise InputError(f"--lane {unknown[0]}: the lanes are {', '.join(LANES)}")
     if all(graph.provider != "cpu" for graph in bundle.models["target"].graphs):
         raise InputError(
             f"a bundle for {bundle.target} holds no graph for processors: run it on a device (docs/android.md says how)"
         )
-    found: dict[str, Interpreter | RuntimeUnavailable] = {}
-    for name in names or LANES:
+    for name, found in LANES.items():
         try:
-            found[name] = LANES[name](sysroot)
+            python = found(sysroot)
         except RuntimeUnavailable as error:
-            if names:
-                raise InputError(f"--lane {name}: {error}") from None
-            found[name] = error
-    for name, python in found.items():
-        if isinstance(python, RuntimeUnavailable):
-            yield LaneResult(name, reason=str(python), ran=False)
+            yield LaneResult(name, reason=str(error), ran=False)
         else:
             yield _run(name, python, root, threads or min(bundle.plan.threads, os.cpu_count() or 1))
 

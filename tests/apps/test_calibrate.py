@@ -27,11 +27,16 @@ from edgedecode.switching.signals import SIGNALS
 from edgedecode.user_notices import NOTICES
 
 PROMPTS = Path(bundled_prompts.__file__).parent / "prompts.jsonl"
-FEW = ("--limit", "44", "--points", "2", "-n", "12", "--runtime", "onnx")
+FEW = ("--limit", "44", "-n", "12", "--runtime", "onnx")
 
 
 def point(up: float, low: float, share: float) -> SwitchPoint:
     return SwitchPoint(up, accuracy=0.5, quality=low + 0.01, quality_low=low, target_share=share, speed=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedecode.apps.calibrate.calibrate_run.POINTS", 2)
 
 
 def curve(*points: SwitchPoint, models: str = "") -> SwitchCurve:
@@ -124,7 +129,7 @@ def test_calibrate_shows_a_target_that_answers_no_held_out_question(
         rows[0] = json.dumps({"question": "77 + 47 =", "answer": session.generate("77 + 47 =", max_tokens=4).text})
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(rows), encoding="utf-8")
-    words = ["calibrate", "demo", "--prompts", str(file), "--runtime", "onnx", "-n", "4", "--points", "2"]
+    words = ["calibrate", "demo", "--prompts", str(file), "--runtime", "onnx", "-n", "4"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "held-out prompts" in out

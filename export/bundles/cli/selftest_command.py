@@ -21,7 +21,6 @@ class SelftestCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder made by `edgedecode package`")
-        parser.add_argument("--lane", metavar="A,B", help="cpu, arm64 (under qemu) (default: all)")
         parser.add_argument(
             "--sysroot", type=Path, metavar="DIR", help="arm64: where its Python is (default: EDGEDECODE_ARM64_SYSROOT)"
         )
@@ -31,11 +30,9 @@ class SelftestCommand:
     def run(self, arguments: Namespace) -> int:
         from ..selftest import check_bundle, run_lanes
 
-        names = None if arguments.lane is None else [name.strip() for name in arguments.lane.split(",")]
         bundle = check_bundle(arguments.bundle)
-        given = {"sysroot": arguments.sysroot, "threads": arguments.threads}
         results: list[LaneResult] = []
-        for result in run_lanes(arguments.bundle, bundle, names, **given):
+        for result in run_lanes(arguments.bundle, bundle, sysroot=arguments.sysroot, threads=arguments.threads):
             _show(result)
             results.append(result)
         ran = [result for result in results if result.ran]
