@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from operator import attrgetter
 from statistics import median
@@ -15,29 +15,6 @@ from .timed_answers import Requests, Run
 
 Runs = list[list[Run]]
 """[prompt][repetition]"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparable:
-    """Runs of an arm and of a baseline on the `same` prompts with equal text, or on all prompts if `same` is 0."""
-
-    mine: Runs
-    plain: Runs
-    same: int
-
-    @classmethod
-    def of(cls, mine: Runs, plain: Runs) -> "_Comparable":
-        same = [_same_text(ours, theirs) for ours, theirs in zip(mine, plain, strict=True)]
-        if not any(same):
-            return cls(mine, plain, same=0)
-        return cls(list(compress(mine, same)), list(compress(plain, same)), same=sum(same))
-
-    def ratios(self, seconds: Callable[[Run], float]) -> list[float]:
-        """Return the baseline's seconds / the arm's by repetition, sorted; empty if no text is the same."""
-        if not self.same:
-            return []
-        pairs = zip(_by_repetition(self.plain, seconds), _by_repetition(self.mine, seconds), strict=True)
-        return sorted(theirs / mine for theirs, mine in pairs)
 
 
 def measure_family(requests: Requests, family: str, *, advance: Callable[[], None]) -> FamilyResult:
@@ -80,14 +57,15 @@ def _hindsight(result: FamilyResult, runs: dict[Arm, Runs]) -> Hindsight | None:
     same = [_same_text((*ours, *theirs), base) for ours, theirs, base in zip(mine, rival, plain, strict=True)]
     if not any(same):
         return None
-    kept = _Comparable(list(compress(mine, same)), list(compress(rival, same)), same=sum(same))
-    return Hindsight(str(best), speed_up, median(kept.ratios(_decoding)), median(kept.ratios(_whole)))
+    mine, rival = list(compress(mine, same)), list(compress(rival, same))
+    return Hindsight(str(best), speed_up, *(median(_ratios(mine, rival, seconds)) for seconds in (_decoding, _whole)))
 
 
 def _arm(arm: Arm, runs: Runs, *, plain: Runs) -> ArmResult:
-    kept = _Comparable.of(runs, plain)
-    ratios, wholes = kept.ratios(_decoding), kept.ratios(_whole)
-    every = [stats for prompt in kept.mine for run in prompt for stats in run.stats]
+    same = [_same_text(ours, theirs) for ours, theirs in zip(runs, plain, strict=True)]
+    kept, base = (list(compress(runs, same)), list(compress(plain, same))) if any(same) else (runs, plain)
+    ratios, wholes = (_ratios(kept, base, seconds) if any(same) else [] for seconds in (_decoding, _whole))
+    every = [stats for prompt in kept for run in prompt for stats in run.stats]
     rounds = sum(stats.rounds - 1 for stats in every)  # without prefill, which never has a draft
     return ArmResult(
         drafter=arm.drafter,
@@ -96,21 +74,27 @@ def _arm(arm: Arm, runs: Runs, *, plain: Runs) -> ArmResult:
         speed_ups=tuple(ratios),
         whole_speed_up=median(wholes) if wholes else None,
         whole_speed_ups=tuple(wholes),
-        first_token_seconds=_first_token(kept.mine),
-        tokens_per_second=_speed(kept.mine),
+        first_token_seconds=_first_token(kept),
+        tokens_per_second=_speed(kept),
         acceptance_length=sum(stats.verified_tokens - 1 for stats in every) / rounds if rounds else 0.0,
         rounds=rounds,
         proposed=sum(stats.proposed for stats in every),
         accepted=sum(stats.accepted for stats in every),
         drafters=_drafters(every),
         plain_rounds=dict(sum((Counter(stats.plain_rounds) for stats in every), Counter[str]()).most_common()),
-        divergent=len(runs) - kept.same,
+        divergent=len(runs) - sum(same),
     )
 
 
 def _same_text(mine: Sequence[Run], theirs: Sequence[Run]) -> bool:
     """Tell whether every repetition, of plain decoding too, generated the tokens of plain decoding's first run."""
     return all(run.tokens == theirs[0].tokens for run in (*mine, *theirs))
+
+
+def _ratios(mine: Runs, base: Runs, seconds: Callable[[Run], float]) -> list[float]:
+    """Return a baseline's seconds / an arm's by repetition, sorted."""
+    pairs = zip(_by_repetition(base, seconds), _by_repetition(mine, seconds), strict=True)
+    return sorted(theirs / ours for theirs, ours in pairs)
 
 
 def _by_repetition(runs: Runs, value: Callable[[Run], float]) -> list[float]:
