@@ -1,13 +1,13 @@
 """Widens a model's MLPs with units that do not change its output.
 
-Works on the quantized graphs and their shared weights file, which is written as a stream. A new unit's gate and up
+Works on the quantized graphs and their shared weights file, which is written tensor by tensor. A new unit's gate and up
 weights are random with the standard deviation of the old ones, since zeros may be cheaper to multiply. The scales of
 its output weights are zero, so that its contribution is exactly zero in any kernel.
 """
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
@@ -28,7 +28,6 @@ _FINE = 0.01
 """If _UNITS units are more than this share of the file, the step is one block instead."""
 _PAGE, _LINE = 4096, 64
 """Alignment of tensors, as in an export: large ones at a page, others at a cache line."""
-_CHUNK_NBYTES = 1 << 22
 _VALUE_INFO = 13
 """The graph's field with the shapes of intermediate values, which change; onnxruntime infers them."""
 _FLOATS: Mapping[int, str] = {1: "<f4", 10: "<f2"}
@@ -114,12 +113,10 @@ class Widening:
         """Write the weights file and return its SHA-256 in hex; `progress` is called with the bytes of each piece."""
         digest, at = hashlib.sha256(), 0
         for region, place in self._places(units).items():
-            pieces = self._pieces(region, units, np.random.default_rng((_SEED, region.offset)))
-            for piece in ([bytes(place.offset - at)], pieces):
-                for content in piece:
-                    file.write(content)
-                    digest.update(content)
-                    progress(len(content))
+            for content in (bytes(place.offset - at), self._content(region, units)):
+                file.write(content)
+                digest.update(content)
+                progress(len(content))
             at = place.offset + place.nbytes
         return digest.hexdigest()
 
@@ -134,21 +131,21 @@ class Widening:
             end = place.offset + nbytes
         return places
 
-    def _pieces(self, region: _Region, units: int, rng: np.random.Generator) -> Iterator[bytes | memoryview]:
-        """Yield the new content of a region, _CHUNK_NBYTES at a time."""
-        old = self._weights[region.offset : region.offset + region.nbytes]
-        growth = self._growths.get(region)
-        if growth is not None and growth.unit_nbytes:
-            yield from _longer_rows(old.reshape(growth.rows, -1), round(growth.unit_nbytes * units), growth.fill)
-            return
-        for start in range(0, len(old), _CHUNK_NBYTES):
-            yield old[start : start + _CHUNK_NBYTES].data
-        if growth is not None:
-            rest = growth.nbytes(region.nbytes, units) - region.nbytes
-            while rest:
-                nbytes = min(rest, _CHUNK_NBYTES)
-                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else _random_bytes(rng, nbytes)
-                rest -= nbytes
+    def _content(self, region: _Region, units: int) -> memoryview:
+        """Return the new content of a region."""
+        old, growth = self._weights[region.offset : region.offset + region.nbytes], self._growths.get(region)
+        if growth is None:
+            return old.data
+        more = growth.nbytes(region.nbytes, units) - region.nbytes
+        if growth.unit_nbytes:
+            rows = old.reshape(growth.rows, -1)
+            return np.pad(rows, ((0, 0), (0, more // growth.rows)), constant_values=growth.fill[0]).ravel().data
+        if growth.fill:
+            new = np.resize(np.frombuffer(growth.fill, np.uint8), more)
+        else:  # without the byte 0, which is -128 at 8 bits and never comes from symmetric rounding
+            rng = np.random.default_rng((_SEED, region.offset))
+            new = np.maximum(np.frombuffer(rng.bytes(more), np.uint8), 1)
+        return np.concatenate((old, new)).data
 
     def _find_regions(self, location: str) -> list[_Region]:
         found = {
@@ -243,24 +240,12 @@ def _place(external: ExternalData) -> _Region:
     return _Region(external.offset, external.length or 0)
 
 
-def _longer_rows(rows: Bytes, more_nbytes: int, fill: bytes) -> Iterator[bytes]:
-    step = max(1, _CHUNK_NBYTES // (rows.shape[1] + more_nbytes))
-    for start in range(0, len(rows), step):
-        piece = rows[start : start + step]
-        yield np.pad(piece, ((0, 0), (0, more_nbytes)), constant_values=fill[0]).tobytes()
-
-
 def _grow(graph: GraphFile, name: str, *, axis: int, old: int, new: int) -> None:
     """Scale a tensor's dimension `axis` by new / old; a one-dimensional tensor grows along its only axis."""
     tensor = graph.initializers[name]
     axis = min(axis, len(tensor.dims) - 1)
     dims = tuple(size // old * new if at == axis else size for at, size in enumerate(tensor.dims))
     graph.initializers[name] = replace(tensor, dims=dims)
-
-
-def _random_bytes(rng: np.random.Generator, nbytes: int) -> bytes:
-    """Return random weights without the byte 0, which is -128 at 8 bits and never comes from symmetric rounding."""
-    return np.maximum(np.frombuffer(rng.bytes(nbytes), np.uint8), 1).tobytes()
 
 
 def _uniform_deviation(bits: int) -> float:
