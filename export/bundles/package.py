@@ -18,11 +18,12 @@ from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import pack_tokenizer
 from edgedecode.pack.static_graphs import HEAD_ROWS
-from edgedecode.text.prompts import Prompt, interleaved, parse_prompts, read_prompts
+from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..checks.model_checks import CheckTexts
 from ..stages import Stages
+from ..trim.texts import bundled_prompts
 from .bundle import MOST_TOLERANCE, Bundle, DevicePlan, SelftestFiles, write_bundle
 from .device.run import UNPLANNED
 from .device_plan import MemoryFit, fit_llama, fit_npu, fit_onnx
@@ -78,9 +79,7 @@ def make_bundle(request: PackageRequest, stages: Stages) -> Bundle:
 def _prompts(request: PackageRequest) -> list[Prompt]:
     if request.prompts is not None:
         return read_prompts(request.prompts, family="")
-    path = Path(__file__).parents[1] / "trim" / "prompts.jsonl"
-    found = parse_prompts(path.read_bytes(), path.name)
-    return interleaved(found, name=lambda prompt: prompt.family, most=1)[:_PROMPTS]
+    return interleaved(bundled_prompts(), name=lambda prompt: prompt.family, most=1)[:_PROMPTS]
 
 
 def _fit(request: PackageRequest, manifest: Manifest, tokenizer: Tokenizer) -> MemoryFit:
