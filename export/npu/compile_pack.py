@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec import to_builtins
@@ -77,7 +77,9 @@ def compile_pack(root: Path, request: CompileRequest, stages: Stages) -> Sequenc
     if earlier := _described(manifest):
         notice(f"the pack's earlier graphs of fixed shapes ({earlier}) will be replaced")
     with work_folder(root.resolve().parent, name=root.resolve().name) as place:
-        job = _Job(root, place, manifest, request, slots, stages)
+        text = "\n".join(turn for prompt in bundled_prompts() for turn in prompt.turns)
+        tokens = Tokenizer.from_file(root / manifest.tokenizer).encode(text)[:slots]
+        job = _Job(root, place, manifest, request, slots, stages, tokens)
         for role in manifest.models:
             job.compile_model(role)
         replace_static(root, job.work, job.graphs)
@@ -93,24 +95,20 @@ def _described(manifest: Manifest) -> str:
     return f"{widths} rows" + (f", compiled for {compiled}" if compiled else "") if graphs else ""
 
 
+@dataclass(frozen=True, slots=True)
 class _Job:
-    """The compilation of one pack, in the folder `work`, which is laid out as the pack."""
+    """The compilation of one pack, in the folder `work`, laid out as the pack. tokens: a text to check with."""
 
-    def __init__(
-        self, root: Path, work: Path, manifest: Manifest, request: CompileRequest, slots: int, stages: Stages
-    ) -> None:
-        self.root = root
-        self.work = work
-        self.manifest = manifest
-        self.request = request
-        self.slots = slots
-        self.stages = stages
-        self.graphs: dict[str, dict[str, Graph]] = {}
-        """The new graphs by role and name."""
-        self.results: list[CompiledGraph] = []
-        tokenizer = Tokenizer.from_file(root / manifest.tokenizer)
-        text = "\n".join(turn for prompt in bundled_prompts() for turn in prompt.turns)
-        self.tokens = tokenizer.encode(text)[:slots]
+    root: Path
+    work: Path
+    manifest: Manifest
+    request: CompileRequest
+    slots: int
+    stages: Stages
+    tokens: Sequence[int]
+    graphs: dict[str, dict[str, Graph]] = field(default_factory=dict)
+    """The new graphs by role and name."""
+    results: list[CompiledGraph] = field(default_factory=list)
 
     def compile_model(self, role: str) -> None:
         """Write the static graphs of a model and compile each for every group of chips."""
