@@ -2,15 +2,19 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.apps.verb_options import load_options, open_pair
 from edgedecode.engines.child import tell_parent
 from edgedecode.errors import ContextExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.open_pack import LoadOptions, load, plan
+from edgedecode.open_pack import plan
 from edgedecode.options import SessionDetails, SessionOptions, WhenFull
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
@@ -25,31 +29,33 @@ Figures: TypeAlias = dict[str, object]
 
 
 def main() -> None:
-    """Run the order from standard input. Without a number of turns it asks for a plan."""
-    order = json.loads(sys.stdin.read())
+    """Run the order from standard input: a bench's arguments. Without a number of turns it asks for a plan."""
+    arguments = Namespace(**json.loads(sys.stdin.read()))
     options = SessionOptions(
         sampling=SamplingOptions(),
-        context=order["context"],
+        context=arguments.ctx_size,
         seed=0,
         details=SessionDetails(ignore_eos=True, when_full=WhenFull.STOP),
     )
     try:
-        tell_parent(_planned(order, options) if order["turns"] is None else _chatted(order, options))
+        tell_parent(_planned(arguments, options) if arguments.turns is None else _chatted(arguments, options))
     except EdgeDecodeError as error:
         tell_parent({"failure": error.reason})
 
 
-def _planned(order: dict[str, Any], options: SessionOptions) -> dict[str, int]:
-    memory = plan(order["pack"], options, options=LoadOptions(**order["options"]), **order["opening"]).memory
+def _planned(arguments: Namespace, options: SessionOptions) -> dict[str, int]:
+    names = ("runtime", "threads", "kv_type")
+    opening = {name: getattr(arguments, name) for name in names}
+    how = replace(load_options(arguments), context=arguments.ctx_size, verify=arguments.verify)
+    memory = plan(arguments.model, options, options=how, **opening).memory
     return {"least": memory.least_running, "whole": memory.nbytes}
 
 
-def _chatted(order: dict[str, Any], options: SessionOptions) -> Figures:
-    opening = {"memory": order["memory"], "options": LoadOptions(**order["options"]), **order["opening"]}
-    with load(order["pack"], **opening) as pair:
+def _chatted(arguments: Namespace, options: SessionOptions) -> Figures:
+    with open_pair(arguments) as pair:
         with pair.session(options) as session:
-            texts, encode = cycle(order["texts"]), pair.tokenizer.encode
-            found = talk(session, texts, encode=encode, turns=order["turns"], max_tokens=order["max_tokens"])
+            texts, encode = cycle(prompt.turns[0] for prompt in bundled_prompts()), pair.tokenizer.encode
+            found = talk(session, texts, encode=encode, turns=arguments.turns, max_tokens=arguments.max_tokens)
             found |= {"context": session.context, "drafters": session.drafter_name, "peak_nbytes": peak_nbytes()}
         footprint = pair.shared.footprint  # planning takes memory too: it comes after the session and the peak
         cuts = () if footprint is None else footprint.fit(options, pair.budget.limit_nbytes).cuts

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgedecode import CapabilityError, InputError
-from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.apps.machine import Machine
 from edgedecode.apps.terminal import show_notices, tracked
 from edgedecode.commands import print_json
@@ -41,7 +40,7 @@ def memory_sweep(arguments: Namespace) -> int:
     try:
         with one_at_a_time():
             for engine in engines:
-                mine = {**order, "opening": {**order["opening"], "runtime": engine}}
+                mine = {**order, "runtime": engine}
                 planned = _child_reply({**mine, "turns": None})
                 if "failure" in planned:
                     reasons.append(f"{engine}: {planned['failure']}")
@@ -70,18 +69,10 @@ def _engines(name: str | None) -> list[str]:
 
 
 def _order(arguments: Namespace) -> dict[str, Any]:
-    """Return the order for every child process."""
-    names = ("provider", "draft_on", "verify")
-    return {
-        "pack": str(find_pack(arguments.model, arguments.draft)),
-        "turns": arguments.turns or TURNS,
-        "max_tokens": arguments.max_tokens,
-        "context": arguments.ctx_size,
-        "texts": [prompt.turns[0] for prompt in bundled_prompts()],
-        "opening": {"threads": arguments.threads, "kv_type": arguments.kv_type},
-        "options": {name: getattr(arguments, name) for name in names}
-        | {"mmap": not arguments.no_mmap, "repack": not arguments.no_repack, "context": arguments.ctx_size},
-    }
+    """Return the arguments that are JSON values, for every child process, with the pack that they name."""
+    plain = {name: each for name, each in vars(arguments).items() if isinstance(each, str | int | float | None)}
+    pack = str(find_pack(arguments.model, arguments.draft))
+    return {**plain, "model": pack, "draft": None, "turns": arguments.turns or TURNS}
 
 
 def budgets(least: int, whole: int, count: int) -> tuple[int | None, ...]:

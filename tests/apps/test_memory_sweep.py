@@ -63,7 +63,7 @@ def split(text: str) -> list[int]:
 
 def child_reply(order: Mapping[str, Any]) -> dict[str, Any]:
     """Reply as a child on two engines: first the plan, then chats. The smallest chat on llama crashes."""
-    engine, budget = order["opening"]["runtime"], order.get("memory")
+    engine, budget = order["runtime"], order.get("memory")
     if order["turns"] is None:
         return {"failure": "it cannot plan"} if engine == "other" else {"least": 120 * MB, "whole": 140 * MB}
     if engine == "llama" and budget == 120 * MB:
