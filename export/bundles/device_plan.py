@@ -18,7 +18,7 @@ from edgedecode.pack.static_graphs import head_rows
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.text.tokenizer import Tokenizer
 
-from .devices import Device
+from .request import Device
 
 _APP_NBYTES = 80_000_000
 """Assumed: an app's own memory with its runtime library and a tokenizer, without models."""

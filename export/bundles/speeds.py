@@ -11,7 +11,7 @@ from edgedecode.errors import InputError, cause
 from edgedecode.typed_json import JsonValue, Seconds, typed
 
 from .device.decode import Round
-from .devices import Device
+from .request import Device
 
 LENGTHS = (2, 4, 8)
 """Draft lengths that are tried."""

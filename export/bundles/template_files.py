@@ -9,8 +9,7 @@ from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.messages import Message
 
 from .bundle import Bundle
-from .request import PackageRequest
-from .targets import Target
+from .request import PackageRequest, Target
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _DEVICE = Path(__file__).parent / "device"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, add_json, positive_count, print_json
+from edgedecode.library.find import find_pack
 from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 from ...cli.common import notices_shown, quiet
-from ..targets import TARGETS
+from ..request import TARGETS, PackageRequest, check_package_name, device_of, read_chip
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
-    from ..request import PackageRequest
 
 
 class PackageCommand:
@@ -63,11 +63,6 @@ class PackageCommand:
 
 
 def _read(arguments: Namespace) -> PackageRequest:
-    from edgedecode.library.find import find_pack
-
-    from ..devices import device_of
-    from ..request import PackageRequest, check_package_name, read_chip
-
     chips = tuple(read_chip(text.strip()) for text in arguments.soc.split(",")) if arguments.soc else ()
     memory = None if arguments.device_memory is None else parse_nbytes(arguments.device_memory)
     return PackageRequest(

@@ -13,7 +13,7 @@ import pytest
 from edgedecode.export.bundles.bundle import Bundle
 from edgedecode.export.bundles.device.decode import Round
 from edgedecode.export.bundles.device.run import Opener, Selftest
-from edgedecode.export.bundles.devices import GB, usual_share
+from edgedecode.export.bundles.request import GB, usual_share
 from edgedecode.export.bundles.speeds import Speeds, best_length
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
