@@ -9,7 +9,7 @@ from edgedecode.apps.terminal import table_console
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
-from ..measure.family_results import FamilyResult, Hindsight
+from ..measure.families import FamilyResult, Hindsight
 from ..measure.placements import MeasuredPlacement
 from ..measure.structured import WayResult
 from .conditions import Conditions

@@ -15,8 +15,7 @@ from edgedecode.bench.choices import choose
 from edgedecode.bench.kinds import QUICK_EXTRACTIONS
 from edgedecode.bench.measure import cost_meter, placements
 from edgedecode.bench.measure.cost_meter import CostMeter, Costs, DraftCosts
-from edgedecode.bench.measure.families import measure_family
-from edgedecode.bench.measure.family_results import FamilyResult
+from edgedecode.bench.measure.families import FamilyResult, measure_family
 from edgedecode.bench.measure.structured import WAYS
 from edgedecode.bench.measure.timed_answers import Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
