@@ -17,8 +17,6 @@ from msgspec import Meta
 
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import CapabilityError, ManifestError, cause
-from edgedecode.gguf.architectures import BY_NAME
-from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, Share, typed
 
@@ -157,6 +155,9 @@ class ModelEntry:
     def takes_adapters(self) -> bool:
         """Whether ONNX Runtime opens a graph with an adapter's matrices: one of the pack, or of its GGUF file."""
         if self.gguf and not self.graphs:
+            from edgedecode.gguf.architectures import BY_NAME
+            from edgedecode.gguf.gguf_names import gguf_name
+
             return gguf_name(self.architecture) in BY_NAME
         return any("lora" in graph.capabilities for graph in self.graphs.values())
 

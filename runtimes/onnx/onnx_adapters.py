@@ -19,11 +19,9 @@ from edgedecode.adapters.adapter_parts import (
     Projections,
     graph_projections,
 )
-from edgedecode.adapters.gguf_adapter import file_order
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
@@ -222,9 +220,14 @@ class Adapters:
 
     def _ordered(self, change: LowRank) -> FloatArray:
         """Return the second matrix with its rows in the order of the graph's product."""
-        entry, architecture = self._entry, gguf_name(self._entry.architecture)
-        if architecture is None or not is_gguf(entry):
+        entry = self._entry
+        if not is_gguf(entry):
             return change.up
+        from edgedecode.adapters.gguf_adapter import file_order
+        from edgedecode.gguf.gguf_names import gguf_name
+
+        architecture = gguf_name(entry.architecture)
+        assert architecture is not None  # of a graph
         kv_width = entry.kv_heads * entry.head_size
         return file_order(change.up, change.module, architecture, head_size=entry.head_size, kv_width=kv_width)
 
