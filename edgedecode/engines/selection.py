@@ -15,10 +15,8 @@ from .interface import role_needs
 from .registry import RUNTIMES, find_factory, installed
 
 AUTO = "auto"
-USUAL, FLOATS = "onnx", "llama"
-"""The first choice among engines that can run a pack, and among those for GGUF files of floats: our kernels multiply
-quantized blocks only."""
-_FLOAT_BITS = 16
+USUAL = "onnx"
+"""The first choice among engines that can run a pack."""
 _8_BIT_ACTIVATIONS = ("llama",)
 """Engines that round the activations of every quantized product to 8 bits."""
 _TOO_COARSE = Refusal("it rounds activations to 8 bits, and this model has some that need 16")
@@ -77,7 +75,7 @@ def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) ->
 
 def engine_choice(manifest: Manifest, root: Path, request: EngineRequest) -> Choice:
     """Return the choice of auto, and why. Without an able engine, `names` is empty."""
-    return _choice(engine_candidates(manifest, root, request), manifest)
+    return _choice(engine_candidates(manifest, root, request))
 
 
 def first_engine(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> str:
@@ -86,11 +84,10 @@ def first_engine(manifest: Manifest, root: Path, request: EngineRequest, *, aske
     asked: the user chose auto explicitly: all are asked, and a notice explains why each other one was not taken. Raises
     RuntimeUnavailable if no engine is installed, CapabilityError if none can run the pack.
     """
-    usual = _first(manifest)
-    if not asked and usual in installed(RUNTIMES) and _candidate(usual, manifest, root, request).able:
-        return usual
+    if not asked and USUAL in installed(RUNTIMES) and _candidate(USUAL, manifest, root, request).able:
+        return USUAL
     candidates = engine_candidates(manifest, root, request)
-    able = _choice(candidates, manifest).names
+    able = _choice(candidates).names
     if not able:
         return _only_installed(candidates)
     told = [each for each in candidates if not each.able and (asked or (each.refusal and each.refusal.broken))]
@@ -102,19 +99,14 @@ def first_engine(manifest: Manifest, root: Path, request: EngineRequest, *, aske
 
 def other_engines(manifest: Manifest, root: Path, request: EngineRequest, *, first: str) -> tuple[str, ...]:
     """Return the engines to try, in order, if the first one fails to open the pack."""
-    names = _choice(engine_candidates(manifest, root, request), manifest).names
+    names = _choice(engine_candidates(manifest, root, request)).names
     return tuple(name for name in names if name != first)
 
 
-def _choice(candidates: Sequence[Candidate], manifest: Manifest) -> Choice:
-    able = sorted((each.name for each in candidates if each.able), key=lambda name: (name != _first(manifest), name))
+def _choice(candidates: Sequence[Candidate]) -> Choice:
+    able = sorted((each.name for each in candidates if each.able), key=lambda name: (name != USUAL, name))
     rejected = "; ".join(f"{each.name}: {each.why_not}" for each in candidates if not each.able)
     return Choice(tuple(able), rejected or (f"rather than {', '.join(able[1:])}" if able[1:] else "it is the only one"))
-
-
-def _first(manifest: Manifest) -> str:
-    floats = all(each.gguf and not each.graphs and each.bits >= _FLOAT_BITS for each in manifest.models.values())
-    return FLOATS if floats else USUAL
 
 
 def _only_installed(candidates: list[Candidate]) -> str:

@@ -261,7 +261,7 @@ class OnnxRuntime:
         if GGUF in graph.capabilities:
             from .gguf.opening import gguf_graph_nbytes
 
-            nbytes = gguf_graph_nbytes(entry, path)
+            nbytes = gguf_graph_nbytes(entry)
         with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * nbytes):
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)

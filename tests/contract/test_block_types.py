@@ -9,12 +9,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from edgedecode.gguf.contents import BLOCKS
+from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.block_types import matrix_of
 from edgedecode.runtimes.onnx.kernels.library import BAD_SCALE, WIDE_SCALES, KernelLibrary
 from edgedecode.runtimes.onnx.kernels.products import NotServed
 
 COLUMNS, INNER = 40, 512
-SIMPLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+FLOATS = ("F32", "F16", "BF16")
+SIMPLE = (*FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 OTHERS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 HALVES = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0]}
 """Where a block has float16 numbers, which random bytes would make infinite."""
@@ -24,7 +26,7 @@ def blocks_of(name: str, shape: tuple[int, int] = (COLUMNS, INNER)) -> npt.NDArr
     """Return a matrix of this type and shape: rounded normal numbers, or blocks of random bytes."""
     kind, rng = GGMLQuantizationType[name], np.random.default_rng(1)
     if name in SIMPLE:
-        return quantize(rng.standard_normal(shape).astype(np.float32), kind)
+        return quantize(rng.standard_normal(shape).astype(np.float32), kind).view(np.uint8)
     size, nbytes = GGML_QUANT_SIZES[kind]
     data = rng.integers(0, 256, (shape[0] * shape[1] // size, nbytes), np.uint8)
     for place in HALVES.get(name, []):
@@ -49,6 +51,25 @@ def test_tiles_have_the_values_of_the_file(name: str) -> None:
     expected = dequantize(data, kind)
     ulps = np.spacing(np.abs(expected).max())
     np.testing.assert_allclose(values, expected, rtol=0, atol=0 if matrix.minima is None else 2 * ulps)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("inner", [512, 500])
+def test_products_with_floats_are_those_of_float32_for_every_number_of_rows(name: str, inner: int) -> None:
+    kind, library = GGMLQuantizationType[name], KernelLibrary()
+    data = blocks_of(name, (COLUMNS, inner))
+    x = np.random.default_rng(2).standard_normal((21, inner)).astype(np.float32)
+    wanted, found = x @ dequantize(data, kind).T, {}
+    for each in library.instruction_sets:
+        library.choose(each)
+        rows = [
+            trial.multiply(library, matrix_of(int(kind), data), part, planes=2, threads=2) for part in np.split(x, 21)
+        ]
+        found[each] = trial.multiply(library, matrix_of(int(kind), data), x, planes=2, threads=2)
+        np.testing.assert_array_equal(found[each], np.concatenate(rows))
+        np.testing.assert_array_equal(found[each], found[library.instruction_sets[0]])
+    library.choose("auto")
+    np.testing.assert_allclose(wanted, found[library.instruction_sets[0]], rtol=0, atol=inner * 2.0**-24 * 8)
 
 
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name, places in HALVES.items() for place in places])

@@ -42,7 +42,7 @@ def generate(pack: Path | str, *, drafter: str = "none", tokens: int = 60, kv_ty
         return session.generate("the quick fox the quick fox", max_tokens=tokens).text
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_drafts_change_nothing(kind: str, model: Path) -> None:
     path = write_file(model.with_name("b.gguf"), byte_level(), File(kind=kind))
     plain = generate(path)

@@ -28,7 +28,7 @@ def imported(out: Path, target: Path, *more: str) -> Manifest:
     return Manifest.load(out)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_imported_gguf_is_checked_and_drafts_change_nothing(kind: str, tmp_path: Path) -> None:
     target = write_file(tmp_path / "a.gguf", byte_level(), File(kind=kind))
     draft = write_file(tmp_path / "b.gguf", byte_level(), File(kind=kind, layers=1, rows=384))

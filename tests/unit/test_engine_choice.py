@@ -97,20 +97,6 @@ def test_onnx_runtime_comes_first_where_it_can_run_the_pack(install: Install, no
     assert choice() == Choice(("llama",), "onnx: no such file")
 
 
-def test_llama_comes_first_for_files_of_floats(install: Install) -> None:
-    """Our kernels multiply quantized blocks; a pack with graphs has float graphs for its own engine."""
-    install(llama=Factory(), onnx=Factory())
-    manifest = toy_pair().manifest
-    found = {}
-    for bits in (8, 16):
-        models = {
-            role: replace(entry, gguf=f"{role}.gguf", weights="", graphs={}, bits=bits)
-            for role, entry in manifest.models.items()
-        }
-        found[bits] = choice(replace(manifest, models=models)).names
-    assert found == {8: ("onnx", "llama"), 16: ("llama", "onnx")}
-
-
 def test_an_engine_that_is_not_installed_is_named_only_if_auto_was_asked_for(
     install: Install, notices: list[str]
 ) -> None:

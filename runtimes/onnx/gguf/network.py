@@ -19,7 +19,7 @@ from edgedecode.onnx_format.tensor import Tensor
 from edgedecode.pack.manifest import STACKS
 
 from ..graph_session import ADAPTER_INPUT, FULL_BIAS, SCALARS, SQUARES_OUTPUT, WINDOW_BIAS
-from ..kernels.products import FLOAT, FLOAT_MATRIX, UINT8
+from ..kernels.products import FLOAT, UINT8
 from .metadata import Metadata
 from .rotation import FACTORS, factors_name, rotary_tables
 from .weights import GgufWeights, Piece, piece_range
@@ -125,15 +125,10 @@ class _Network:
 
     def _embedding(self) -> str:
         name, shape = EMBEDDING, self.metadata
-        if self.weights.is_float(name):
-            rows = self.weights.floats(name)
-            x = self._node("Gather", [self._initializer(name, rows), "input_ids"])
-            x = self._node("Cast", [x], {"to": FLOAT}) if rows.dtype == np.float16 else x
-        else:
-            self.weights.check_served(name)
-            x = self._node(
-                "GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=_MICROSOFT
-            )
+        self.weights.check_served(name)
+        x = self._node(
+            "GatherBlockQuantized", [self.weights.joined([(name, None)]), "input_ids", ""], domain=_MICROSOFT
+        )
         scale = math.sqrt(shape.hidden) if shape.architecture.scaled_embedding else 1.0
         return self._scaled(x, shape.number("embedding_scale", scale))
 
@@ -260,9 +255,6 @@ class _Network:
 
     def _base_product(self, x: str, name: str, pieces: Sequence[Piece]) -> str:
         added = self._biases(pieces)
-        if self.weights.is_float(pieces[0][0]):
-            y = self._node("MatMul", [x, self._initializer(FLOAT_MATRIX + name, self.weights.float_matrix(name))])
-            return self._node("Add", [y, *added]) if added else y
         self.weights.check_served(pieces[0][0])
         columns, inner = self.weights.shape(name)
         # Activations of 16 bits: KL to the file's float model 1e-7 (SmolLM2-135M, Q4_1), with 8 bits 0.002 to 0.008,

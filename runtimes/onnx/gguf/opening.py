@@ -19,9 +19,8 @@ from ..graph_choice import GGUF
 from ..graph_session import FULL_BIAS, SCALARS
 from ..kernels.block_types import matrix_of
 from ..kernels.products import NotServed
-from .kv_scales import scales_of
 from .metadata import read_metadata
-from .weights import FLOATS, GgufWeights
+from .weights import GgufWeights
 
 _BASE = Graph("", (*SCALARS, FULL_BIAS), ("logits",), ("tree", "rows", GGUF))
 _LORA_RANK = 256
@@ -75,7 +74,11 @@ def gguf_graph(
         weights = GgufWeights(path, metadata.contents, findings=findings)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
-    scales = scales_of(digest, metadata) if graph.kv_type == "int8" else None
+    scales = None
+    if graph.kv_type == "int8":
+        from .kv_scales import scales_of
+
+        scales = scales_of(digest, metadata)
     file = build_graph(
         metadata,
         weights,
@@ -88,17 +91,14 @@ def gguf_graph(
     return file, weights
 
 
-def gguf_graph_nbytes(entry: ModelEntry, path: Path) -> int:
-    """Return the size of the graph that `gguf_graph` makes: rotary tables, float matrices and nodes."""
-    tensors = read_metadata(path).contents.tensors.values()
-    floats = sum(2 * tensor.nbytes for tensor in tensors if tensor.type in (0, 1, 30))
-    return 2 * 4 * entry.context * entry.head_size + floats + _LAYER_NBYTES * entry.layers
+def gguf_graph_nbytes(entry: ModelEntry) -> int:
+    """Return the size of the graph that `gguf_graph` makes: rotary tables, norms and nodes."""
+    return 2 * 4 * entry.context * entry.head_size + _LAYER_NBYTES * entry.layers
 
 
 def served_types() -> list[str]:
     """Return the names of the types of matrices that our kernels run."""
-    floats = [TYPE_NAMES[kind] for kind in FLOATS]
-    return floats + [TYPE_NAMES[kind] for kind in TYPE_NAMES if kind not in FLOATS and _has_tiles(kind)]
+    return [TYPE_NAMES[kind] for kind in TYPE_NAMES if _has_tiles(kind)]
 
 
 def _has_tiles(kind: int) -> bool:

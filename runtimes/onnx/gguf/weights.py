@@ -20,8 +20,7 @@ from ..kernels.products import NotServed, Stored
 
 Piece = tuple[str, tuple[int, int] | None]
 """A tensor, and its columns if not all are meant: the first one and their number."""
-_F32, _F16, _BF16 = 0, 1, 30
-FLOATS = (_F32, _F16, _BF16)
+_F32 = 0
 
 
 class GgufWeights:
@@ -47,22 +46,11 @@ class GgufWeights:
     def columns(self, name: str) -> int:
         return self._tensor(name).shape[-1]
 
-    def is_float(self, name: str) -> bool:
-        return self._tensor(name).type in FLOATS
-
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)
         if len(tensor.shape) != 1 or tensor.type != _F32:
             self.refuse(f"{name} is no vector of 32-bit floats")
         return self._data(tensor).view("<f4").reshape(-1)
-
-    def floats(self, name: str) -> npt.NDArray[np.generic]:
-        """Return a float matrix [columns, inner] in float16 or float32."""
-        tensor = self._matrix(name)
-        data = self._data(tensor)
-        if tensor.type == _BF16:
-            return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        return data.view("<f4" if tensor.type == _F32 else "<f2")
 
     def check_served(self, name: str) -> None:
         """Refuse a matrix of a block type without tiles."""
@@ -91,11 +79,6 @@ class GgufWeights:
         pieces = self._pieces[name]
         columns = sum(self._matrix(tensor).shape[1] if part is None else part[1] for tensor, part in pieces)
         return columns, self._matrix(pieces[0][0]).shape[0]
-
-    def float_matrix(self, name: str) -> npt.NDArray[np.float32]:
-        """Return a float matrix as `FloatProduct` reads it, [inner, columns]."""
-        found = [self.floats(tensor)[piece_range(part)] for tensor, part in self._pieces[name]]
-        return np.concatenate(found).astype(np.float32).T
 
     def read(self, node: Node, file: GraphFile, library: KernelLibrary) -> Stored | str:
         """Return the matrix of a product."""

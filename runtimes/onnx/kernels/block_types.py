@@ -2,7 +2,7 @@
 
 Blocks of 32 values have one scale, and a minimum for some types; K types and IQ4_XS have blocks of 256, whose scale is
 multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4, those of 5 and 6 bits and of tables
-to 8.
+to 8. Floats stay as they are.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,9 @@ from edgedecode.gguf.contents import TYPE_NAMES
 from .library import Matrix
 from .products import NotServed
 
+_F32, _F16, _BF16 = 0, 1, 30
+FLOATS = {_F32: 32, _F16: 16, _BF16: 16}
+"""The bits of floats, by ggml's number of their type."""
 _N = TypeVar("_N", bound=np.generic)
 _Bytes = npt.NDArray[np.uint8]
 _MIDDLE = np.uint8(128)
@@ -46,6 +49,8 @@ class BlockValues:
 
 def matrix_of(kind: int, data: _Bytes) -> Matrix:
     """Return the matrix of a tensor. data: [columns, bytes of a row]. Raises NotServed for a type without tiles."""
+    if kind in FLOATS:
+        return _float_matrix(data, bits=FLOATS[kind], bfloat16=kind == _BF16)
     if kind not in READERS:
         raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no tiles")
     bits, read = READERS[kind]
@@ -64,6 +69,14 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
         levels=None if found.levels is None else np.ascontiguousarray(found.levels),
         minimum_levels=None if found.minimum_levels is None else np.ascontiguousarray(found.minimum_levels),
     )
+
+
+def _float_matrix(data: _Bytes, *, bits: int, bfloat16: bool) -> Matrix:
+    """Return a matrix of floats, its columns padded with zeros to whole blocks of 32."""
+    missing = -data.shape[1] % (32 * bits // 8)
+    padded = np.pad(data, ((0, 0), (0, missing))) if missing else data
+    packed = padded.reshape(len(data), -1, 32 * bits // 8)
+    return Matrix(np.ascontiguousarray(packed), np.empty((len(data), 0), np.float32), bits, 32, bfloat16=bfloat16)
 
 
 def _floats(data: _Bytes) -> FloatArray:

@@ -40,16 +40,23 @@ constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
 // Products take this many rows at once; their rounded values lie together.
 constexpr size_t kChunk = 16;
 
+struct BFloat16 {
+  uint16_t bits;
+};
+
 // How the weights of a matrix lie in its tiles (see prepare.cpp).
 struct Form {
-  int bits;          // 4 or 8
+  int bits;          // 4 or 8; floats without scales: 16 or 32
   int scale_every;   // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
   bool minima;       // behind the scales, and the weights have no zero point
   int levels;        // factors of 8 bits for each sub-block, by which its block's scale is multiplied (and as many for the
                      // minimum): 1, or 2 for its halves; 0: none
+  bool bfloat16;      // 16 bits are a bfloat16
 
+  bool floats() const { return bits >= 16; }
   bool served() const {
+    if (floats()) return (bits == 16 || bits == 32) && scale_every == 1 && !minima && levels == 0;
     const bool known = scale_every == 1 || scale_every == 2 || scale_every == 4 || scale_every == 8;
     return (bits == 4 || bits == 8) && known && levels >= 0 && levels <= 2;
   }
@@ -57,7 +64,7 @@ struct Form {
   int zero() const { return minima ? 0 : zero_of(bits); }
   size_t sub_nbytes() const { return kSubBlock * kColumns * bits / 8; }
   size_t level_nbytes() const { return kColumns * levels * (minima ? 2 : 1); }
-  size_t factor_nbytes() const { return kColumns * (wide_scales ? 4 : 2); }
+  size_t factor_nbytes() const { return floats() ? 0 : kColumns * (wide_scales ? 4 : 2); }
   size_t block_nbytes() const {
     return scale_every * (sub_nbytes() + level_nbytes()) + factor_nbytes() * (minima ? 2 : 1);
   }
@@ -102,8 +109,9 @@ struct Product {
   const uint8_t* up;  // null: no gate
   const float* bias;  // null: none
   Rounded x;
+  const float* floats;  // x itself, [rows, inner], which weights in floats multiply instead
   float* y;
-  size_t rows, columns, sub_blocks;
+  size_t rows, columns, sub_blocks, inner;
   Form form;  // with levels, x has two planes
   Gate gate;
   LowRank delta, up_delta;

@@ -33,12 +33,13 @@ class _Matrix(Structure):
         ("bits", c_int64),
         ("wide_scales", c_int64),
         ("parts", c_int64),
+        ("bfloat16", c_int64),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """A quantized matrix as MatMulNBits stores it.
+    """A quantized matrix as MatMulNBits stores it, or one of floats: of 16 or 32 bits, in blocks of 32 without scales.
 
     packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles store
     scales and minima as float32, because half precision would change one. minima: as scales, what is added to each
@@ -54,6 +55,7 @@ class Matrix:
     minima: FloatArray | None = None
     levels: npt.NDArray[np.int8] | None = None
     minimum_levels: npt.NDArray[np.int8] | None = None
+    bfloat16: bool = False
 
     @property
     def parts(self) -> int:
@@ -68,7 +70,7 @@ class Matrix:
         columns, blocks = self.packed.shape[:2]
         arrays = self.packed, self.scales, self.minima, self.levels, self.minimum_levels
         pointers = (None if array is None else array.ctypes.data for array in arrays)
-        return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales, self.parts)
+        return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales, self.parts, self.bfloat16)
 
 
 class KernelLibrary:

@@ -156,7 +156,7 @@ class Delta {
 Form form_of(const ort::KernelInfo* info) {
   return {static_cast<int>(ort::integer(info, "bits", 4)), static_cast<int>(ort::integer(info, "scale_every", 1)),
           ort::integer(info, "wide_scales", 0) != 0, ort::integer(info, "minima", 0) != 0,
-          static_cast<int>(ort::integer(info, "levels", 0))};
+          static_cast<int>(ort::integer(info, "levels", 0)), ort::integer(info, "bfloat16", 0) != 0};
 }
 
 // Whether a matrix has these attributes: a graph may come from anywhere.
@@ -215,19 +215,21 @@ struct RowsProduct {
     job.weights = w.as<const uint8_t>() + offset;
     job.up = up.data == nullptr ? nullptr : up.as<const uint8_t>() + up_offset;
     job.bias = bias.as<const float>();
+    job.floats = x.as<const float>();
     job.y = y;
     job.rows = rows;
     job.columns = columns;
     job.sub_blocks = sub_blocks;
+    job.inner = inner;
     job.form = form;
     job.gate = gate;
-    Scratch<int8_t> values(rows * sub_blocks * 2 * kSubBlock);
-    Scratch<float> scales(rows * sub_blocks);
-    Scratch<int32_t> sums(rows * sub_blocks * form.parts());
+    const size_t rounded = form.floats() ? 0 : rows;
+    Scratch<int8_t> values(rounded * sub_blocks * 2 * kSubBlock);
+    Scratch<float> scales(rounded * sub_blocks);
+    Scratch<int32_t> sums(rounded * sub_blocks * form.parts());
     job.x = {values.data(), scales.data(), sums.data(), rows, sub_blocks, planes, form.bits, form.parts()};
-    const size_t floats = rows * inner;
-    split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
-      table->round_rows(x.as<const float>(), inner, first, last, job.x);
+    split(rounded, rows * inner < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      table->round_rows(job.floats, inner, first, last, job.x);
     });
     Scratch<Narrow> narrow(delta.floats() + up_delta.floats());
     job.delta = delta.compute(table, &narrow.data()->value, threads);

@@ -6,6 +6,7 @@
 // minima. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
 // 4 bits: four vectors; in vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
 // 8 bits: eight vectors; byte i of vector v is k = 4 v + i. Columns after the last one are zeros.
+// Floats of 16 or 32 bits have no scales: for each k, 32 columns.
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -62,6 +63,15 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
   const Form& form = matrix.form;
   const size_t every = form.scale_every, j = column % kColumns, parts = form.parts();
   const uint8_t* tile = matrix.tiles + column / kColumns * form.tile_nbytes(matrix.sub_blocks);
+  if (form.floats()) {
+    for (size_t k = 0; k < inner; k++) {
+      const uint8_t* from = tile + (k * kColumns + j) * form.bits / 8;
+      BFloat16 value;
+      memcpy(&value, from, 2);
+      out[k] = form.bfloat16 ? bfloat16_to_float(value) : factor(from, form.bits == 32);
+    }
+    return;
+  }
   for (size_t sub_block = 0; sub_block * kSubBlock < inner; sub_block++) {
     const uint8_t* block = tile + sub_block / every * form.block_nbytes();
     const uint8_t* levels = block + every * form.sub_nbytes() + sub_block % every * form.level_nbytes() + j;
@@ -93,17 +103,18 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
 using namespace edgedecode;
 
 // A matrix of N columns, with K in blocks of `block` (32, 64, 128 or 256); scales and minima as float32 [N, blocks].
+// Floats have blocks of 32 and no scales.
 struct EdgedecodeMatrix {
   const uint8_t* packed;  // [N, blocks, block * bits / 8]
   const float* scales;
   const float* minima;           // null: none, and the packed values have a zero point
   const int8_t* levels;          // [N, blocks, block / 32 * parts]; null: none
   const int8_t* minimum_levels;  // the same for minima
-  int64_t columns, blocks, block, bits, wide_scales, parts;
+  int64_t columns, blocks, block, bits, wide_scales, parts, bfloat16;
 
   Form form() const {
     return {static_cast<int>(bits), static_cast<int>(block / kSubBlock), wide_scales != 0, minima != nullptr,
-            levels == nullptr ? 0 : static_cast<int>(parts)};
+            levels == nullptr ? 0 : static_cast<int>(parts), bfloat16 != 0};
   }
 };
 
@@ -117,7 +128,7 @@ EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
 // Returns bit 0 if a scale or a minimum is not a half-precision number, and bit 1 if one is infinite or NaN.
 EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
   int32_t found = 0;
-  const int64_t count = matrix->columns * matrix->blocks;
+  const int64_t count = matrix->form().floats() ? 0 : matrix->columns * matrix->blocks;
   for (const float* values : {matrix->scales, matrix->minima}) {
     for (int64_t i = 0; values != nullptr && i < count; i++) {
       uint16_t half;
@@ -135,6 +146,14 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
   const size_t row_nbytes = sub_blocks * kSubBlock * bits / 8, parts = form.parts();
   const size_t sub_nbytes = form.sub_nbytes(), level_nbytes = form.level_nbytes(), quants = every * sub_nbytes;
   for (int64_t tile = first; tile < last; tile++, out += form.tile_nbytes(sub_blocks)) {
+    if (form.floats()) {
+      const size_t size = bits / 8;
+      memset(out, 0, form.tile_nbytes(sub_blocks));
+      for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++)
+        for (size_t k = 0; k < sub_blocks * kSubBlock; k++)
+          memcpy(out + (k * kColumns + j) * size, matrix->packed + (tile * kColumns + j) * row_nbytes + k * size, size);
+      continue;
+    }
     for (size_t block = 0; block < blocks; block++) {
       memset(out + block * form.block_nbytes(), bits == 4 ? 0x88 : 0x80, quants);
       memset(out + block * form.block_nbytes() + quants, 0, form.block_nbytes() - quants);

@@ -116,6 +116,7 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
             matrix.wide_scales,
             matrix.minima is not None,
             matrix.parts,
+            matrix.bfloat16,
         )
         facts.append((each.offsets, *form))
     return facts_key(*facts)

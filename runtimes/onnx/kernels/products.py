@@ -24,8 +24,6 @@ _BLOCKS = (32, 64, 128)
 _BYTE = 8
 """Bits of the supported embeddings; narrower ones pack two values per byte, which tensors encode in several ways."""
 FLOAT_ACTIVATIONS = "activations that must not be rounded"
-FLOAT_MATRIX = "float:"
-"""Prefix of a float32 matrix whose product our kernels compute, in graphs that are built in memory."""
 _PAGE_NBYTES = 4096
 _FLOAT32_LEVEL, _INT8_LEVEL = 1, 4
 """Accuracy levels of MatMulNBits: 1 requires float32 activations, which only the engine supports, and 4 allows 8 bits.
@@ -194,6 +192,7 @@ def matrix_attributes(matrix: Matrix) -> dict[str, int]:
         "wide_scales": int(matrix.wide_scales),
         "minima": int(matrix.minima is not None),
         "levels": matrix.parts,
+        "bfloat16": int(matrix.bfloat16),
     }
 
 

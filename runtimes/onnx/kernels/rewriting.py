@@ -18,7 +18,6 @@ from .products import (
     DOMAIN,
     FLOAT,
     FLOAT_ACTIVATIONS,
-    FLOAT_MATRIX,
     UINT8,
     NotServed,
     Stored,
@@ -210,7 +209,7 @@ class _Rewriting:
             if node.op_type in _POINTWISE and self._is_plain(node):
                 kind = {"kind": _POINTWISE[node.op_type]}
                 self._replace(index, "RowsPointwise", node.inputs[:1], node.outputs, kind)
-            elif node.op_type == "MatMul" and node.inputs[1].startswith(("lora.", FLOAT_MATRIX)):
+            elif node.op_type == "MatMul" and node.inputs[1].startswith("lora."):
                 self._replace(index, "FloatProduct", node.inputs, node.outputs, {})
             elif node.op_type not in _EXACT and node.op_type != "MatMulNBits":
                 self._made.left[node.op_type] += 1

@@ -233,14 +233,63 @@ static inline VF gated(Gate gate, VF x) {
   return gate == Gate::kSilu ? vmul(x, vsigmoid(x)) : vgelu_tanh(x);
 }
 
-// A weight of an adapter: float16 or float32.
+// A weight in float16, bfloat16 or float32.
 static inline VF vweight(const uint16_t* p) { return vhalf(p); }
+static inline VF vweight(const BFloat16* p) { return vbfloat16(p); }
 static inline VF vweight(const float* p) { return vload(p); }
 static inline float weight(const uint16_t* p) { return half_to_float(*p); }
+static inline float weight(const BFloat16* p) { return bfloat16_to_float(*p); }
 static inline float weight(const float* p) { return *p; }
 
-// Rows that share a weight of an adapter once it is loaded: as many as there are registers for their sums.
+// Rows that share such a weight once it is loaded: as many as there are registers for their sums.
 constexpr int kDeltaRows = kLanes == 16 ? 4 : kLanes == 8 ? 1 : 2;
+
+// Sums of `ROWS` rows and 16 columns. Each runs in four chains of fmas, step k of `inner` in chain k modulo 4, so that no
+// step waits for the one before it.
+template <class T, int ROWS>
+static inline void float_sums(const FloatProduct& job, size_t row, size_t column) {
+  constexpr size_t kChains = 4;
+  const size_t whole = job.inner / kChains * kChains;
+  const T* w = static_cast<const T*>(job.w) + column;
+  const float* x = job.x + row * job.stride;
+  VF sums[kChains][ROWS][kGroups];
+  for (size_t c = 0; c < kChains; c++)
+    for (int r = 0; r < ROWS; r++)
+      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vset(0.0f);
+  const auto step = [&](size_t k, size_t c) {
+    VF values[kGroups];
+    for (size_t g = 0; g < kGroups; g++) values[g] = vweight(w + k * job.columns + g * kLanes);
+    for (int r = 0; r < ROWS; r++) {
+      const VF a = vset(x[r * job.stride + k]);
+      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vfma(a, values[g], sums[c][r][g]);
+    }
+  };
+  for (size_t k = 0; k < whole; k += kChains)
+    for (size_t c = 0; c < kChains; c++) step(k + c, c);
+  for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
+  for (int r = 0; r < ROWS; r++)
+    for (size_t g = 0; g < kGroups; g++)
+      vstore(job.y + (row + r) * job.columns + column + g * kLanes,
+             vadd(vadd(sums[0][r][g], sums[1][r][g]), vadd(sums[2][r][g], sums[3][r][g])));
+}
+
+template <class T>
+static void float_columns(const FloatProduct& job, size_t first, size_t last) {
+  size_t column = first;
+  for (; column + kTile <= last; column += kTile) {
+    size_t row = 0;
+    for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
+    for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
+  }
+  for (; column < last; column++)
+    for (size_t row = 0; row < job.rows; row++) {
+      float sums[4] = {};
+      for (size_t k = 0; k < job.inner; k++)
+        sums[k % 4] = fused(job.x[row * job.stride + k], weight(static_cast<const T*>(job.w) + k * job.columns + column),
+                            sums[k % 4]);
+      job.y[row * job.columns + column] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+}
 
 // Adds an adapter's delta to ROWS rows of one tile, whose weights are [rank, 32]. Even and odd steps of the rank are two
 // chains of fmas, the even one begun with what is there.
@@ -292,9 +341,10 @@ static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, 
 }
 
 // y = x · matrix (+ bias) (+ delta) for the columns of tiles first to last - 1; `gates`: y = gate(y) * that.
-template <int BITS, int PLANES, bool MINIMA, int LEVELS>
+// times(tile, row, count, out): the products of `count` rows from `row` on with one tile.
+template <class Times>
 static void matrix_tiles(const Product& job, const uint8_t* matrix, const float* bias, const LowRank& delta, bool gates,
-                         size_t first, size_t last) {
+                         size_t first, size_t last, const Times& times) {
   const size_t nbytes = job.form.tile_nbytes(job.sub_blocks);
   ask_memory(matrix + first * nbytes, kAhead);
   for (size_t tile = first; tile < last; tile++) {
@@ -303,19 +353,14 @@ static void matrix_tiles(const Product& job, const uint8_t* matrix, const float*
     float added[kColumns] = {};
     if (bias != nullptr) memcpy(added, bias + column, valid * sizeof(float));
     for (size_t row = 0; row < job.rows; row += kChunk) {
-      const size_t at = row * job.sub_blocks;
-      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at * job.x.parts,
-                      job.rows - row < kChunk ? job.rows - row : kChunk};
+      const size_t count = job.rows - row < kChunk ? job.rows - row : kChunk;
       alignas(64) float out[kChunk][kColumns];
-      if (x.count == 1)
-        multiply<BITS, PLANES, true, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, out);
-      else
-        multiply<BITS, PLANES, false, MINIMA, LEVELS>(job, matrix + tile * nbytes, x, out);
+      times(matrix + tile * nbytes, row, count, out);
       if (bias != nullptr)
-        for (size_t m = 0; m < x.count; m++)
+        for (size_t m = 0; m < count; m++)
           for (size_t g = 0; g < kColumns; g += kLanes) vstore(out[m] + g, vadd(vload(out[m] + g), vload(added + g)));
-      add_low_rank(delta, row, x.count, column, out);
-      for (size_t m = 0; m < x.count; m++) {
+      add_low_rank(delta, row, count, column, out);
+      for (size_t m = 0; m < count; m++) {
         float* y = job.y + (row + m) * job.columns + column;
         if (gates) {
           alignas(64) float gate[kColumns] = {};
@@ -330,11 +375,30 @@ static void matrix_tiles(const Product& job, const uint8_t* matrix, const float*
 }
 
 // All columns of the one matrix come before those of the other: two streams of weights in turn are read more slowly.
+template <class Times>
+static void both_matrices(const Product& job, size_t first, size_t last, const Times& times) {
+  matrix_tiles(job, job.weights, job.bias, job.delta, false, first, last, times);
+  if (job.up != nullptr) matrix_tiles(job, job.up, nullptr, job.up_delta, true, first, last, times);
+}
+
 template <int BITS, int PLANES, bool MINIMA, int LEVELS>
 static void tiles_of(const Product& job, size_t first, size_t last) {
-  matrix_tiles<BITS, PLANES, MINIMA, LEVELS>(job, job.weights, job.bias, job.delta, false, first, last);
-  if (job.up == nullptr) return;
-  matrix_tiles<BITS, PLANES, MINIMA, LEVELS>(job, job.up, nullptr, job.up_delta, true, first, last);
+  both_matrices(job, first, last, [&](const uint8_t* tile, size_t row, size_t count, float (*out)[kColumns]) {
+    const size_t at = row * job.sub_blocks;
+    const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.sums + at * job.x.parts,
+                    count};
+    if (count == 1)
+      multiply<BITS, PLANES, true, MINIMA, LEVELS>(job, tile, x, out);
+    else
+      multiply<BITS, PLANES, false, MINIMA, LEVELS>(job, tile, x, out);
+  });
+}
+
+template <class T>
+static void float_tiles(const Product& job, size_t first, size_t last) {
+  both_matrices(job, first, last, [&](const uint8_t* tile, size_t row, size_t count, float (*out)[kColumns]) {
+    float_columns<T>({job.floats + row * job.inner, tile, false, out[0], count, job.inner, kColumns, job.inner}, 0, kColumns);
+  });
 }
 
 template <int BITS, int PLANES, int LEVELS>
@@ -351,6 +415,9 @@ static void tiles_of_bits(const Product& job, size_t first, size_t last) {
 }
 
 static void product_tiles(const Product& job, size_t first, size_t last) {
+  if (job.form.bits == 32) return float_tiles<float>(job, first, last);
+  if (job.form.bits == 16)
+    return job.form.bfloat16 ? float_tiles<BFloat16>(job, first, last) : float_tiles<uint16_t>(job, first, last);
   return job.form.bits == 4 ? tiles_of_bits<4>(job, first, last) : tiles_of_bits<8>(job, first, last);
 }
 
@@ -713,53 +780,6 @@ static void pointwise(Pointwise kind, const float* x, float* y, size_t count) {
   memcpy(tail, x + whole, (count - whole) * sizeof(float));
   vstore(tail, pointwise_of(kind, vload(tail)));
   memcpy(y + whole, tail, (count - whole) * sizeof(float));
-}
-
-// Sums of `ROWS` rows and 16 columns. Each runs in four chains of fmas, step k of `inner` in chain k modulo 4, so that no
-// step waits for the one before it.
-template <class T, int ROWS>
-static inline void float_sums(const FloatProduct& job, size_t row, size_t column) {
-  constexpr size_t kChains = 4;
-  const size_t whole = job.inner / kChains * kChains;
-  const T* w = static_cast<const T*>(job.w) + column;
-  const float* x = job.x + row * job.stride;
-  VF sums[kChains][ROWS][kGroups];
-  for (size_t c = 0; c < kChains; c++)
-    for (int r = 0; r < ROWS; r++)
-      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vset(0.0f);
-  const auto step = [&](size_t k, size_t c) {
-    VF values[kGroups];
-    for (size_t g = 0; g < kGroups; g++) values[g] = vweight(w + k * job.columns + g * kLanes);
-    for (int r = 0; r < ROWS; r++) {
-      const VF a = vset(x[r * job.stride + k]);
-      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vfma(a, values[g], sums[c][r][g]);
-    }
-  };
-  for (size_t k = 0; k < whole; k += kChains)
-    for (size_t c = 0; c < kChains; c++) step(k + c, c);
-  for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
-  for (int r = 0; r < ROWS; r++)
-    for (size_t g = 0; g < kGroups; g++)
-      vstore(job.y + (row + r) * job.columns + column + g * kLanes,
-             vadd(vadd(sums[0][r][g], sums[1][r][g]), vadd(sums[2][r][g], sums[3][r][g])));
-}
-
-template <class T>
-static void float_columns(const FloatProduct& job, size_t first, size_t last) {
-  size_t column = first;
-  for (; column + kTile <= last; column += kTile) {
-    size_t row = 0;
-    for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
-    for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
-  }
-  for (; column < last; column++)
-    for (size_t row = 0; row < job.rows; row++) {
-      float sums[4] = {};
-      for (size_t k = 0; k < job.inner; k++)
-        sums[k % 4] = fused(job.x[row * job.stride + k], weight(static_cast<const T*>(job.w) + k * job.columns + column),
-                            sums[k % 4]);
-      job.y[row * job.columns + column] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
 }
 
 // Columns first to last - 1 of a product in float32.

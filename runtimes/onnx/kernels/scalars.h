@@ -15,3 +15,10 @@ static inline float half_to_float(uint16_t half) {
   memcpy(&value, &bits, 4);
   return value;
 }
+
+static inline float bfloat16_to_float(BFloat16 half) {
+  const uint32_t bits = static_cast<uint32_t>(half.bits) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}

@@ -30,6 +30,9 @@ static inline VF vpower2(VI n) {  // 2 to the n, -126 <= n <= 127
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 static inline VF vhalf(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline VF vbfloat16(const BFloat16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
 static inline VF vbytes(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
@@ -74,6 +77,9 @@ static inline VF vpower2(VI n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 static inline VF vhalf(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline VF vbfloat16(const BFloat16* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
 static inline VF vbytes(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
@@ -126,6 +132,9 @@ static inline VI vint(VF a) { return vcvtnq_s32_f32(a); }
 static inline VF vfloat(VI a) { return vcvtq_f32_s32(a); }
 static inline VF vpower2(VI n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23)); }
 static inline VF vhalf(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline VF vbfloat16(const BFloat16* p) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))), 16));
+}
 static inline VF vbytes(const int8_t* p) {
   int32_t four;
   memcpy(&four, p, 4);
@@ -186,6 +195,7 @@ static inline float power2(int32_t n) {
 }
 static inline VF vpower2(VI n) EDGE_LANES(VF, power2(n.v[i]))
 static inline VF vhalf(const uint16_t* p) EDGE_LANES(VF, half_to_float(p[i]))
+static inline VF vbfloat16(const BFloat16* p) EDGE_LANES(VF, bfloat16_to_float(p[i]))
 static inline VF vbytes(const int8_t* p) EDGE_LANES(VF, static_cast<float>(p[i]))
 static inline void vstore_bytes(int8_t* p, VI a) {
   for (size_t i = 0; i < kLanes; i++) p[i] = static_cast<int8_t>(a.v[i]);

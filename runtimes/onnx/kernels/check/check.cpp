@@ -57,7 +57,9 @@ std::vector<float> random_floats(size_t count) {
 
 void check_product(const Kernels* table, Digest& digest) {
   const int levels = static_cast<int>(below(3)), planes = levels != 0 ? 2 : 1 + static_cast<int>(below(2));
-  const Form form = {below(2) ? 4 : 8, 1 << below(4), below(2) != 0, below(2) != 0, levels};
+  const bool floats = below(4) == 0, bfloat16 = below(2);
+  const Form form = floats ? Form{below(2) ? 16 : 32, 1, false, false, 0, bfloat16}
+                           : Form{below(2) ? 4 : 8, 1 << below(4), below(2) != 0, below(2) != 0, levels};
   const size_t rows = 1 + below(18), columns = below(2) ? 1 + below(70) : 32 * (1 + below(4)), inner = 1 + below(200);
   const bool gate = below(2);
   const size_t blocks = form.sub_blocks(inner), tiles = (columns + 31) / 32, nbytes = form.tile_nbytes(blocks);
@@ -65,7 +67,10 @@ void check_product(const Kernels* table, Digest& digest) {
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
     const size_t inside = i % form.block_nbytes();
-    if (inside < quants)
+    if (floats) {  // the last byte has the sign and the exponent, of numbers below 1
+      const bool last = inside % (form.bits / 8) == form.bits / 8u - 1;
+      weights[i] = last ? below(2) << 7 | below(form.bits == 16 && !bfloat16 ? 0x3c : 0x3f) : below(256);
+    } else if (inside < quants)
       weights[i] = below(256);
     else if (form.wide_scales && inside % 4 == 0) {
       const float scale = 0.01f * (1 + uniform() * 0.5f);
@@ -96,6 +101,8 @@ void check_product(const Kernels* table, Digest& digest) {
     Product job{};
     job.weights = weights.data();
     job.up = gate ? weights.data() + tiles * nbytes : nullptr;
+    job.floats = x.data() + first * inner;
+    job.inner = inner;
     job.bias = bias.data();
     job.x = {values.data(), scales.data(), sums.data(), count, blocks, planes, form.bits, form.parts()};
     job.y = y;
@@ -106,7 +113,7 @@ void check_product(const Kernels* table, Digest& digest) {
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
     job.delta = {narrow.data() + first * held * rank, matrix(0), half, rank, held, second, third};
     job.up_delta = {narrow.data() + (held * rows + first) * rank, matrix(1), half, gate ? rank : 0, 1, columns, columns};
-    table->round_rows(x.data() + first * inner, inner, 0, count, job.x);
+    if (!floats) table->round_rows(job.floats, inner, 0, count, job.x);
     table->product_tiles(job, 0, tiles);
   };
   std::vector<float> together(rows * columns), alone(columns);
