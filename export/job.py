@@ -42,6 +42,11 @@ class ModelJob:
         return self.span.context_of(self.source.shape)
 
     @property
+    def measured_widths(self) -> bool:
+        """Whether the matrices with more bits are chosen by losses measured on a text."""
+        return self.recipe.raised is not None and self.recipe.calibrated and self.importance is None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the pack's users need to know, as far as it is known before the export."""
         file = self.importance

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +35,11 @@ from .job import ModelJob
 from .kept_steps import KeptSteps
 from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
 from .recipes.activation_choice import choose_activations, write_text
+from .recipes.activation_errors import some_of
 from .recipes.calibration import TOKENS, Tokens, find_moments, sample_texts
 from .recipes.loss import measure_loss
+from .recipes.matrix_choice import TOKENS as WIDTH_TOKENS
+from .recipes.matrix_choice import choose_matrices, expected_changes, find_gradients
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -75,12 +79,11 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
         drawing = _drawing(job, network, windows=windows)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-    work = _ModelSteps(job, pack, checkpoint, stages, drawing)
     reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-    if job.importance_out is None:
-        steps.file(work.folder / WEIGHTS_FILE, lambda: work.write_weights(entry, reference))
-    else:  # kept weights would leave the importance unmeasured
-        work.write_weights(entry, reference)
+    work = _ModelSteps(job, pack, checkpoint, stages, drawing)
+    work = _written(work, entry, reference, steps, windows=windows)
+    job, drawing = work.job, work.drawing
+    entry, reference = replace(entry, quantization=job.recipe.remark), reference.rounding(job.recipe)
     if job.recipe.calibrated:
         reference = reference.reading(StoredRows(drawing.weights, work.folder / WEIGHTS_FILE))
     text: Tokens = ()
@@ -93,6 +96,22 @@ def _checked(job: ModelJob, checkpoint: Checkpoint, *, pack: Path, steps: KeptSt
     drawing.write_graph(work.folder)
     entry = work.with_variants(work.checked(entry, reference, text), reference)
     return work.with_gguf(entry, reference, windows=windows)
+
+
+def _written(
+    work: _ModelSteps, entry: ModelEntry, reference: Reference, steps: KeptSteps, *, windows: Windows
+) -> _ModelSteps:
+    """Write the weights; return the steps for them, whose job has the matrices with 8 bits if these are measured."""
+    calibration = _Calibration(work, entry, reference)
+    if (job := work.job).measured_widths:
+        chosen = steps.value("widths", list[str], calibration.matrices)
+        job = replace(job, recipe=replace(job.recipe, matrices=tuple(chosen)))
+        work = replace(work, job=job, drawing=_drawing(job, reference.network, windows=windows))
+    if job.importance_out is None:
+        steps.file(work.folder / WEIGHTS_FILE, lambda: work.write_weights(calibration))
+    else:  # kept weights would leave the importance unmeasured
+        work.write_weights(calibration)
+    return work
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +128,13 @@ class _ModelSteps:
     def folder(self) -> Path:
         return self.pack / self.job.role
 
-    def write_weights(self, entry: ModelEntry, reference: Reference) -> None:
+    def write_weights(self, calibration: _Calibration) -> None:
         """Write the weights, calibrated if the recipe asks for that."""
         weights = self.drawing.weights
         if self.job.importance is not None:
             weights.calibrate(self.job.importance.columns)
         elif self.job.recipe.calibrated:
-            texts = self.job.calibration or self._calibration_text(entry)
-            weights.calibrate(self._moments(texts, reference))
+            weights.calibrate(calibration.moments)
         with self.stages.stage(f"{self.job.role}: weights", weights.elements) as advance:
             self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
         weights.calibrate({})  # moments take more memory than the weights
@@ -194,30 +212,56 @@ class _ModelSteps:
             parity={**entry.parity, **reading.measured},
         )
 
-    def _moments(self, texts: Tokens, reference: Reference) -> dict[str, Moments]:
-        """Measure the moments on texts; write them as importance if that is requested."""
-        job, tokens = self.job, sum(len(text) for text in texts)
-        wanted = self.drawing.weights.names(most_bits=4 if job.importance_out is None else 8)
-        with self.stages.stage(f"{job.role}: calibration", tokens) as advance:
-            found = find_moments(reference, texts, tied=job.source.shape.tied, wanted=wanted, progress=advance)
+
+class _Calibration:
+    """What is measured before the weights are written, each when it is first asked for."""
+
+    def __init__(self, work: _ModelSteps, entry: ModelEntry, reference: Reference) -> None:
+        self._work, self._entry, self._reference = work, entry, reference
+
+    @cached_property
+    def _texts(self) -> Tokens:
+        """The given texts, or text generated with uncalibrated weights, written to a temporary folder."""
+        work, job, texts = self._work, self._work.job, self._work.job.texts
+        if job.calibration:
+            return job.calibration
+        with (
+            work.stages.stage(f"{job.role}: calibration text", TOKENS) as advance,
+            TemporaryDirectory(dir=work.pack) as place,
+        ):
+            folder = Path(place) / job.role
+            folder.mkdir()
+            work.drawing.write_weights(folder, progress=lambda amount: None, release=work.checkpoint.release)
+            work.drawing.write_graph(folder)
+            with opened(self._entry, Path(place), texts) as model:
+                return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
+
+    @cached_property
+    def moments(self) -> dict[str, Moments]:
+        """The moments on the texts, which are written as importance if that is requested."""
+        job, tokens, wanted = self._work.job, sum(map(len, self._texts)), self._work.drawing.weights.names()
+        with self._work.stages.stage(f"{job.role}: calibration", tokens) as advance:
+            found = find_moments(
+                self._reference, self._texts, tied=job.source.shape.tied, wanted=wanted, progress=advance
+            )
         if job.importance_out is not None:
             title = job.calibration_name or f"text that {job.source.name} wrote"
             write_sums(job.importance_out, sums_of(found, job.source.shape, tokens=tokens), texts=[title])
         return found
 
-    def _calibration_text(self, entry: ModelEntry) -> Tokens:
-        """Generate text with uncalibrated weights, written to a temporary folder."""
-        texts = self.job.texts
-        with (
-            self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,
-            TemporaryDirectory(dir=self.pack) as place,
-        ):
-            folder = Path(place) / self.job.role
-            folder.mkdir()
-            self.drawing.write_weights(folder, progress=lambda amount: None, release=self.checkpoint.release)
-            self.drawing.write_graph(folder)
-            with opened(entry, Path(place), texts) as model:
-                return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
+    def matrices(self) -> list[str]:
+        """Choose the matrices with 8 bits."""
+        job, some = self._work.job, some_of(self._texts, WIDTH_TOKENS)
+        with self._work.stages.stage(f"{job.role}: widths", sum(map(len, some))) as advance:
+            gradients = find_gradients(self._reference, some, progress=advance)
+        changes = expected_changes(
+            self._reference,
+            gradients,
+            self.moments,
+            block_size=job.recipe.body.block_size,
+            release=self._work.checkpoint.release,
+        )
+        return choose_matrices(job.recipe, job.source.shape, changes)
 
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:

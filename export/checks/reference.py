@@ -59,6 +59,10 @@ class Reference:
         """Return a reference with the checkpoint's original weights."""
         return self._with(_recipe=UNROUNDED, _stored=None, _deltas={})
 
+    def rounding(self, recipe: Recipe) -> Reference:
+        """Return a reference with weights rounded as `recipe` says."""
+        return self._with(_recipe=recipe)
+
     def reading(self, stored: StoredRows) -> Reference:
         """Return a reference that reads 4-bit weights from a pack's file: their rounding by a text is not repeated."""
         return self._with(_stored=stored)
@@ -99,7 +103,7 @@ class Reference:
         """Return the last hidden state, the head's input: float32 [tokens, hidden size]."""
         import torch
 
-        with torch.inference_mode(), self._layers_on_demand():
+        with torch.no_grad(), self._layers_on_demand():
             output = self.network.model(
                 inputs_embeds=self._embed(tokens),
                 attention_mask=self._masks(visible, np.asarray(positions, np.int64)),
@@ -107,6 +111,33 @@ class Reference:
                 use_cache=False,
             )
             return np.asarray(output.last_hidden_state[0].numpy())
+
+    def backward(
+        self,
+        tokens: Sequence[int],
+        gradient: FloatArray,
+        *,
+        visible: npt.NDArray[np.bool_],
+        positions: Sequence[int],
+    ) -> None:
+        """Run a gradient of the last hidden state, float32 [tokens, hidden size], back through the layers for hooks.
+
+        Of the forward pass only the layers' inputs are kept, and each layer is run again.
+        """
+        import torch
+
+        body: Any = self.network.model
+        calls: list[tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+        with ExitStack() as hooks:
+            for module in (*body.layers, body.norm):
+                hook = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+                hooks.callback(hook.remove)
+            self.hidden(tokens, visible=visible, positions=positions)
+        behind = torch.from_numpy(gradient)[None]
+        with torch.enable_grad(), self._layers_on_demand():
+            for module, (states, *more), named in reversed(calls):
+                states = states.detach().requires_grad_()
+                (behind,) = torch.autograd.grad(module(states, *more, **named), states, behind)
 
     def _masks(
         self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]

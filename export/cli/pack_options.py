@@ -36,7 +36,8 @@ def add_recipe(parser: ArgumentParser) -> None:
     group.add_argument(
         "--mixed",
         action=BooleanOptionalAction,
-        help="query, key and value, and the first and last layer, at 8 bits (default with --bits 4)",
+        help="8 bits for the matrices whose rounding changes the model most on the text of calibration, or without one "
+        "for query, key, value and the first and last layer (default with --bits 4)",
     )
     group.add_argument(
         "--calibrated",

@@ -77,7 +77,7 @@ def draw(
 
     early_rows: see `picked_rows`. windowed: which layers have a sliding window, see `tree_bias`.
     """
-    skeleton = build_skeleton(network, builder)
+    skeleton = build_skeleton(network, builder, packed=recipe.one_width)
     model, recorded, weights = skeleton.model, skeleton.recorded, Weights()
     direct_lengths(model)
     explicit_positions(model)

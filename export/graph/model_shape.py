@@ -80,13 +80,15 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Number of parameters in projections and embeddings, which is nearly all."""
-        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.mlp) + self.embedding * (1 if self.tied else 2)
+        return self.layers * sum(self.matrices.values()) + self.embedding * (1 if self.tied else 2)
 
     @property
-    def attention_inputs(self) -> int:
-        """Number of parameters in a layer's query, key and value."""
-        return self.hidden * self.head_size * (self.heads + 2 * self.kv_heads)
+    def matrices(self) -> Mapping[str, int]:
+        """Number of parameters in a layer's matrices, by name; those stored as one are counted together."""
+        queries, keys = self.hidden * self.head_size * self.heads, self.hidden * self.head_size * 2 * self.kv_heads
+        fused = ARCHITECTURES[self.architecture].fused
+        inputs = {"qkv": queries + keys} if fused else {"q": queries, "k_v": keys}
+        return {**inputs, "o": queries, "gate_up": 2 * self.hidden * self.mlp, "down": self.hidden * self.mlp}
 
     @property
     def embedding(self) -> int:

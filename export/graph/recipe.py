@@ -1,8 +1,9 @@
-"""How a model's weights are stored: quantization schemes for projections, outer layers, head and embedding."""
+"""How a model's weights are stored: quantization schemes for projections, head and embedding."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from .model_shape import Shape
@@ -13,10 +14,12 @@ HEAD = "head"
 EMBEDDING = "embedding"
 """The embedding table's name, under which a tied head is stored too."""
 
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
-_ATTENTION_INPUTS = "attn.qkv_proj"
+_PROJECTION = re.compile(r"\blayers\.(\d+)\.\w+\.(\w+)_proj$")
+_MATRICES = {"k": "k_v", "v": "k_v", "gate": "gate_up", "up": "gate_up"}
+"""The names in `Shape.matrices` of projections that always have the same width as another."""
+_ATTENTION_INPUTS = ("q", "k_v", "qkv")
 _SHARED_INPUT = {
-    re.compile(r"\battn\.(?:q|k|v)_proj$"): _ATTENTION_INPUTS,
+    re.compile(r"\battn\.(?:q|k|v)_proj$"): "attn.qkv_proj",
     re.compile(r"\bmlp\.(?:gate|up)_proj$"): "mlp.gate_up_proj",
 }
 
@@ -25,9 +28,8 @@ _SHARED_INPUT = {
 class Recipe:
     """The schemes of a model: `body` for its projections, `head` for head and embedding.
 
-    raised: the scheme of query, key and value, and of the first and last layer's projections, if it differs from
-    `body`. layers: number of layers, 0 while no model is known. calibrated: 4-bit weights are rounded for the least
-    error of their products on a text.
+    raised: the scheme of the projections in `matrices`, named as in `matrix_name`. layers: number of layers, 0 while
+    no model is known. calibrated: 4-bit weights are rounded for the least error of their products on a text.
     """
 
     body: Scheme
@@ -35,6 +37,7 @@ class Recipe:
     raised: Scheme | None = None
     layers: int = 0
     calibrated: bool = False
+    matrices: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> bool:
@@ -42,16 +45,14 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The recipe in words, as in `int4 block 32, q, k, v, layers 0 and 9 and head int8, calibrated`."""
-        higher = [scheme for scheme in (self.raised, self.head) if scheme is not None and scheme != self.body]
-        same = len(higher) == 2 and self.raised == self.head
-        parts = [self.body.name.replace(",", "")]
+        """The recipe in words, as in `int4 block 32; int8: k, v of all layers, down of 13, head; calibrated`."""
+        higher: dict[str, list[str]] = {}
         if self.raised is not None:
-            where = f"layers 0 and {self.layers - 1}" if self.layers > 1 else "first and last layer"
-            parts.append(f"q, k, v, {where}{' and head' if same else ''} {_width(self.raised)}")
-        if self.head != self.body and not same:
-            parts.append(f"head {_width(self.head)}")
-        return ", ".join([*parts, *(["calibrated"] if self.calibrated else [])])
+            higher[_width(self.raised)] = self._counted()
+        if self.head != self.body:
+            higher.setdefault(_width(self.head), []).append(HEAD)
+        parts = [f"{width}: {', '.join(names)}" for width, names in higher.items()]
+        return "; ".join([self.body.name.replace(",", ""), *parts, *(["calibrated"] if self.calibrated else [])])
 
     @property
     def remark(self) -> str:
@@ -59,34 +60,57 @@ class Recipe:
         return self.name if self.raised is not None or self.calibrated else ""
 
     def of(self, shape: Shape) -> Recipe:
-        """Return the recipe for a model of this shape."""
-        return replace(self, layers=shape.layers)
+        """Return the recipe for a model of this shape.
+
+        Raised are query, key and value, and the first and last layer: a guess, for want of a text to measure on.
+        """
+        layers = range(shape.layers if self.raised is not None else 0)
+        matrices = tuple(
+            f"{layer}.{name}"
+            for layer in layers
+            for name in shape.matrices
+            if name in _ATTENTION_INPUTS or layer in (0, layers[-1])
+        )
+        return replace(self, layers=shape.layers, matrices=matrices)
 
     def nbytes(self, shape: Shape) -> int:
         """Return the size of a model's stored weights, without norms and rotary tables."""
-        tables = 1 if shape.tied else 2
-        body, raised = (shape.parameters - tables * shape.embedding), 0
-        if self.raised is not None:
-            outer = min(2, shape.layers)
-            raised = outer * (body // shape.layers) + (shape.layers - outer) * shape.attention_inputs
+        raised = sum(shape.matrices[name.partition(".")[2]] for name in self.matrices)
+        body = shape.layers * sum(shape.matrices.values()) - raised
         width = self.body.block_size or 1
-        found = self.body.nbytes((body - raised) // width, width)
+        found = self.body.nbytes(body // width, width)
         found += (self.raised or self.body).nbytes(raised // width, width)
-        return found + tables * self.head.nbytes(shape.rows, shape.hidden)
+        return found + (1 if shape.tied else 2) * self.head.nbytes(shape.rows, shape.hidden)
 
     def scheme_of(self, name: str) -> Scheme:
         """Return the scheme of a projection, by its graph name (without `.weight`) or its transformers module name."""
         if name == HEAD:
             return self.head
-        layer = _LAYER.search(name)
-        if self.raised is None or layer is None:
-            return self.body
-        assert self.layers
-        outer = int(layer[1]) in (0, self.layers - 1)
-        return self.raised if outer or projection_name(name).endswith(_ATTENTION_INPUTS) else self.body
+        matrix = matrix_name(name)
+        wider = matrix in self.matrices or matrix.removesuffix("kv") in self.matrices  # a graph's qkv may be q and k_v
+        return self.raised if self.raised is not None and wider else self.body
+
+    def one_width(self, layer: int) -> bool:
+        """Return whether a layer's query, key and value have one scheme, and so can be one product."""
+        return len({self.scheme_of(f"layers.{layer}.attn.{part}_proj") for part in "qkv"}) == 1
+
+    def _counted(self) -> list[str]:
+        """Return the raised matrices in words, by the number of layers in which they are raised."""
+        found: dict[int, list[str]] = {}
+        for name, count in Counter(name.partition(".")[2] for name in self.matrices).most_common():
+            found.setdefault(count, []).append(name.replace("_", ", "))
+        return [
+            f"{', '.join(names)} of {'all layers' if count == self.layers else count}" for count, names in found.items()
+        ]
 
 
 UNROUNDED = Recipe(Scheme(32), Scheme(32))
+
+
+def matrix_name(name: str) -> str:
+    """Return the layer and the name in `Shape.matrices`, as in `3.k_v`, of a projection named as in `scheme_of`."""
+    found = _PROJECTION.search(name)
+    return f"{found[1]}.{_MATRICES.get(found[2], found[2])}" if found is not None else ""
 
 
 def projection_name(name: str) -> str:

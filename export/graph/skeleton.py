@@ -12,7 +12,7 @@ import importlib
 import io
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,8 +41,11 @@ class Skeleton:
     recorded: Mapping[str, Recorded]
 
 
-def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
-    """Build the graph of `network`, whose parameters are views, with the builder class named `builder`."""
+def build_skeleton(network: PreTrainedModel, builder: str, *, packed: Callable[[int], bool]) -> Skeleton:
+    """Build the graph of `network`, whose parameters are views, with the builder class named `builder`.
+
+    packed: whether query, key and value of a layer are one product, if the architecture allows it.
+    """
     import onnx_ir as ir
 
     printed = io.StringIO()
@@ -50,7 +53,7 @@ def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             config = _builder_config(network)
             recorder = _recording(builder)(config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
-            recorder.network = network
+            recorder.network, recorder.packed = network, packed
             _exact_scale(recorder, network)
             recorder.make_model("")
     except Exception as error:  # the builder and the transformers code it runs may raise anything
@@ -71,6 +74,7 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
 
     class Recording(getattr(_builders(), builder)):  # type: ignore[misc]
         network: PreTrainedModel
+        packed: Callable[[int], bool]
         recorded: dict[str, Recorded]
 
         def load_weights(self, input_path: str) -> PreTrainedModel:
@@ -86,6 +90,10 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
             value = self.make_value(name, kind, tuple(tensor.shape))
             value.const_value = ir.LazyTensor(_no_data, dtype=kind, shape=ir.Shape(tensor.shape), name=name)
             self.model.graph.register_initializer(value)
+
+        def is_qkv_projection_packable(self, layer_id: int, attention: torch.nn.Module) -> bool:
+            self.attention_attrs |= {"k_path": "", "v_path": ""}  # the builder would keep those of the layer before
+            return self.packed(layer_id)
 
         def make_packed_matmul_float_class(
             self, query: torch.nn.Linear, key: torch.nn.Linear, value: torch.nn.Linear

@@ -60,10 +60,9 @@ class Weights:
         self._aliases[spec] = of
         return spec
 
-    def names(self, *, most_bits: int = 8) -> set[str]:
-        """Return the names, as in `projection_name`, of the quantized weights of up to this width."""
-        blocks = (weight for weight in self._stored.values() if isinstance(weight, BlockWeight))
-        return {projection_name(weight.name) for weight in blocks if weight.scheme.bits <= most_bits}
+    def names(self) -> set[str]:
+        """Return the names, as in `projection_name`, of the quantized weights."""
+        return {projection_name(weight.name) for weight in self._stored.values() if isinstance(weight, BlockWeight)}
 
     def calibrate(self, inputs: Mapping[str, Inputs]) -> None:
         """Set what is known of the quantized weights' inputs, by `projection_name`."""

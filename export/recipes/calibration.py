@@ -11,6 +11,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
@@ -108,13 +109,18 @@ def find_moments(
 
 def hidden_states(reference: Reference, texts: Tokens) -> Iterator[FloatArray]:
     """Yield the last hidden states, [tokens of a pass, hidden size]; texts in one pass are masked from each other."""
+    for tokens, visible, positions in passes(texts):
+        yield reference.hidden(tokens, visible=visible, positions=positions)
+
+
+def passes(texts: Tokens) -> Iterator[tuple[list[int], npt.NDArray[np.bool_], list[int]]]:
+    """Yield the tokens of a pass, which of them each one sees, and their positions."""
     for batch in _batches(texts):
         lengths = [len(text) for text in batch]
         owner = np.repeat(np.arange(len(batch)), lengths)
         visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])
         positions = [position for length in lengths for position in range(length)]
-        tokens = [token for text in batch for token in text]
-        yield reference.hidden(tokens, visible=visible, positions=positions)
+        yield [token for text in batch for token in text], visible, positions
 
 
 def _add(sums: dict[str, list[torch.Tensor]], name: str, inputs: torch.Tensor) -> None:

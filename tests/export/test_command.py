@@ -24,8 +24,8 @@ def test_export_prints_stages_and_a_json_report(
     assert run("export", "--target", llama, "--out", out, *words, "--json") == 0
     printed = capsys.readouterr().out
     report = json.loads(printed.splitlines()[-1])
-    first = ["check", "target: structure", "target: calibration text", "target: calibration", "target: weights"]
-    assert [stage["title"] for stage in report["stages"]][:5] == first
+    first = ["structure", "calibration text", "widths", "calibration", "weights"]
+    assert [stage["title"] for stage in report["stages"]][:6] == ["check", *(f"target: {name}" for name in first)]
     assert report["peak_nbytes"] > 0
     manifest = Manifest.load(out)
     assert (manifest.name, manifest.models["draft"].license) == ("tiny", "CC0-1.0")

@@ -38,7 +38,7 @@ def skeleton(request: pytest.FixtureRequest, tmp_path: Path) -> Skeleton:
     """A new builder graph with two layers, hidden size 64 and 352 rows."""
     folder = write_model(tmp_path / "model", TinyModel(tied=request.param))
     network = open_network(folder, Checkpoint(weight_files(folder)), architecture="LlamaForCausalLM")
-    return build_skeleton(network, "LlamaModel")
+    return build_skeleton(network, "LlamaModel", packed=lambda layer: True)
 
 
 def names(values: list[ir.Value]) -> list[str]:

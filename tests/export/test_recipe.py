@@ -24,12 +24,14 @@ MIXED = Recipe(INT4, INT8, raised=INT8)
     ("stored", "name"),
     [
         (recipe(8), "int8 block 32"),
-        (recipe(4), "int4 block 32, head int8"),
+        (recipe(4), "int4 block 32; int8: head"),
         (recipe(32), "float32"),
-        (Recipe(INT4, INT4, raised=INT8, layers=10), "int4 block 32, q, k, v, layers 0 and 9 int8"),
-        (replace(MIXED, layers=10), "int4 block 32, q, k, v, layers 0 and 9 and head int8"),
-        (MIXED, "int4 block 32, q, k, v, first and last layer and head int8"),
-        (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32, head float16, calibrated"),
+        (
+            replace(MIXED, layers=3, matrices=("0.q", "0.k_v", "1.k_v", "2.k_v", "2.down")),
+            "int4 block 32; int8: k, v of all layers, q, down of 1, head",
+        ),
+        (Recipe(INT4, INT4, raised=INT8, layers=2, matrices=("0.qkv",)), "int4 block 32; int8: qkv of 1"),
+        (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32; float16: head; calibrated"),
     ],
 )
 def test_recipe_name(stored: Recipe, name: str) -> None:
@@ -50,8 +52,11 @@ def test_recipe_remark_is_empty_if_the_widths_describe_the_recipe() -> None:
         ("model.layers.{}.mlp.down_proj", 4),
     ],
 )
-def test_mixed_recipe_has_8_bits_in_the_outer_layers_and_attentions_inputs(name: str, inner: int) -> None:
-    stored = replace(MIXED, layers=12)
+def test_mixed_recipe_has_8_bits_in_the_outer_layers_and_attentions_inputs(
+    name: str, inner: int, tmp_path: Path
+) -> None:
+    shape = open_source(str(write_model(tmp_path / "model", TinyModel(layers=12)))).shape
+    stored = MIXED.of(shape)
     bits = [stored.scheme_of(name.format(layer)).bits for layer in range(12)]
     assert bits == [8, *[inner] * 10, 8]
     assert stored.scheme_of(HEAD).bits == 8
@@ -94,7 +99,8 @@ def test_parity_is_exact_for_every_recipe(case: str, tmp_path: Path) -> None:
         manifest = export(folder, pack, stored=made, calibration=text if calibrated else None)
         entry = manifest.models["target"]
         assert entry.parity["max_error"] < 1e-3  # the reference has the same blocks
-        assert entry.quantization == replace(made, layers=tiny.layers).remark
+        if made.raised is None or not calibrated:  # else a choice of its own, see test_matrix_choice.py
+            assert entry.quantization == made.of(open_source(str(folder)).shape).remark
         assert float16_scales(manifest, pack)
 
 
@@ -128,11 +134,11 @@ def test_calibrated_export_generates_its_own_text(llama: Path, tmp_path: Path) -
 def test_mixed_recipe_size_is_between_4_and_8_bits(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel(layers=4))
     found = [
-        export(folder, tmp_path / stored.name, stored=stored).files["target/weights.bin"].nbytes
-        for stored in (recipe(4), MIXED, recipe(8))
+        export(folder, tmp_path / name, stored=stored).files["target/weights.bin"].nbytes
+        for name, stored in (("4", recipe(4)), ("mixed", MIXED), ("8", recipe(8)))
     ]
     assert found[0] < found[1] < found[2]
     shape = open_source(str(folder)).shape
     layer = (shape.parameters - 2 * shape.embedding) / 4
-    share = (2 * layer + 2 * shape.attention_inputs) / (4 * layer)
+    share = (2 * layer + 2 * (shape.matrices["q"] + shape.matrices["k_v"])) / (4 * layer)
     assert found[1] - found[0] == pytest.approx(share * (found[2] - found[0]), rel=0.1)
