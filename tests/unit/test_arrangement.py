@@ -96,10 +96,6 @@ def test_a_template_that_leaves_messages_out_is_refused_with_the_reason(source: 
         rendered(source, CONVERSATION)
 
 
-def test_an_empty_result_is_no_loss() -> None:
-    assert "[tool]" in rendered(SHAPES["all roles"], [*CONVERSATION[:5], Message("tool", "")])
-
-
 @pytest.mark.slow
 def test_a_template_that_does_not_end_is_stopped() -> None:
     source = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
@@ -122,10 +118,3 @@ def test_a_template_that_leaves_out_what_some_contents_have_is_refused(part: str
 def test_a_template_may_write_contents_in_its_own_way(changed: str) -> None:
     arranger = Arranger(ChatTemplate(f"{EACH}[{{{{ m.role }}}}]{{{{ m.content{changed} }}}}{END}"))
     assert arranger.render(LONG).count("[") == 3
-
-
-def test_what_is_kept_of_a_conversation_does_not_grow_with_its_variables() -> None:
-    arranger = Arranger(ChatTemplate(f"{{{{ note }}}}{EACH}{{{{ m.content }}}}{END}"))
-    for note in ("a" * 10_000, "b"):
-        assert arranger.render([Sent("user", "hi")], arguments={"note": note}) == f"{note}hi"
-    assert [len(key) for key in arranger._kept] == [32, 32]

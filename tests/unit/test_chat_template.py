@@ -327,24 +327,6 @@ def test_render_of_a_recursive_loop_includes_every_level() -> None:
     assert ChatTemplate(loop).render([]) == "1(2()3())"
 
 
-def test_plain_template_writes_one_line_per_message() -> None:
-    template = ChatTemplate(PLAIN_TEMPLATE)
-    assert template.render(CONVERSATIONS["turns"]) == "user: 2+2\nassistant: 4\nuser: and 3+3?\nassistant:"
-    assert template.render([Message("user", "x")], add_generation_prompt=False) == "user: x\n"
-
-
-def test_template_is_an_immutable_value() -> None:
-    assert ChatTemplate("a", bos_token="b") == ChatTemplate("a", bos_token="b") != ChatTemplate("a")
-    assert "_compiled" not in repr(ChatTemplate("a"))
-    with pytest.raises(AttributeError):
-        ChatTemplate("a").source = "b"  # type: ignore[misc]
-
-
-def test_render_passes_other_keys_of_a_mapping() -> None:
-    message = {"role": "tool", "content": "4", "name": "calculator"}
-    assert ChatTemplate("{{ messages[0].name }}").render([message]) == "calculator"
-
-
 @pytest.mark.parametrize(
     ("message", "why"),
     [

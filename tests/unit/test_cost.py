@@ -120,24 +120,6 @@ def test_cost_model_keeps_a_table_per_context_bucket_that_starts_from_the_neares
     assert costs.table(100).c(3) == pytest.approx(1.2, rel=0.05)
 
 
-def test_cost_model_separates_a_draft_models_steps_from_its_reading() -> None:
-    costs = CostModel()
-    for _ in range(5):
-        costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
-        costs.observe(
-            RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=1, draft_seconds=0.004),
-            context_tokens=1,
-        )
-    costs.observe(
-        RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=100, draft_seconds=0.102),
-        context_tokens=1,
-    )
-    prices = Prices(costs, costs.table(1), STEP)
-    assert prices.step("model") == pytest.approx(0.2)
-    assert prices.read("model") == pytest.approx((0.102 - 2 * 0.002) / 99 / STEP)
-    assert prices.step("suffix") != 0.2
-
-
 @pytest.mark.parametrize(("seconds", "step", "host"), [(0.0002, 0.45, 1.5), (0.02, 0.153, 0.015)])
 def test_guesses_hold_for_small_targets_too(seconds: float, step: float, host: float) -> None:
     costs = CostModel()

@@ -127,44 +127,12 @@ def test_stream_never_shows_half_a_character(name: str, text: str) -> None:
     assert texts[-1] == "" or name == "byte fallback"  # a complete byte run is certain only at the end
 
 
-def test_stream_emits_a_byte_level_character_with_its_last_byte() -> None:
-    tokenizer = built("byte level")
-    ids = [tokenizer.token_to_id(piece) for piece in ("ð", "Ł", "¦", "Ļ")]  # the bytes of a llama
-    assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", "", "", "🦙", ""]
-    assert stream(tokenizer, [[id] for id in ids[:3] if id is not None], skip_special=True) == ["", "", "", ""]
-
-
-def test_stream_leaves_out_a_character_that_is_cut_off() -> None:
-    tokenizer = built("byte fallback")
-    for pieces, text in (
-        (["a", "<0xC3>"], "a"),
-        (["a", "<0xC3>", "<0xA9>", "<0xF0>", "<0x9F>"], "aé"),
-        (["<0xF0>", "<0x9F>", "<0xA6>"], ""),
-        (["a", "<0xFF>"], "a\ufffd"),
-    ):
-        ids = [id for piece in pieces if (id := tokenizer.token_to_id(piece)) is not None]
-        assert "".join(stream(tokenizer, [ids], skip_special=True)) == text
-
-
-def test_stream_keeps_the_mark_of_an_unknown_character_that_a_token_writes() -> None:
-    for name in ("byte level", "byte fallback"):
-        tokenizer = built(name)
-        ids = tokenizer.encode("a\ufffd")
-        assert "".join(stream(tokenizer, [[id] for id in ids], skip_special=True)) == "a\ufffd"
-
-
 def test_stream_holds_a_byte_run_back_until_it_is_complete() -> None:
     tokenizer = built("byte fallback")
     pieces = ["<0xC3>", "<0xA9>", "<0xFF>", "a", "<0xC3>", "<0xA9>", "b"]
     ids = [tokenizer.token_to_id(piece) for piece in pieces]
     texts = stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True)
     assert texts == ["", "", "", "\ufffd\ufffd\ufffda", "", "", "éb", ""]
-
-
-def test_stream_strips_only_the_first_leading_space() -> None:
-    tokenizer = built("byte fallback")
-    ids = [tokenizer.token_to_id(piece) for piece in ("▁", "▁", "▁ab", "▁ab")]
-    assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", " ", " ab", " ab", ""]
 
 
 def test_token_text_layout_is_that_of_the_decoder() -> None:
@@ -174,15 +142,6 @@ def test_token_text_layout_is_that_of_the_decoder() -> None:
     streamed = {"word piece", "metaspace", "metaspace, never", "no decoder"}
     assert {name for name, layout in layouts.items() if layout is Layout.TEXTS} == streamed
     assert list(layouts.values()).count(Layout.WHOLE) == 4
-
-
-@pytest.mark.parametrize("name", ["byte level", "byte fallback", "ctc"])
-def test_flush_starts_a_new_text(name: str) -> None:
-    tokenizer = built(name)
-    detokenizer, ids = tokenizer.detokenizer(), [3, 5, 8]
-    first = detokenizer.push(ids) + detokenizer.flush()
-    assert first == detokenizer.push(ids) + detokenizer.flush() == tokenizer.decode(ids)
-    assert detokenizer.flush() == ""
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])

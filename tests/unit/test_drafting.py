@@ -93,13 +93,6 @@ def test_drafting_asks_free_drafters_before_the_plan_and_models_after_it() -> No
     assert [(plan.floor, plan.read_max) for plan in model.plans] == [(0.25, 7)]
 
 
-def test_drafting_cuts_a_free_draft_to_the_plan_and_the_context() -> None:
-    drafts = drafting(Scripted(Plan(2, "call"), Plan(9, "call"), Plan(9, "call")), free(5, 6, 7))
-    assert drafts.propose([1, 2], room=10).tokens == (5, 6)
-    assert drafts.propose([1, 2], room=1).tokens == (5,)
-    assert drafts.propose([1, 2], room=0).tokens == ()
-
-
 def test_drafting_scores_offers_of_drafters_that_were_not_chosen() -> None:
     policy = Scripted(Plan(1, "slow"), Plan(0))
     drafts = drafting(policy, free(5, 6, 7), slow(5))
@@ -168,13 +161,6 @@ def test_drafting_at_rest_asks_no_drafter_and_keeps_every_cost() -> None:
     assert [score for scores in policy.scores for score in scores] == [Score("call", 1, 0, match=2)]
 
 
-def test_drafting_may_begin_an_answer_at_rest() -> None:
-    policy = Scripted(rest=2)
-    drafts = drafting(policy, free(5))
-    assert [drafts.asks() for _ in range(3)] == [False, False, True]
-    assert drafts.plan.reason == NO_SPEED_UP
-
-
 class Watchful(CallDrafter):
     """A drafter that finds a copy of `copied` tokens, and records the lengths that it is asked about."""
 
@@ -209,14 +195,6 @@ def test_offers_that_did_not_pay_end_a_rest_only_as_much_longer_copies(match: in
     drafts.propose([1, 2], room=8)
     assert not any(drafts.asks() for _ in range(2 * WATCH))
     assert plain.asked_about == [wanted]
-
-
-def test_drafting_without_offers_asks_only_the_planned_drafter() -> None:
-    quick, other = free(5), free(6, name="other")
-    drafts = drafting(Scripted(Plan(1, "other"), Plan(1)), quick, other, offers=False)
-    assert drafts.propose([1, 2], room=10).tokens == (6,)
-    assert not quick.limits
-    assert drafts.propose([1, 2], room=10).tokens == (5,)
 
 
 def test_drafting_refuses_invalid_drafters_plans_and_drafts() -> None:

@@ -13,7 +13,7 @@ from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionOptions, WhenFull
+from edgedecode.options import WhenFull
 from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
@@ -204,14 +204,3 @@ def test_session_checks_the_size_of_every_text_before_encoding(
         answer, prompt = (session.complete, text) if "complete" in longer else (session.stream, "and now?")
         with pytest.raises(ContextExceeded, match="bytes of text"):
             answer(prompt)
-
-
-def test_session_leases_memory_for_requests_and_releases_it() -> None:
-    with ascii_pair(budget=Budget()) as pair:
-        before = pair.budget.leases
-        with pair.session(SessionOptions(drafter="none")) as session:
-            leases = {lease.name: lease.nbytes for lease in pair.budget.leases}
-            assert leases["prompts"] > 0
-            session.generate("hello", max_tokens=20)
-            assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
-        assert pair.budget.leases == before

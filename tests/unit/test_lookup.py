@@ -1,20 +1,18 @@
 """Installed drafters, functions and classes: listed by `--drafter`, used by the scheduler as they declare."""
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import ClassVar
 
 import pytest
 
-from edgedecode.apps.verb_options import add_session_options
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.drafters.lookup import LookupSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting, Scheduled
 from edgedecode.engines import registry
-from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter
+from edgedecode.engines.registry import DRAFTERS, LOOKUPS, find_drafter
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
@@ -86,13 +84,6 @@ def answer(**options: object) -> tuple[tuple[int, ...], dict[str, int]]:
         return done.tokens, {name: drafter.proposed for name, drafter in done.stats.drafters.items()}
 
 
-def test_lookup_is_a_choice_of_the_drafter_option(registered: None) -> None:
-    parser = ArgumentParser()
-    add_session_options(parser)
-    assert "repeat" in drafter_names()
-    assert "repeat, suffix" in " ".join(parser.format_help().split())
-
-
 def test_lookup_chosen_by_name_drafts_and_keeps_the_targets_text(registered: None) -> None:
     tokens, proposed = answer(drafter="repeat", draft_max=4)
     assert proposed["repeat"] >= 60
@@ -158,13 +149,6 @@ def test_lookup_draft_is_cut_at_the_limit_and_after_an_end_token() -> None:
     assert drafter.propose([1], 2, Noise(0)).tokens == (7, 8)
     assert drafter.propose([1], 5, Noise(0)).tokens == (7, 8, 9)
     assert (drafter.propose([1], 5, Noise(0)).source, len(drafter.propose([1], 0, Noise(0)))) == ("rest", 0)
-
-
-def test_lookup_that_cannot_be_loaded_is_an_error_only_if_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, "gone", "edgedecode_absent_package.drafts:look")
-    assert answer()[0]
-    with pytest.raises(CapabilityError, match=r"the drafter 'gone' cannot be loaded.*install its package again"):
-        answer(drafter="gone")
 
 
 def failing() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgedecode.decoding import loop
@@ -32,15 +31,6 @@ def reference(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_decode_without_drafts_computes_one_row_per_token() -> None:
-    model = toy_model(VOCABULARY)
-    found = run(model, [1, 2, 3], max_tokens=6)
-    assert found.tokens == reference([1, 2, 3], 6)
-    assert model.passes == [3, 1, 1, 1, 1, 1]
-    assert model.rows_made == 6
-    assert found.stats.bonuses == found.stats.rounds == 6
-
-
 def test_decode_prefills_a_long_prompt_in_chunks_without_rows() -> None:
     model = toy_model(VOCABULARY, context=2000)
     prompt = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 7)]
@@ -54,17 +44,6 @@ def test_decode_prefills_a_long_prompt_in_chunks_without_rows() -> None:
 def test_decode_prefills_prompts_around_a_chunk_boundary(extra: int) -> None:
     prompt = [index % VOCABULARY for index in range(PREFILL_CHUNK + extra)]
     assert run(toy_model(VOCABULARY, context=1000), prompt, max_tokens=3).tokens == reference(prompt, 3)
-
-
-def test_decode_drafts_after_the_prompt_and_requests_rows_of_the_draft_only() -> None:
-    model = toy_model(VOCABULARY)
-    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit, source="call"))
-    found = run(model, [1, 2, 3], max_tokens=7, drafter=drafter, draft_max=3)
-    assert model.passes[0] == 3
-    assert len(found.verdicts[0].draft) == 0
-    for width, verdict in zip(model.passes[1:], found.verdicts[1:], strict=True):
-        assert width == 1 + len(verdict.draft)
-    assert model.rows_made == 1 + sum(model.passes[1:])
 
 
 def test_decode_reads_the_last_token_again_if_the_state_holds_all() -> None:
@@ -104,24 +83,6 @@ def test_decode_refuses_an_empty_prompt_or_a_full_context_before_reading() -> No
         with pytest.raises(error):
             next(rounds)
     assert model.passes == []
-
-
-@pytest.mark.parametrize("max_tokens", [0, 1, 2])
-def test_decode_stops_after_few_tokens(max_tokens: int) -> None:
-    assert run(toy_model(VOCABULARY), [5], max_tokens=max_tokens).tokens == reference([5], max_tokens)
-
-
-def test_decode_closed_early_leaves_tokens_and_state_usable() -> None:
-    model = toy_model(VOCABULARY)
-    state = model.new_state(64)
-    tokens = [1, 2, 3]
-    rounds = decode(model, state, tokens=tokens, max_tokens=10, setting=plain_setting(), stats=Stats())
-    for _ in range(4):
-        next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
-    assert state.tokens == tokens[: state.length]
-    list(decode(model, state, tokens=tokens, max_tokens=6, setting=plain_setting(), stats=Stats()))
-    assert tokens[3:] == reference([1, 2, 3], 10)
 
 
 def test_decode_reports_each_round_to_the_policy_before_the_next_plan() -> None:
@@ -186,29 +147,6 @@ def test_decode_at_rest_costs_no_more_calls_than_plain_decoding() -> None:
     assert [name for name in look if name != "clock"] == ["propose", "unread", "plan", "observe", "observe"]
     assert rest == plain[2:]
     assert set(map(tuple, rest)) == {("clock",) * len(rest[0])}
-
-
-def test_decode_cuts_a_plan_longer_than_the_remaining_tokens() -> None:
-    class Greedy(FixedLength):
-        def plan(self, signals: Signals) -> Plan:
-            return Plan(60)
-
-    model = toy_model(VOCABULARY)
-    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
-    tokens = [1, 2]
-    setting = plain_setting(drafting=Drafting([drafter], Greedy(0), noise=Noise(0, stream=1)))
-    list(decode(model, model.new_state(64), tokens=tokens, max_tokens=6, setting=setting, stats=Stats()))
-    assert len(tokens) == 8
-    assert all(limit <= 4 for limit in drafter.limits)
-
-
-def test_decode_counts_times() -> None:
-    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
-    stats = run(toy_model(VOCABULARY), [1, 2, 3], max_tokens=20, drafter=drafter, draft_max=2).stats
-    assert stats.time_to_first_token == stats.prefill_seconds > 0
-    assert min(stats.time.draft, stats.time.verify, stats.time.sample, stats.time.host) > 0
-    assert stats.tokens_per_second > 0
-    assert np.isfinite(stats.prefill_tokens_per_second)
 
 
 class Clock:

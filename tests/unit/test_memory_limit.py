@@ -83,11 +83,6 @@ def test_limit_in_force_is_that_of_a_control_group_or_its_parent(
     assert (limit.nbytes, limit.name) == ((8_000_000_000, MACHINE) if nbytes is None else (nbytes, GROUP))
 
 
-def test_limit_in_force_without_any_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_of_machine", lambda: None)
-    assert limit_in_force(root=tmp_path) is None
-
-
 @pytest.mark.parametrize("text", ["0", "lots", "1e9x", "-5MB"])
 def test_limit_in_force_names_a_variable_that_is_not_a_size(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.policy import Plan
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
-from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.sampling.probs import Probs
 from edgedecode.sampling.sampler import Noise
@@ -40,43 +40,6 @@ def test_model_drafter_reads_nothing_before_the_first_proposal() -> None:
     assert model.rows_made == 3
 
 
-def test_propose_gives_the_arg_max_chain_however_many_tokens_were_accepted() -> None:
-    model = toy_model(VOCABULARY, seed=3)
-    model_drafter = drafter(model)
-    context = [1, 2, 3]
-    model_drafter.begin(context)
-    rng = np.random.default_rng(0)
-    rereads = 0
-    for _ in range(30):
-        draft = model_drafter.propose(context, 4, Noise(0))
-        assert draft.tokens == greedy_chain(model, context, 4)
-        assert draft.mode is DraftMode.DETERMINISTIC
-        accepted = int(rng.integers(0, 5))
-        rereads += accepted == 4
-        context = [*context, *draft.tokens[:accepted], int(rng.integers(0, VOCABULARY))]
-    assert rereads > 0
-
-
-def test_propose_repeats_its_draft_for_an_unchanged_context() -> None:
-    model = toy_model(VOCABULARY, seed=4)
-    model_drafter = drafter(model)
-    model_drafter.begin([5, 6, 7])
-    first = model_drafter.propose([5, 6, 7], 4, Noise(0))
-    assert model_drafter.propose([5, 6, 7], 4, Noise(0)) == first
-
-
-def test_begin_of_another_conversation_keeps_only_the_shared_prefix() -> None:
-    model = toy_model(VOCABULARY, seed=5)
-    model_drafter = drafter(model)
-    model_drafter.begin([1, 2, 3, 4, 5])
-    model_drafter.propose([1, 2, 3, 4, 5], 2, Noise(0))
-    model.passes.clear()
-    other = [1, 2, 3, 9, 9, 9]
-    model_drafter.begin(other)
-    assert model_drafter.propose(other, 2, Noise(0)).tokens == greedy_chain(model, other, 2)
-    assert model.passes == [3, 1]
-
-
 def test_propose_reads_a_long_context_in_chunks_without_rows() -> None:
     model = toy_model(VOCABULARY, context=2000)
     model_drafter = drafter(model, capacity=2000)
@@ -85,31 +48,6 @@ def test_propose_reads_a_long_context_in_chunks_without_rows() -> None:
     assert model_drafter.propose(context, 1, Noise(0)).tokens == greedy_chain(model, context, 1)
     assert model.passes == [PREFILL_CHUNK, PREFILL_CHUNK, 100]
     assert model.rows_made == 1
-
-
-def test_propose_stops_after_an_end_token() -> None:
-    model = toy_model(VOCABULARY, seed=6)
-    chain = greedy_chain(model, [1, 2], 6)
-    model_drafter = drafter(model, ends=frozenset({chain[2]}))
-    model_drafter.begin([1, 2])
-    assert model_drafter.propose([1, 2], 6, Noise(0)).tokens == chain[: chain.index(chain[2]) + 1]
-
-
-def test_propose_applies_penalties_over_the_context_and_the_draft() -> None:
-    model = toy_model(VOCABULARY, seed=7, scale=0.5)
-    options = SamplingOptions(temperature=0.9, repetition_penalty=3.0)
-    model_drafter = drafter(model, sampling=options)
-    context = [1, 2]
-    model_drafter.begin(context)
-    for _ in range(5):
-        draft = model_drafter.propose(context, 3, Noise(0))
-        tokens = list(context)
-        for token in draft.tokens:
-            greedy = SamplingOptions(repetition_penalty=3.0)
-            row = reference_row(model.logits_after(tokens), vocabulary=VOCABULARY, options=greedy, seen=tokens)
-            assert row[token] == 1
-            tokens.append(token)
-        context = [*context, draft.tokens[0], 11]
 
 
 def test_propose_for_the_ratio_rule_samples_and_returns_the_distributions() -> None:
@@ -160,11 +98,6 @@ def test_model_drafter_holds_the_memory_of_its_state_and_releases_it() -> None:
     tight = TableModel(toy_tables(VOCABULARY, seed=0), budget=Budget(100))
     with pytest.raises(BudgetExceeded):
         ModelSource().open(draft_setting(VOCABULARY, model=tight))
-
-
-def test_open_without_a_draft_model_advises_another_drafter() -> None:
-    with pytest.raises(CapabilityError, match="no draft model: use --drafter suffix"):
-        ModelSource().open(draft_setting(VOCABULARY))
 
 
 # -- confidence --------------------------------------------------------------------------------------------------------
@@ -236,14 +169,6 @@ def test_observe_ignores_rounds_without_a_draft_of_this_drafter() -> None:
     for token in (4, 5, 6):
         context = observe(model_drafter, context, (token,))
     assert model_drafter._confidence.weights == learned != [1.0, 0.0, 0.0]
-
-
-def test_propose_under_the_ratio_rule_never_stops_early() -> None:
-    model = toy_model(VOCABULARY, seed=8, scale=0.1)
-    options = SamplingOptions(temperature=1.0)
-    model_drafter = drafter(model, sampling=options, sampled=True, noise=Noise(4))
-    model_drafter.begin([1, 2])
-    assert len(model_drafter.propose([1, 2], 6, Noise(5), Plan(6, floor=0.9))) == 6
 
 
 # -- the target's noise ------------------------------------------------------------------------------------------------

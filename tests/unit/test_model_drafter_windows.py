@@ -31,16 +31,6 @@ def test_window_of_a_smaller_context_advances_by_half() -> None:
     assert restarts == model.passes.count(32) > 8
 
 
-def test_window_is_read_again_for_another_conversation() -> None:
-    model = toy_model(VOCABULARY, context=64)
-    model_drafter = drafter(model, capacity=512)
-    for first in (1, 2):
-        context = [(first * index) % VOCABULARY for index in range(200)]
-        model_drafter.begin(context)
-        assert model_drafter.unread(context) == 32
-        assert model_drafter.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
-
-
 def test_shorter_windows_are_those_of_the_larger_contexts() -> None:
     """A memory plan with a shorter context then reserves a window size that sessions try as well."""
     assert shorter_windows(4096) == (2048, 1024, 512)
@@ -79,14 +69,6 @@ def test_propose_far_behind_reads_only_the_latest_tokens_and_continues_from_ther
     assert max(model.passes) == 1
 
 
-def test_propose_slightly_behind_reads_every_unread_token() -> None:
-    model = toy_model(VOCABULARY, seed=12)
-    model_drafter = drafter(model)
-    context = [index * 7 % VOCABULARY for index in range(30)]
-    model_drafter.begin(context)
-    assert model_drafter.propose(context, 4, Noise(0), Plan(4, read_max=30)).tokens == greedy_chain(model, context, 4)
-
-
 def test_window_is_discarded_for_another_context() -> None:
     model = toy_model(VOCABULARY, seed=12)
     model_drafter = drafter(model)
@@ -96,17 +78,6 @@ def test_window_is_discarded_for_another_context() -> None:
         model_drafter.begin(other)
         assert model_drafter.unread(other) == len(other)
         assert model_drafter.propose(other, 3, Noise(0)).tokens == greedy_chain(model, other, 3)
-
-
-def test_window_lets_a_model_of_a_small_context_draft_in_a_long_one() -> None:
-    model = toy_model(VOCABULARY, seed=12, context=16)
-    model_drafter = drafter(model, capacity=200)
-    context = [index * 7 % VOCABULARY for index in range(90)]
-    model_drafter.begin(context)
-    assert model_drafter.propose(context, 4, Noise(0)).tokens == greedy_chain(model, context[-8:], 4)
-    assert model_drafter.propose(context, 4, Noise(0), Plan(4, read_max=6)).tokens == greedy_chain(
-        model, context[-8:], 4
-    )
 
 
 # -- the draft model's own adapter -------------------------------------------------------------------------------------

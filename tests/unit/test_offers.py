@@ -5,15 +5,6 @@ from edgedecode.decoding.offers import OpenOffers
 from edgedecode.decoding.policy import Score
 
 
-def test_settle_scores_an_offer_once_its_tokens_are_emitted() -> None:
-    offers = OpenOffers()
-    offers.add("a", Draft((1, 2, 3), match=4), at=2)
-    assert offers.settle([9, 9]) == []
-    assert offers.settle([9, 9, 1, 2]) == []
-    assert offers.settle([9, 9, 1, 2, 3]) == [Score("a", 3, 3, match=4)]
-    assert offers.settle([9, 9, 1, 2, 3, 4]) == []
-
-
 def test_settle_scores_an_offer_at_its_first_wrong_token() -> None:
     offers = OpenOffers()
     offers.add("a", Draft((1, 2, 3)), at=0)
@@ -25,13 +16,3 @@ def test_settle_scores_a_displaced_offer_up_to_the_emitted_tokens() -> None:
     for at in range(6):
         offers.add("a", Draft(tuple(range(at, at + 50))), at=at)
     assert offers.settle(list(range(7))) == [Score("a", 7, 7), Score("a", 6, 6)]
-
-
-def test_open_offers_are_kept_per_drafter_until_cleared() -> None:
-    offers = OpenOffers()
-    offers.add("a", Draft((1,)), at=0)
-    offers.add("b", Draft((2,)), at=0)
-    assert offers.settle([2]) == [Score("a", 1, 0), Score("b", 1, 1)]
-    offers.add("a", Draft((1,)), at=1)
-    offers.clear()
-    assert offers.settle([2, 1]) == []

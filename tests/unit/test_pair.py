@@ -101,13 +101,6 @@ def test_closed_pair_loads_nothing() -> None:
     assert budget.leases == ()
 
 
-def test_pair_charges_the_process_to_the_budget() -> None:
-    pair = ascii_pair()
-    assert pair.budget.leases[0].name.startswith("process (")
-    with pytest.raises(BudgetExceeded, match="process"):
-        ascii_pair(budget=Budget(1000))
-
-
 def test_pair_whose_target_does_not_open_leaves_no_lease() -> None:
     class Refusing(TableRuntime):
         def open(self, request: ModelRequest) -> TableModel:

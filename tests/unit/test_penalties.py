@@ -86,25 +86,10 @@ def test_a_bias_of_minus_100_bans_and_one_of_100_decides(temperature: float) -> 
         assert {chosen.draw(row(3), key=key) for key in range(300)} <= {11, 12}
 
 
-def test_banned_tokens_keep_their_order_where_nothing_else_is_left() -> None:
-    masked = np.full(SIZE, -np.inf, np.float32)
-    masked[[4, 9]] = 1.0, 2.0
-    made = sampler(SamplingOptions(logit_bias=dict.fromkeys(range(SIZE), -100)))
-    assert made.draw(masked, key=0) == 9
-
-
 def test_marks_are_found_in_a_row_of_some_ids() -> None:
     marks = Marked.of({3: 1.0, 5: 2.0, 90: 3.0}).among(np.array([0, 3, 4, 90]))
     assert (marks.ids.tolist(), marks.numbers.tolist()) == ([1, 3], [1.0, 3.0])
     assert len(Marked.of({9: 1.0}).among(np.array([1, 2])).ids) == 0
-
-
-def test_equal_biases_are_equal_options() -> None:
-    options = SamplingOptions(logit_bias={5: 1, 2: -3.5})
-    assert options == SamplingOptions(logit_bias=((2, -3.5), (5, 1)))
-    assert hash(options) == hash(SamplingOptions(logit_bias={2: -3.5, 5: 1.0}))
-    assert options.logit_bias == ((2, -3.5), (5, 1))
-    assert options.ranking(4).logit_bias == options.logit_bias
 
 
 @pytest.mark.parametrize(

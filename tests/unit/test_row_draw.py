@@ -14,7 +14,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.sampling.counter_rng import exponentials, first_arrivals, mixed
 from edgedecode.sampling.masses import exponent_scale, masses, unnormalised
 from edgedecode.sampling.penalties import Marked
-from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
+from edgedecode.sampling.row_draw import Leading, NumpyRowDraw
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions, weighted
 from tests.toys import reference_row
@@ -90,15 +90,6 @@ def test_first_arrivals_are_those_of_all_exponentials(rates: list[float], key: i
     assert found == np.argsort(times, kind="stable")[:count].tolist()
 
 
-def test_first_arrivals_of_many() -> None:
-    rates = np.random.default_rng(0).random(30_000)
-    ids = np.arange(len(rates))
-    for key in range(20):
-        times = exponentials(key, ids) / rates
-        assert first_arrivals(key, ids, rates) == [int(times.argmin())]
-        assert first_arrivals(key, ids, rates, count=9) == np.argsort(times)[:9].tolist()
-
-
 def test_first_arrivals_that_tie_are_in_order_of_index() -> None:
     assert first_arrivals(3, np.array([7, 7, 7]), np.ones(3), count=2) == [0, 1]
 
@@ -142,33 +133,6 @@ def test_draws_follow_the_processed_row(options: SamplingOptions) -> None:
     assert statistic < freedom * (1 - spread + 3.719 * math.sqrt(spread)) ** 3 + 1e-9  # once in ten thousand
 
 
-@pytest.mark.parametrize("options", [SamplingOptions(), *PROCESSING[::3]], ids=str)
-def test_draw_equals_what_the_noise_draws_from_the_distribution(options: SamplingOptions) -> None:
-    noise = Noise(4)
-    sampler = Sampler(options, vocabulary_size=900)
-    sampler.begin([3, 8])
-    for at in range(60):
-        row = random_row(1000, seed=at)  # with padding
-        assert sampler.draw(row, [9, 950], key=noise.key_at(at)) == noise.draw_at(sampler.probs(row, [9, 950]), at)
-
-
-@pytest.mark.parametrize(
-    "options", [SamplingOptions(), SamplingOptions(repetition_penalty=1.7), *PROCESSING[::3]], ids=str
-)
-def test_draw_from_a_row_of_some_ids_equals_the_full_row_without_the_others(options: SamplingOptions) -> None:
-    noise, generator = Noise(4), np.random.default_rng(0)
-    sampler = Sampler(options, vocabulary_size=900)
-    sampler.begin([0, 3, 8, 899])
-    for at in range(60):
-        ids = np.sort(generator.choice(900, 300, replace=False))
-        row = random_row(310, seed=at)
-        whole = np.full(900, -np.inf, np.float32)
-        whole[ids] = row[:300]
-        path = generator.integers(0, 950, 4).tolist()
-        assert sampler.draw(row, path, key=at, ids=ids) == sampler.draw(whole, path, key=at)
-    assert noise.position == 0
-
-
 def test_leading_is_the_most_likely_id_with_its_probability() -> None:
     for seed in range(20):
         row = random_row(50, seed=seed)
@@ -202,19 +166,3 @@ def test_draw_refuses_rows_that_are_not_numbers(values: Sequence[float]) -> None
 
 
 # -- choice of the implementation --------------------------------------------------------------------------------------
-
-
-def test_row_draw_of_takes_the_runtimes_implementation() -> None:
-    helper = NumpyRowDraw()
-
-    class Bringing:
-        def row_draw(self) -> RowDraw | None:
-            return helper
-
-    class Lacking:
-        def row_draw(self) -> RowDraw | None:
-            return None
-
-    assert row_draw_of(Bringing()) is helper
-    assert isinstance(row_draw_of(Lacking()), NumpyRowDraw)
-    assert isinstance(row_draw_of(object()), NumpyRowDraw)

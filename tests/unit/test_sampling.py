@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError
-from edgedecode.options import sampling_defaults
-from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.counter_rng import exponentials, mixed
 from edgedecode.sampling.probs import Probs
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
@@ -96,19 +94,6 @@ def test_probs_equal_the_direct_computation(options: SamplingOptions) -> None:
         np.testing.assert_allclose(dense(sampler(options, seen=seen).probs(row)), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_greedy_takes_the_arg_max_of_the_processed_row(penalty: float) -> None:
-    options = SamplingOptions(repetition_penalty=penalty, top_k=5, top_p=0.5)
-    changed = 0
-    for row in random_rows(50, seed=2):
-        best = int(row[:VOCABULARY].argmax())
-        found = sampler(options, seen=[best]).probs(row)
-        expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=[best])
-        assert found.ids.tolist() == [expected.index(1.0)]
-        changed += found.argmax() != best
-    assert (changed > 0) == (penalty > 1)
-
-
 def test_greedy_takes_the_smallest_id_of_a_tie() -> None:
     assert sampler(SamplingOptions()).probs(np.zeros(ROWS, dtype=np.float32)).argmax() == 0
 
@@ -129,50 +114,6 @@ def test_probs_never_include_padding(temperature: float, top_k: int, top_p: floa
     assert (probs.p > 0).all()
     assert probs.p.sum() == pytest.approx(1)
     assert int(row[:VOCABULARY].argmax()) in probs.ids
-
-
-def test_penalty_counts_a_token_once_and_the_path_like_the_context() -> None:
-    options = SamplingOptions(temperature=1.0, repetition_penalty=1.5)
-    row = random_rows(1, seed=3)[0]
-    whole = dense(sampler(options, seen=[4, 5, 5, 6]).probs(row))
-    split = sampler(options, seen=[4, 5])
-    np.testing.assert_array_equal(dense(split.probs(row, [5, 6, 6])), whole)
-    split.extend([6, 4])
-    np.testing.assert_array_equal(dense(split.probs(row)), whole)
-    split.begin([4])
-    np.testing.assert_array_equal(dense(split.probs(row)), dense(sampler(options, seen=[4]).probs(row)))
-
-
-def test_probs_leave_the_row_unchanged() -> None:
-    row = random_rows(1, seed=4)[0]
-    before = row.copy()
-    for options in (*COMBINATIONS[::5], SamplingOptions(), SamplingOptions(repetition_penalty=2)):
-        sampler(options, seen=[1, 2]).probs(row)
-        np.testing.assert_array_equal(row, before)
-
-
-def test_top_p_finds_a_wide_nucleus_completely() -> None:
-    """Flat rows need many more ids than the first selection takes."""
-    rng = np.random.default_rng(8)
-    options = SamplingOptions(temperature=1.0, top_p=0.97)
-    row = (0.1 * rng.standard_normal(3000)).astype(np.float32)
-    probs = Sampler(options, vocabulary_size=3000).probs(row)
-    weights = np.sort(np.exp(row.astype(np.float64)))[::-1]
-    wanted = int(np.searchsorted(np.cumsum(weights) / weights.sum(), 0.97)) + 1
-    assert len(probs.ids) == wanted
-
-
-def test_banned_tokens_do_not_widen_the_sigma() -> None:
-    row = random_rows(1, seed=6)[0]
-    allowed = SamplingOptions(temperature=1.0, top_n_sigma=1.0)
-    banned = SamplingOptions(temperature=1.0, top_n_sigma=1.0, logit_bias={int(row[:VOCABULARY].argmin()): -100})
-    assert len(sampler(banned).probs(row).ids) <= len(sampler(allowed).probs(row).ids) < VOCABULARY // 2
-
-
-def test_top_k_keeps_ties_with_its_last_token() -> None:
-    row = np.array([1, 3, 2, 2, 0], dtype=np.float32)
-    probs = Sampler(SamplingOptions(temperature=1.0, top_k=2), vocabulary_size=5).probs(row)
-    assert probs.ids.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -196,12 +137,6 @@ def test_top_k_keeps_ties_with_its_last_token() -> None:
 def test_sampling_options_refuse_values_out_of_range_by_name(name: str, value: float) -> None:
     with pytest.raises(InputError, match=rf"^{name} .* is out of range: "):
         SamplingOptions(**{name: value})
-
-
-def test_sampling_defaults_come_from_generation_config() -> None:
-    defaults = Generation(end_token_ids=(1,), sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
-    assert sampling_defaults(defaults) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
-    assert sampling_defaults(Generation(end_token_ids=())).greedy
 
 
 @given(seed=st.integers(0, 2**64 - 1), positions=st.lists(st.integers(0, 5000), min_size=1, max_size=20))
@@ -234,12 +169,6 @@ def test_noise_differs_between_seeds_and_is_uniform() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1%
     assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.03
     assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.03
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_noise_refuses_seeds_out_of_range(seed: int) -> None:
-    with pytest.raises(InputError, match="seed"):
-        Noise(seed)
 
 
 # -- noise per id ------------------------------------------------------------------------------------------------------

@@ -129,21 +129,6 @@ def test_failing_drafts_of_one_kind_of_answers_do_not_stop_those_of_another() ->
     assert known.ledger.under("{}").balances["model"] != known.ledger.balances["model"]
 
 
-def test_acceptance_of_interleaved_answers_is_separate_but_shares_the_history() -> None:
-    known = Experience()
-    first, second = scheduler(known), scheduler(known)
-    first.begin()
-    for _ in range(3):
-        first.acceptance.add(Score("model", 2, 2))
-    own = [*first.acceptance.curve("model", 2)]
-    second.begin()
-    for _ in range(3):
-        second.acceptance.add(Score("model", 2, 0))
-    assert [*second.acceptance.curve("model", 2)] < own
-    assert [*first.acceptance.curve("model", 2)] > [*second.acceptance.curve("model", 2)]
-    assert known.history.tables["model", 0].tried[0] == pytest.approx(6, rel=0.05)
-
-
 def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
     """Return the times of the best fixed length and of plain decoding over the scheduler's, after warm-up."""
     known = Experience()

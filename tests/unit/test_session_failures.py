@@ -44,33 +44,6 @@ def test_generate_that_fails_leaves_the_conversation_unchanged(monkeypatch: pyte
     assert made.generate("and now?", max_tokens=8).text == fresh.generate("and now?", max_tokens=8).text
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2])
-def test_generate_interrupted_during_prefill_leaves_no_partial_turn(
-    passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = session(drafter="none")
-    made.generate("hello", max_tokens=8)
-    before = made.messages
-    monkeypatch.setattr("edgedecode.decoding.loop.PREFILL_CHUNK", 20)
-    forward, left = type(made._shared.target).forward, passes
-
-    def interrupted(*words: object, **options: object) -> object:
-        nonlocal left
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-        return forward(*words, **options)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(made._shared.target), "forward", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            made.generate("and " * 12, max_tokens=8)
-    assert made.messages == before
-    fresh = session(drafter="none")
-    fresh.reset(before)
-    assert made.generate("and now?", max_tokens=8).text == fresh.generate("and now?", max_tokens=8).text
-
-
 def test_generate_refuses_a_text_that_cannot_fit_before_encoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(drafter="none")
     monkeypatch.setattr(type(made._shared.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.drafters.suffix import GROWTH, LONGEST_MATCH, SHORTEST_MATCH, TOKEN_NBYTES, SuffixDrafter
+from edgedecode.drafters.suffix import GROWTH, SHORTEST_MATCH, TOKEN_NBYTES, SuffixDrafter
 from edgedecode.memory.budget import Budget
 from edgedecode.sampling.sampler import Noise
 
@@ -16,13 +16,6 @@ NOISE = Noise(0)
 
 def drafter(*, ends: frozenset[int] = frozenset()) -> SuffixDrafter:
     return SuffixDrafter(Budget().reserve("index", 0), ends=ends)
-
-
-def answers(made: SuffixDrafter, prompt: Sequence[int], *tokens: int) -> None:
-    """Let a generation emit `tokens` in rounds that the drafter does not observe."""
-    context = list(prompt)
-    made.begin(context)
-    context += tokens
 
 
 def brute_force(context: Sequence[int], limit: int) -> tuple[tuple[int, ...], int]:
@@ -74,22 +67,6 @@ def test_suffix_handles_any_token_id(ids: tuple[int, ...]) -> None:
     made = drafter()
     made.begin(context)
     assert made.propose(context, 2, NOISE).tokens == ids[2:]
-
-
-def test_suffix_follows_the_most_recent_of_long_matches() -> None:
-    piece = list(range(10, 10 + LONGEST_MATCH))
-    context = [1, 2, *piece, 3, *piece, 4, 1, 2, *piece]  # the earlier match is two tokens longer
-    made = drafter()
-    made.begin(context)
-    draft = made.propose(context, 1, NOISE)
-    assert (draft.tokens, draft.match) == ((4,), LONGEST_MATCH)
-
-
-def test_suffix_draft_that_reaches_the_end_repeats_itself() -> None:
-    context = [1, 2, 3, 1, 2, 3, 1]
-    made = drafter()
-    made.begin(context)
-    assert made.propose(context, 7, NOISE).tokens == (2, 3, 1, 2, 3, 1, 2)
 
 
 def test_suffix_uses_less_memory_than_it_leases() -> None:

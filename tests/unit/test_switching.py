@@ -22,7 +22,6 @@ from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
 from edgedecode.testing import TableModel, toy_pair
 from tests.toys import session_options
 
-PROMPTS = ("Tell me about a boat.", "What is the capital of Norway?", "Extract age, job as JSON.\nUma is 61, a pilot.")
 UP = 2.2
 """Nats that about half of the toy draft model's rows exceed."""
 
@@ -47,13 +46,6 @@ def test_uncertainty_averages_the_window_and_resets_at_a_switch() -> None:
     assert [uncertainty.unsure(value) for value in (0, 2, 0.9, 0.2, 1.9)] == [False, True, False, True, True]
     uncertainty.reset()
     assert not uncertainty.unsure(0.5)
-
-
-def test_uncertainty_keeps_the_target_for_its_dwell_and_until_the_signal_falls() -> None:
-    uncertainty = Uncertainty(SwitchRule(up=1.0, down=0.5, dwell=3))
-    assert [uncertainty.sure(value) for value in (0, 0, 0.6, 0.5)] == [False, False, False, True]
-    free = Uncertainty(SwitchRule(up=1.0))
-    assert free.sure(99.0)
 
 
 @pytest.mark.parametrize(

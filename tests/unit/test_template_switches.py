@@ -4,8 +4,6 @@ import pytest
 
 from edgedecode import InputError
 from edgedecode.commands import template_argument
-from edgedecode.text.chat_template import ChatTemplate
-from edgedecode.text.messages import Message
 from edgedecode.text.template_switches import can_think, template_arguments, template_variables
 
 QWEN = (
@@ -59,13 +57,6 @@ def test_thinking_sets_the_templates_own_switch(source: str, think: str, found: 
 def test_what_a_template_does_not_read_is_refused(source: str, given: dict[str, object], think: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         template_arguments(source, given, think=think)
-
-
-def test_arguments_reach_the_template() -> None:
-    template, messages = ChatTemplate(QWEN), [Message("user", "Hi")]
-    assert template.render(messages).endswith("assistant\n")
-    assert template.render(messages, arguments={"enable_thinking": False}).endswith("</think>\n\n")
-    assert "Hi" in template.render(messages, arguments={"messages": ["forged"], "enable_thinking": True})
 
 
 def test_arguments_of_the_command_line_are_json_or_text() -> None:

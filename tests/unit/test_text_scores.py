@@ -1,18 +1,11 @@
 """Scores of texts, on tables and on rows with known values."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from edgedecode.arrays import FloatArray
 from edgedecode.engines.text_scores import LIKELY, PIECE, RowScores, ScoredText, Scores, score_rows
 from edgedecode.testing import TableModel, toy_tables
-
-
-def scores(*rows: Sequence[float], expected: int = 0) -> RowScores:
-    """Score rows given as probabilities."""
-    return RowScores.of(np.log(np.array(rows, np.float32)), [expected] * len(rows))
 
 
 def test_text_scores_are_those_of_the_model() -> None:
@@ -37,19 +30,6 @@ def test_text_scores_of_a_long_text_count_every_token_once() -> None:
     assert len(found.losses) == text.scored == 2 * PIECE + 1
     leading = [int(model.logits_after(tokens[:at]).argmax()) for at in range(10, len(tokens))]
     assert found.leading.tolist() == leading
-
-
-def test_row_scores_of_known_rows() -> None:
-    found = scores((0.25, 0.75), (0.5, 0.5), (0.9, 0.1))
-    assert found.losses == pytest.approx([np.log(4), np.log(2), -np.log(0.9)])
-    assert found.leading.tolist() == [1, 0, 0]
-
-
-def test_divergence_of_known_rows() -> None:
-    reference, other = scores((0.5, 0.5), (0.9, 0.1)), scores((0.25, 0.75), (0.1, 0.9))
-    expected = [0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75), 0.9 * np.log(9) + 0.1 * np.log(1 / 9)]
-    assert other.divergence(reference.likely()) == pytest.approx(expected, rel=1e-6)
-    assert reference.divergence(reference.likely()).tolist() == [0, 0]
 
 
 def test_divergence_over_classes_is_a_lower_bound_of_the_full_one() -> None:

@@ -33,23 +33,6 @@ def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) ->
     return transcript.tokens
 
 
-def test_open_turn_first_gives_the_rendered_conversation() -> None:
-    tokenizer = byte_tokenizer()
-    transcript = Transcript(tokenizer, [Message("system", "Be brief.")])
-    text = tokenizer.decode(transcript.open_turn(Message("user", "hello")).tokens, skip_special=False)
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_open_turn_changes_nothing() -> None:
-    transcript = Transcript(byte_tokenizer())
-    first = transcript.open_turn(Message("user", "hello")).tokens
-    assert transcript.messages == ()
-    assert transcript.tokens == []
-    assert transcript.open_turn(Message("user", "hello")).tokens == first
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_transcript_keeps_generated_ids_where_encoding_gives_others(ended: bool) -> None:
     tokenizer = merging_tokenizer()
@@ -78,50 +61,6 @@ def test_transcript_leaves_out_an_end_token_the_template_does_not_print() -> Non
     transcript.end_reply("ab", ends=frozenset({0, 2}))
     after = transcript.open_turn(Message("user", "again")).tokens
     assert after[: len(transcript.tokens)] == [*transcript.tokens[:-1], 2]
-
-
-def test_transcript_of_three_turns_keeps_every_id() -> None:
-    tokenizer = merging_tokenizer()
-    a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
-    assert a is not None
-    assert b is not None
-    transcript = Transcript(tokenizer)
-    for turn in range(3):
-        before = list(transcript.tokens)
-        tokens = transcript.open_turn(Message("user", f"turn {turn}")).tokens
-        assert tokens[: len(before)] == before
-        reply(transcript, f"turn {turn}", [a, b, 2], shown="ab")
-    assert [message.role for message in transcript.messages] == ["user", "assistant"] * 3
-
-
-@pytest.mark.parametrize(
-    ("ids", "shown"),
-    [("abc", "a"), ("abc", ""), ("ab", "ab changed")],
-    ids=["stop string", "nothing shown", "other text"],
-)
-def test_transcript_drops_text_that_was_not_shown(ids: str, shown: str) -> None:
-    tokenizer = byte_tokenizer()
-    transcript = Transcript(tokenizer)
-    reply(transcript, "hello", tokenizer.encode(ids), shown=shown)
-    assert transcript.messages[-1] == Message("assistant", shown)
-    again = transcript.open_turn(Message("user", "again")).tokens
-    assert again == Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
-
-
-def test_transcript_does_not_keep_hidden_special_tokens_as_text() -> None:
-    tokenizer = byte_tokenizer()
-    transcript = Transcript(tokenizer)
-    reply(transcript, "hello", [*tokenizer.encode("a"), 1, *tokenizer.encode("b")], shown="ab")
-    again = transcript.open_turn(Message("user", "again")).tokens
-    assert again == Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
-
-
-def test_transcript_forgets_half_a_character() -> None:
-    tokenizer = byte_tokenizer()
-    transcript = Transcript(tokenizer)
-    reply(transcript, "hello", [*tokenizer.encode("a"), *tokenizer.encode("é")[:1]], shown="a")
-    again = transcript.open_turn(Message("user", "again")).tokens
-    assert again == Transcript(tokenizer, transcript.messages).open_turn(Message("user", "again")).tokens
 
 
 def test_transcript_encodes_a_history_that_the_template_rewrites_again() -> None:
@@ -163,10 +102,3 @@ def test_start_over_encodes_again_but_keeps_the_tokens() -> None:
     transcript.start_over(transcript.messages)
     assert transcript.tokens == before
     assert transcript.open_turn(Message("user", "again")).tokens[: len(before)] != before
-
-
-def test_bare_turn_refuses_an_empty_prompt() -> None:
-    transcript = Transcript(byte_tokenizer())
-    assert len(transcript.bare_turn("abc").tokens) == 3
-    with pytest.raises(InputError, match="prompt is empty"):
-        transcript.bare_turn("")

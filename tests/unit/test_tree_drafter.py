@@ -13,7 +13,6 @@ from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.drafters.tree_drafter import CHANCES, TreeDrafter, TreeShape, TreeSource, tree_shape
-from edgedecode.errors import CapabilityError
 from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel
@@ -107,23 +106,6 @@ def test_tree_takes_one_pass_per_level_over_nodes_with_children() -> None:
     assert model.rows_made == 6
 
 
-def test_tree_ranks_follow_a_repetition_penalty() -> None:
-    penalised = SamplingOptions(repetition_penalty=5.0)
-    model = toy_model(VOCABULARY, seed=2)
-    context = [ranked(model, CONTEXT, 0), *CONTEXT]
-    plain, drafter = opened(model), opened(model, sampling=penalised)
-    for each in (plain, drafter):
-        each.begin(context)
-    siblings = [node for node, parent in enumerate(SIX.parents) if parent < 0]
-    best = [ranked(model, context, rank) for rank in (0, 1)]
-    assert [plain.propose(context, 6, NOISE).tokens[node] for node in siblings] == best
-    logits = model.logits_after(context)[:VOCABULARY].copy()
-    seen = [*{*context}]
-    logits[seen] = np.where(logits[seen] > 0, logits[seen] / 5, logits[seen] * 5)
-    found = [drafter.propose(context, 6, NOISE).tokens[node] for node in siblings]
-    assert found == np.argsort(-logits)[:2].tolist() != best
-
-
 def test_tree_of_sampled_tokens_uses_the_targets_noise() -> None:
     warm, noise = SamplingOptions(temperature=1.2), Noise(7)
     model = toy_model(VOCABULARY, seed=2)
@@ -184,14 +166,3 @@ def test_tree_is_cut_to_its_largest_size_and_the_capacity() -> None:
     assert opened(model).propose(CONTEXT, 64, NOISE).parents == tree_shape(MOST_NODES).parents
     assert len(opened(model, capacity=6).propose(CONTEXT, 16, NOISE)) == 2
     assert len(opened(model, capacity=4).propose(CONTEXT, 16, NOISE)) == 0
-
-
-def test_tree_names_the_model_that_reads_chains_only() -> None:
-    model = toy_model(VOCABULARY, seed=2)
-    with pytest.raises(CapabilityError, match="target reads chains only"):
-        TreeSource().open(draft_setting(VOCABULARY, model=model))
-    with pytest.raises(CapabilityError, match="no draft model"):
-        TreeSource().open(replace(draft_setting(VOCABULARY), tree=True))
-    model.card = replace(model.card, tree=False)
-    with pytest.raises(CapabilityError, match="draft model reads chains only"):
-        TreeSource().open(setting(model))

@@ -126,13 +126,6 @@ def test_preferred_drafters_keep_the_kv_type_and_the_drafts_adapters() -> None:
     assert preferred_drafters(replace(manifest, models={"target": draft}), runtime="table") == ()
 
 
-@pytest.mark.parametrize("options", [{"draft_max": 2}, {"rule": Rule.RATIO}, {"drafter": "model"}])
-def test_fixed_lengths_and_the_ratio_rule_use_the_full_draft(options: dict[str, object]) -> None:
-    pair, runtime = pair_with()
-    assert names(pair, **options) == "model"
-    assert runtime.opened == ["target", "draft"]
-
-
 def test_trees_and_switching_use_the_full_draft() -> None:
     pair, runtime = pair_with()
     assert names(pair, drafter="tree", draft_max=4) == "tree"

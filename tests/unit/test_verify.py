@@ -72,45 +72,6 @@ def check(draft: Draft, rows: CountingRows, *, ends: frozenset[int] = frozenset(
     return verdict
 
 
-def test_verify_of_an_empty_draft_is_plain_decoding() -> None:
-    verdict = check(Draft(), rows_choosing(4))
-    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4,), (), Outcome.BONUS)
-
-
-def test_verify_accepts_a_full_draft_and_adds_a_token() -> None:
-    verdict = check(Draft((4, 1)), rows_choosing(4, 1, 3))
-    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 1, 3), (0, 1), Outcome.BONUS)
-    assert verdict.accepted == 2
-
-
-def test_verify_corrects_the_first_wrong_token_and_processes_no_later_row() -> None:
-    rows = rows_choosing(4, 2, 3, 3)
-    verdict = check(Draft((4, 1, 3)), rows)
-    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 2), (0,), Outcome.CORRECTION)
-    assert rows.reached == [-1, 0]
-
-
-def test_verify_follows_one_branch_of_a_tree() -> None:
-    #   context -> 1 -> 5
-    #           -> 4 -> 2
-    #                -> 3 -> 0
-    draft = Draft((1, 4, 5, 2, 3, 0), parents=(-1, -1, 0, 1, 1, 4))
-    rows = rows_choosing(4, 0, 3, 0, 0, 0, 5)
-    verdict = check(draft, rows)
-    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 3, 0, 5), (1, 4, 5), Outcome.BONUS)
-    assert rows.reached == [-1, 1, 4, 5]
-
-
-def test_verify_corrects_at_an_inner_node_without_the_token() -> None:
-    verdict = check(Draft((1, 4, 5), parents=(-1, -1, 0)), rows_choosing(1, 2, 0, 0))
-    assert (verdict.tokens, verdict.path, verdict.outcome) == ((1, 2), (0,), Outcome.CORRECTION)
-
-
-def test_verify_takes_the_first_of_equal_siblings() -> None:
-    verdict = check(Draft((4, 4), parents=(-1, -1)), rows_choosing(4, 1, 2))
-    assert (verdict.tokens, verdict.path) == ((4, 1), (0,))
-
-
 @pytest.mark.parametrize(
     ("draft", "choices", "tokens", "path"),
     [
@@ -189,27 +150,3 @@ def test_ratio_rule_refuses_drafts_that_were_not_sampled() -> None:
     ):
         with pytest.raises(CapabilityError, match="one chain"):
             verify(broken, rows, Uniforms([0.5]), rule=Rule.RATIO)
-
-
-def test_ratio_rule_without_a_draft_is_plain_decoding() -> None:
-    rows = random_rows(1, seed=3)
-    assert verify(Draft(), rows, Uniforms([0.4]), rule=Rule.RATIO).tokens == (rows.at(-1, ()).draw(0.4),)
-
-
-def test_verdict_top_lists_the_most_likely_ids_of_every_row() -> None:
-    verdict = check(Draft((4, 1)), rows_choosing(4, 2, 3))
-    assert [verdict.top(1, row).tolist() for row in range(3)] == [[4], [2], [3]]  # padding is never among them
-    assert all(len(verdict.top(3, row)) == 3 and verdict.top(3, row).max() < VOCABULARY for row in range(3))
-
-
-@pytest.mark.parametrize("width", [9, 5000, 16385, 50_000, 151_936])
-def test_target_rows_top_for_rows_of_any_width(width: int) -> None:
-    """Wide rows are searched differently; order and ids must equal those of a full sort."""
-    logits = np.random.default_rng(width).standard_normal((3, width + 7)).astype(np.float32)
-    logits[:, width:] = 99.0  # padding
-    logits[2, -7 - 8 :] += 50.0  # the tail that does not fill a fold
-    rows = TargetRows(logits, Sampler(SamplingOptions(), vocabulary_size=width))
-    expected = np.argsort(-logits[:, :width], axis=1)[:, :8]
-    for row in range(3):
-        np.testing.assert_array_equal(rows.top(8, row), expected[row])
-    assert len(rows.top(20, 0)) == min(20, width)
