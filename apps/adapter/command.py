@@ -33,7 +33,7 @@ class AdapterCommand:
             "source",
             metavar="NAME=SOURCE",
             type=_named_source,
-            help="the adapter's name in the pack, and the folder that PEFT saved, or a GGUF file (for llama.cpp only); "
+            help="the adapter's name in the pack, and the folder that PEFT saved, or a GGUF file; "
             "draft:NAME: an adapter of the draft model, which drafts with it where --adapter NAME is used",
         )
         remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
@@ -69,9 +69,7 @@ def _list(manifest: Manifest) -> None:
     for name, each in manifest.adapters.items():
         listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
         model = manifest.models[each.role]
-        engines = ["onnx"] * bool(each.config and model.takes_adapters) + ["llama"] * bool(
-            model.gguf or model.gguf_plan
-        )
+        engines = ["onnx"] * model.takes_adapters + ["llama"] * bool(model.gguf or model.gguf_plan)
         start = "its invocation tokens" if each.invocation else "the first token"
         facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
         table.add_row(*facts, format_nbytes(sum(listed)), ", ".join(engines))

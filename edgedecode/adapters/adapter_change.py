@@ -19,7 +19,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_change import changed_pack, check_own
 
 from .adapter_parts import Projections, check_invocation, graph_projections
-from .gguf_adapter import lora_projections, read_gguf_adapter
+from .gguf_adapter import lora_projections, read_gguf_adapter, read_gguf_matrices
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 NO_ADAPTER = "off"
@@ -31,7 +31,7 @@ _GGUF = "adapter.gguf"
 def add_adapter(root: Path, name: str, source: Path) -> AdapterEntry:
     """Copy an adapter into the pack under this name, which also determines the model it is for (`adapter_role`).
 
-    source: a folder saved by PEFT, for both engines, or a GGUF file, for llama.cpp. Raises InputError for a name that
+    source: a folder saved by PEFT, or a GGUF file. Raises InputError for a name that
     is invalid, taken, or for a draft model that the pack lacks, ManifestError for invalid files or a pack that cannot
     be changed, CapabilityError for an adapter that the pack's model cannot take, and OSError. The pack is then
     unchanged.
@@ -155,14 +155,14 @@ def gguf_projections(header: Header, *, name: str) -> Projections:
 
 def _fitting_file(path: Path, manifest: Manifest, root: Path, *, role: str) -> AdapterEntry:
     """Return the entry of a GGUF adapter, checked against the pack's model of this role."""
-    model = manifest.located(role)
+    model, size = manifest.located(role), manifest.vocabulary_size
     if not model.gguf:
-        raise CapabilityError(
-            f"{path} is a GGUF adapter, but the pack has no GGUF file of its {role}: give the folder that PEFT saved, "
-            f"or export the pack again with --formats onnx,gguf"
+        found = read_gguf_matrices(path, model, name=role)
+        check_fits(found, pack_projections(manifest, root, role=role), vocabulary_size=size)
+        return AdapterEntry(
+            "", role=role, rank=found.rank, alpha=found.alpha, modules=found.modules, invocation=found.invocation
         )
-    header = read_header(root / model.gguf)
-    contents, size = read_contents(path, arrays=True), manifest.vocabulary_size
+    header, contents = read_header(root / model.gguf), read_contents(path, arrays=True)
     return read_gguf_adapter(contents, path, header, name=role, role=role, vocabulary_size=size)
 
 

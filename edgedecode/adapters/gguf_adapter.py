@@ -1,22 +1,25 @@
 """Reads a LoRA adapter from a GGUF file, as llama.cpp's `convert_lora_to_gguf` writes it, and what it can change."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from edgedecode.arrays import FloatArray
-from edgedecode.errors import ManifestError
-from edgedecode.gguf.adapter import check_adapter, check_values
+from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.gguf.adapter import check_adapter, check_values, checked_alpha, matrix_sizes, read_values, targets
 from edgedecode.gguf.architectures import BY_NAME
-from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.contents import Contents, read_contents
 from edgedecode.gguf.fields import UINT32
-from edgedecode.gguf.gguf_names import module_of
+from edgedecode.gguf.gguf_names import gguf_name, module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.entries import AdapterEntry
-from edgedecode.pack.manifest import STACKS
+from edgedecode.pack.manifest import STACKS, ModelEntry
 
 from .adapter_parts import Projection, check_invocation
+from .peft_folder import PeftAdapter
 
 _INVOCATION = "adapter.alora.invocation_tokens"
 
@@ -42,6 +45,56 @@ def read_gguf_adapter(
     )
 
 
+def read_gguf_matrices(path: Path, model: ModelEntry, *, name: str) -> PeftAdapter:
+    """Return the adapter at `path` of a pack's model, called `name`, with its matrices as PEFT orders them.
+
+    Raises as `checked_alpha`, ManifestError for a half of a product, CapabilityError for tensors that are no
+    projections of a layer.
+    """
+    contents = read_contents(path, arrays=True)
+    architecture = gguf_name(model.architecture) or model.architecture
+    alpha = checked_alpha(contents, path, architecture, name=name)
+    scales, rank = dict[tuple[int, str], tuple[str, str, float]](), 0
+    for target in targets(contents, path):
+        found, sides = module_of(target, architecture), (f"{target}.lora_a", f"{target}.lora_b")
+        if found is None:
+            raise CapabilityError(f"{path} changes {target[:60]}, which only llama.cpp does: use --runtime llama")
+        if any(side not in contents.tensors or not prod(contents.tensors[side].shape) for side in sides):
+            raise ManifestError(f"{path} holds one half of a product for {target[:60]}: convert or download it again")
+        own = matrix_sizes(contents.tensors[sides[1]])[0]
+        scales[found.layer, found.module] = *sides, alpha / own
+        rank = max(rank, own)
+    return PeftAdapter(
+        rank=rank,
+        alpha=alpha,
+        modules=tuple(dict.fromkeys(module for _, module in scales)),
+        invocation=_invocation(contents, path),
+        _file=_GgufMatrices(path, contents, architecture, model.head_size),
+        _scales=scales,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _GgufMatrices:
+    """An adapter's tensors in PEFT's order of rows."""
+
+    path: Path
+    contents: Contents
+    architecture: str
+    head_size: int
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return matrix_sizes(self.contents.tensors[name])[::-1]
+
+    def array(self, name: str) -> FloatArray:
+        values = read_values(self.contents, self.contents.tensors[name], self.path)
+        target, _, side = name.rpartition(".")
+        found = module_of(target, self.architecture)
+        if side == "lora_a" or found is None:
+            return values
+        return file_order(values, found.module, self.architecture, head_size=self.head_size, kv_width=0, back=True)
+
+
 def lora_projections(header: Header) -> Iterator[Projection]:
     """Yield the projections of a GGUF file that a PEFT adapter can change; none if their order is not known."""
     if header.architecture not in BY_NAME:
@@ -58,16 +111,19 @@ def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:
     return tuple(sorted(own.union(*(STACKS[module] for module in own if module in STACKS))))
 
 
-def file_order(up: FloatArray, module: str, architecture: str, *, head_size: int, kv_width: int) -> FloatArray:
+def file_order(
+    up: FloatArray, module: str, architecture: str, *, head_size: int, kv_width: int, back: bool = False
+) -> FloatArray:
     """Return an adapter's second matrix [outputs, rank] with its rows as in GGUF files of this architecture.
 
-    There, rows that rotate together are adjacent in a query's or key's head, not in its two halves.
+    There, rows that rotate together are adjacent in a query's or key's head, not in its two halves. back: the inverse.
     """
     known, (outputs, rank) = BY_NAME.get(architecture), up.shape
     rotated = {"q_proj": outputs, "k_proj": outputs, "qkv_proj": outputs - kv_width}.get(module, 0)
     if known is None or not known.interleaved or not rotated:
         return up
-    heads = up[:rotated].reshape(rotated // head_size, 2, head_size // 2, rank).swapaxes(1, 2)
+    sizes = (head_size // 2, 2) if back else (2, head_size // 2)
+    heads = up[:rotated].reshape(rotated // head_size, *sizes, rank).swapaxes(1, 2)
     return np.concatenate([heads.reshape(rotated, rank), up[rotated:]])
 
 

@@ -240,16 +240,21 @@ class PackAdapters:
         return ActiveAdapter(AdapterUse(name, digest), entry.invocation)
 
     def _add_file(self, name: str, file: str) -> str:
-        if not isinstance(self._model, AdapterFileModel):
-            raise CapabilityError(
-                f"the adapter {name!r} is a GGUF file, which the engine {self._runtime} does not take: "
-                f"use --runtime llama"
-            )
+        path = self._root / self._manifest.located_adapter(name).file
+        if isinstance(self._model, AdapterFileModel):
+            digest = self._digest_of(name, file)
+            self._model.add_adapter_file(digest, path)
+            return digest
+        model = self._taking(name)
+        from .gguf_adapter import read_gguf_matrices
+
+        found = read_gguf_matrices(path, self._manifest.models[self._role], name=self._role)
         digest = self._digest_of(name, file)
-        self._model.add_adapter_file(digest, self._root / self._manifest.located_adapter(name).file)
+        model.add_adapter(digest, found.matrices())
         return digest
 
-    def _add_matrices(self, name: str, *, file: str, config: str) -> str:
+    def _taking(self, name: str) -> AdapterModel:
+        """Return the model. Raises CapabilityError if its graph takes no adapters."""
         if not isinstance(self._model, AdapterModel) or not self._model.card.lora_rank:
             if self._role == "draft":
                 raise CapabilityError("its graph takes no adapters (`export --graphs base,lora` adds one that does)")
@@ -257,6 +262,10 @@ class PackAdapters:
                 f"the model was opened without adapters, so {name!r} cannot be used: start with --adapter {name}, or "
                 f"in Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
             )
+        return self._model
+
+    def _add_matrices(self, name: str, *, file: str, config: str) -> str:
+        model = self._taking(name)
         from .peft_folder import read_peft_adapter
 
         found = read_peft_adapter(self._root / config, self._root / file)
@@ -265,7 +274,7 @@ class PackAdapters:
                 f"the manifest and {config} differ in the tokens that activate {name!r}: add the adapter again"
             )
         digest = self._digest_of(name, config, file)
-        self._model.add_adapter(digest, found.matrices())
+        model.add_adapter(digest, found.matrices())
         return digest
 
     def _digest_of(self, name: str, *listed: str) -> str:
@@ -291,14 +300,23 @@ def loaded_nbytes(manifest: Manifest, root: Path, name: str) -> tuple[int, int]:
     `PackAdapters.use`.
     """
     located, listed = manifest.located_adapter(name), manifest.adapters[name]
-    if not listed.config:
-        return (root / located.file).stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS, 0
     from .adapter_change import pack_projections
+    from .gguf_adapter import read_gguf_matrices
     from .peft_folder import read_peft_adapter
 
-    found = read_peft_adapter(root / listed.config, root / listed.file)
-    projections = pack_projections(manifest, root, role=listed.role)
-    parts = projections.sort(found.matrices())
+    path, model = root / located.file, manifest.models[listed.role]
+    try:
+        found = (
+            read_peft_adapter(root / listed.config, path)
+            if listed.config
+            else read_gguf_matrices(path, model, name=listed.role)
+        )
+        projections = pack_projections(manifest, root, role=listed.role)
+        parts = projections.sort(found.matrices())
+    except CapabilityError:
+        if listed.config:
+            raise
+        return path.stat().st_size + _TENSOR_NBYTES * _MOST_TENSORS, 0  # llama.cpp takes the file as it is
     plain = [projections.most_nbytes(each) for each in parts]
     scaled = [projections.most_nbytes(each, scaled=True) for each in parts]
     return sum(plain) + MAKING * max(scaled, default=0) + _TENSOR_NBYTES * found.tensors, sum(scaled) - sum(plain)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -60,6 +60,17 @@ class _Config(msgspec.Struct):
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
+class _TensorFile(Protocol):
+    """The tensors of a file by name, as float32."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def array(self, name: str) -> FloatArray: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
     """One adapter, whose matrices are read on demand.
@@ -72,7 +83,7 @@ class PeftAdapter:
     alpha: float
     modules: tuple[str, ...]
     invocation: tuple[int, ...]
-    _file: SafetensorsFile = field(repr=False)
+    _file: _TensorFile = field(repr=False)
     _scales: Mapping[tuple[int, str], tuple[str, str, float]] = field(repr=False)
     """By layer and module: the names of the two tensors, and the product's scale."""
 
@@ -106,7 +117,7 @@ class PeftAdapter:
 class _Values:
     """A tensor of a file, times `scale`; its rows from `start` to `stop`."""
 
-    file: SafetensorsFile
+    file: _TensorFile
     name: str
     scale: float = 1.0
     start: int = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, InputError, ManifestError
 
 from .contents import Contents, Tensor
@@ -18,7 +19,6 @@ from .header import EMBEDDING, OUTPUT, Header
 SUPPORTED_TYPES = (0, 1, 8, 30)
 """F32, F16, Q8_0 and BF16: the types that the engine can multiply on both sides."""
 _Q8_0, _BF16 = SUPPORTED_TYPES[2:]
-_BF16_EXPONENT = np.uint16(0x7F80)
 _SIDES = (".lora_a", ".lora_b")
 _TEXTS = {"general.type": "adapter", "adapter.type": "lora"}
 _ALPHA = "adapter.lora.alpha"
@@ -43,6 +43,16 @@ def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) 
     Raises ManifestError for a damaged file, InputError if it is not a LoRA or belongs to another base model,
     CapabilityError for parts that llama.cpp would ignore.
     """
+    alpha = checked_alpha(contents, path, header.architecture, name=name)
+    ranks = {target: _rank(contents, target, path, header, name=name) for target in targets(contents, path)}
+    return AdapterFile(alpha, sum(tensor.nbytes for tensor in contents.tensors.values()), ranks)
+
+
+def checked_alpha(contents: Contents, path: Path, architecture: str, *, name: str) -> float:
+    """Return an adapter's alpha, after checking its fields against the architecture of the model `name`.
+
+    Raises as `check_adapter` does.
+    """
     for key, wanted in _TEXTS.items():
         found = _text(contents, key)
         if found != wanted:
@@ -50,42 +60,48 @@ def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) 
                 f"{path} is not a LoRA adapter ({key} is {found!r}): give one made for llama.cpp (convert_lora_to_gguf)"
             )
     found = _text(contents, "general.architecture")
-    if found != header.architecture:
+    if found != architecture:
         raise InputError(
-            f"{path} was made for a model of the architecture {found!r}, the model {name} is {header.architecture!r}: "
+            f"{path} was made for a model of the architecture {found!r}, the model {name} is {architecture!r}: "
             f"give an adapter of this model"
         )
     alpha = contents.fields.get(_ALPHA)
     if contents.types.get(_ALPHA) != FLOAT32 or not isinstance(alpha, float) or not 0 < abs(alpha) < 1e9:
         raise ManifestError(f"{path} has no usable {_ALPHA} ({alpha}): convert the adapter again")
-    ranks = {target: _rank(contents, target, path, header, name=name) for target in _targets(contents, path)}
-    return AdapterFile(alpha, sum(tensor.nbytes for tensor in contents.tensors.values()), ranks)
+    return alpha
 
 
 def check_values(contents: Contents, path: Path) -> None:
     """Raise ManifestError for values, read from `path` tensor by tensor, that are not finite numbers."""
     for tensor in contents.tensors.values():
-        try:
-            data = np.fromfile(path, np.uint8, tensor.nbytes, offset=contents.start + tensor.offset)
-        except OSError as error:
-            raise ManifestError(f"{path} cannot be read ({error.strerror or error}): copy it again") from None
-        if tensor.type == _BF16:
-            finite = data.view("<u2") & _BF16_EXPONENT != _BF16_EXPONENT
-        elif tensor.type == _Q8_0:  # blocks of a scale and 32 integers
-            finite = np.isfinite(data.reshape(-1, 34)[:, :2].copy().view("<f2"))
-        else:
-            finite = np.isfinite(data.view("<f4" if tensor.type == 0 else "<f2"))
-        if not finite.all():
+        if not np.isfinite(read_values(contents, tensor, path)).all():
             raise ManifestError(
                 f"{path} holds values in {tensor.name[:60]} that are not finite numbers: convert the adapter again"
             )
+
+
+def read_values(contents: Contents, tensor: Tensor, path: Path) -> FloatArray:
+    """Return a tensor of one of `SUPPORTED_TYPES` as float32, [outer size, inner size]. Raises ManifestError."""
+    try:
+        data = np.fromfile(path, np.uint8, tensor.nbytes, offset=contents.start + tensor.offset)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror or error}): copy it again") from None
+    if tensor.type == _BF16:
+        values = (data.view("<u2").astype("<u4") << 16).view("<f4")
+    elif tensor.type == _Q8_0:  # blocks of a scale and 32 integers
+        blocks = data.reshape(-1, 34)
+        with np.errstate(invalid="ignore"):
+            values = blocks[:, 2:].view(np.int8) * blocks[:, :2].copy().view("<f2").astype(np.float32)
+    else:
+        values = data.view("<f4" if tensor.type == 0 else "<f2")
+    return values.astype(np.float32).reshape(matrix_sizes(tensor)[::-1])
 
 
 def _text(contents: Contents, key: str) -> object:
     return contents.fields.get(key) if contents.types.get(key) == TEXT else None
 
 
-def _targets(contents: Contents, path: Path) -> list[str]:
+def targets(contents: Contents, path: Path) -> list[str]:
     """List the weights that the file's tensors change, in the file's order."""
     for tensor in contents.tensors.values():
         if not tensor.name.endswith(_SIDES):
@@ -115,7 +131,7 @@ def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: 
             f"{path} changes {target[:60]}, which is not a matrix of the model {name}; it is for another base: give "
             f"an adapter of this model"
         )
-    down, up = _matrix(first), _matrix(second)
+    down, up = matrix_sizes(first), matrix_sizes(second)
     if target == EMBEDDING:  # rows are looked up in the first matrix and multiplied by the second
         down, up = up[::-1], down
     if down[1] != up[0] or (down[0], up[1]) != base.shape:
@@ -126,11 +142,11 @@ def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: 
     return up[0]
 
 
-def _matrix(tensor: Tensor) -> tuple[int, int]:
+def matrix_sizes(tensor: Tensor) -> tuple[int, int]:
     """Return a tensor's inner and outer size. A matrix of one column may be stored as a vector."""
     shape = (*tensor.shape, 1)
     return shape[0], shape[1]
 
 
 def _sizes(tensor: Tensor) -> str:
-    return "×".join(map(str, _matrix(tensor)))
+    return "×".join(map(str, matrix_sizes(tensor)))

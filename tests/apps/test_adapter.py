@@ -122,8 +122,7 @@ def test_adapter_add_refuses_names_ranks_and_files(
     (tmp_path / "odd.gguf").write_bytes(b"GGUF")
     assert "is not a valid adapter name" in refusal("adapter", "add", pack_copy, f"{name}={large}")
     assert "export the pack again with --lora-rank 17" in refusal("adapter", "add", pack_copy, f"large={large}")
-    said = "give the folder that PEFT saved"
-    assert said in refusal("adapter", "add", pack_copy, f"odd={tmp_path / 'odd.gguf'}")
+    assert "odd.gguf is truncated or damaged" in refusal("adapter", "add", pack_copy, f"odd={tmp_path / 'odd.gguf'}")
     assert contents(pack_copy) == before
 
 

@@ -1,7 +1,8 @@
 """Adapters of GGUF files on our own kernels: answers are those of weights with the change merged."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +14,23 @@ from gguf.quants import dequantize, quantize
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.adapters.adapter_change import add_adapter
+from edgedecode.adapters.gguf_adapter import read_gguf_matrices
 from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.decoding.model import AdapterModel, AdapterUse
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.library.find import find_pack
+from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.peft_folders import LAYER, PARENTS, safetensors
+from tests.peft_folders import write_peft as write_random
 from tests.small_tokenizers import byte_level
 
-from .files import HEAD_SIZE, HEADS, HIDDEN, MLP, File, Floats, tensors, write_file
+from .files import HEAD_SIZE, HIDDEN, MLP, File, Floats, tensors, write_adapter, write_file
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytestmark = pytest.mark.skipif(tried() is None, reason="GGUF files need edgedecode's own kernels")
@@ -66,11 +70,21 @@ def matrices(places: Mapping[str, str]) -> dict[tuple[int, str], tuple[Floats, F
     return found
 
 
-def converted(values: Floats, module: str) -> Floats:
-    """Return the rows of a llama's weight as llama.cpp's converter orders them."""
+def converted(values: Floats, module: str, *, size: int = HEAD_SIZE) -> Floats:
+    """Return the rows of a llama's weight, with heads of this size, as llama.cpp's converter orders them."""
     if module not in ("q_proj", "k_proj"):
         return values
-    return values.reshape(HEADS, 2, HEAD_SIZE // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    return values.reshape(len(values) // size, 2, size // 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(path: Path, changes: Sequence[LowRank], *, size: int) -> Path:
+    """Write the adapter as `convert_lora_to_gguf` does."""
+    sides = {}
+    for change in changes:
+        name = f"blk.{change.layer}.{PLACES[change.module]}.weight"
+        sides[f"{name}.lora_a"] = change.down
+        sides[f"{name}.lora_b"] = converted(change.up, change.module, size=size) / np.float32(ALPHA / change.rank)
+    return write_adapter(path, modules=(), invocation=(), more=sides)
 
 
 def deltas(places: Mapping[str, str]) -> dict[str, Floats]:
@@ -158,10 +172,59 @@ def test_a_pack_of_two_files_takes_adapters_of_both(tmp_path: Path, capsys: pyte
     assert adapted != plain
     assert generate(pack, adapter=None, drafter="model") == plain
     assert generate(pack, adapter="formal", drafter="model") == adapted
-    add_adapter(pack, "draft:formal", source)
+    matrices = read_peft_adapter(source / CONFIG, source / WEIGHTS).matrices()
+    add_adapter(pack, "draft:formal", write_gguf(tmp_path / "formal.gguf", matrices, size=HEAD_SIZE))
     assert generate(pack, adapter="formal", drafter="model") == adapted
     capsys.readouterr()
     words = ["-m", str(pack), "--runtime", "onnx", "-n", "8", "--temp", "0", "-p", "the quick fox the quick fox"]
     assert main(["generate", *words, "--adapter", "formal"]) == 0
     assert main(["adapter", "list", str(pack)]) == 0
     assert "onnx, llama" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["file", "graphs"])
+def test_an_adapter_in_a_gguf_file_equals_the_folder_of_peft(kind: str, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    if kind == "file":
+        source = write_peft(tmp_path / "peft")
+        assert (
+            main(["import", "--target", str(write_file(tmp_path / "a.gguf", byte_level(), LLAMA)), "--out", str(pack)])
+            == 0
+        )
+    else:
+        source = write_random(tmp_path / "peft", seed=2, rank=RANK)
+        shutil.copytree(BUNDLED_PACK, pack)
+    size = Manifest.load(pack).models["target"].head_size
+    changes = read_peft_adapter(source / CONFIG, source / WEIGHTS).matrices()
+    file = write_gguf(tmp_path / "formal.gguf", changes, size=size)
+    for name, given in (("peft", source), ("file", file)):
+        add_adapter(pack, name, given)
+    assert Manifest.load(pack).adapters["file"].modules == Manifest.load(pack).adapters["peft"].modules
+    texts = [generate(pack, adapter=name) for name in ("peft", "file", None)]
+    assert texts[0] == texts[1] != texts[2]
+    found = read_gguf_matrices(file, Manifest.load(pack).models["target"], name="target").matrices()
+    for one, other in zip(changes, found, strict=True):
+        assert (one.layer, one.module) == (other.layer, other.module)
+        assert np.array_equal(one.down, other.down)
+        np.testing.assert_allclose(one.up, other.up, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"output.weight.lora_a": (4, HIDDEN), "output.weight.lora_b": (352, 4)}, "which only llama.cpp does"),
+        ({"blk.0.attn_q.weight.lora_a": (4, HIDDEN)}, "one half of a product"),
+        ({"blk.0.attn_q.weight.lora_a": (4, 32), "blk.0.attn_q.weight.lora_b": (32, 4)}, "is for another model"),
+    ],
+    ids=["output", "half", "sizes"],
+)
+def test_an_adapter_that_does_not_fit_a_pack_of_graphs_is_refused(
+    more: Mapping[str, tuple[int, int]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    sides = {name: np.ones(shape, np.float32) for name, shape in more.items()}
+    file = write_adapter(tmp_path / "bad.gguf", modules=(), invocation=(), more=sides)
+    assert main(["adapter", "add", str(pack), f"bad={file}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
