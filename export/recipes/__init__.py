@@ -1,1 +1,1 @@
-"""Calibration, choice of activation bits, and comparison of quantization recipes."""
+"""Calibration, choice of the 8-bit matrices and of activation bits, and the loss of a recipe."""

@@ -25,6 +25,7 @@ from edgedecode.runtimes.onnx.kernels.trial import tried
 
 from .conftest import export, logits_of, opened, random_tokens
 from .gguf.test_own_graph import own_logits
+from .shapes import SHAPES
 from .test_calibration import reference_of
 from .test_refusals import rewrite
 from .tiny import TinyModel, write_model
@@ -33,14 +34,14 @@ pytestmark = pytest.mark.export
 
 INT4, INT8 = Scheme(4, 32), Scheme(8, 32)
 MEASURED = Recipe(INT4, INT8, raised=INT8, calibrated=True)
-SHAPES = [
+SIZES = [
     Shape(architecture, 576, 1536, layers, 9, 3, 64, 49152, 8192, tied=True)
     for architecture in ("LlamaForCausalLM", "Phi3ForCausalLM")
     for layers in (1, 2, 3, 30)
 ]
 
 
-@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
+@given(shape=st.sampled_from(SIZES), seed=st.integers(0, 99))
 def test_chosen_matrices_have_the_largest_changes_in_the_same_bytes(shape: Shape, seed: int) -> None:
     rng, fixed = np.random.default_rng(seed), MEASURED.of(shape)
     changes = {f"{layer}.{name}": float(rng.gamma(0.2)) for layer in range(shape.layers) for name in shape.matrices}
@@ -54,30 +55,30 @@ def test_chosen_matrices_have_the_largest_changes_in_the_same_bytes(shape: Shape
         assert value[name] <= least or more > room
 
 
-def test_gradients_are_those_of_the_last_hidden_state(llama: Path) -> None:
-    tokens = random_tokens(5)
-    with reference_of(llama, MEASURED) as reference:
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])
+def test_gradients_are_those_of_the_last_hidden_state(name: str, tmp_path: Path) -> None:
+    folder, tokens = write_model(tmp_path / "model", SHAPES[name]), random_tokens(5)
+    with reference_of(folder, MEASURED) as reference:
         found = find_gradients(reference, [tokens] * 2000)
-    network = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     outputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str) -> Callable[[torch.nn.Module, object, torch.Tensor], None]:
         return lambda module, arguments, output: outputs.update({name: output})
 
-    for name, module in network.named_modules():
-        if matrix_name(name):
-            module.register_forward_hook(keep(name))
+    for path, module in network.named_modules():
+        if matrix_name(path):
+            module.register_forward_hook(keep(path))
     hidden = network.model(torch.tensor([tokens])).last_hidden_state.flatten()
-    squares = {name: torch.zeros(output.shape[-1]) for name, output in outputs.items()}
+    squares = {path: torch.zeros(output.shape[-1]) for path, output in outputs.items()}
     for value in hidden:
         gradients = torch.autograd.grad(value, [*outputs.values()], retain_graph=True)
-        for name, gradient in zip(outputs, gradients, strict=True):
-            squares[name] += gradient[0].square().mean(dim=0)
+        for path, gradient in zip(outputs, gradients, strict=True):
+            squares[path] += gradient[0].square().mean(dim=0)
     assert set(found) == set(squares)
-    assert len(squares) == 14
-    for name, expected in squares.items():
-        np.testing.assert_allclose(found[name], expected.numpy(), rtol=0.25)
-        assert float(found[name].sum()) == pytest.approx(float(expected.sum()), rel=0.05)
+    for path, expected in squares.items():
+        np.testing.assert_allclose(found[path], expected.numpy(), rtol=0.25)
+        assert float(found[path].sum()) == pytest.approx(float(expected.sum()), rel=0.05)
 
 
 def test_a_fragile_matrix_is_raised(tmp_path: Path) -> None:
