@@ -72,7 +72,9 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
     root, manifest = _opened(request.pack)
     entry = manifest.models[DRAFT]
     if not entry.graphs:
-        raise ExportError("the pack's draft has no ONNX graph, and only graphs can be trimmed: export it again")
+        raise ExportError(
+            "the pack's draft has no ONNX graph, and only graphs can be trimmed: make the pack with `export`"
+        )
     require_frameworks("trim", extra="import")
     prompts = chosen_prompts(request.calibrate, most=request.prompts)
     with load(root, runtime=ENGINE, threads=request.threads) as pair:

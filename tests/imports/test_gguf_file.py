@@ -1,5 +1,6 @@
 """GGUF files given in place of a pack: they run on our own kernels, without an import."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quantize
 
 import edgedecode
-from edgedecode import SamplingOptions, SessionOptions
+from edgedecode import SamplingOptions, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
@@ -36,10 +37,17 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_file(tmp_path / "a.gguf", byte_level(), File(kind="Q8_0"))
 
 
-def generate(pack: Path | str, *, drafter: str = "none", tokens: int = 60, kv_type: str | None = None) -> str:
+def generate(
+    pack: Path | str,
+    *,
+    drafter: str = "none",
+    tokens: int = 60,
+    kv_type: str | None = None,
+    prompt: str = "the quick fox the quick fox",
+) -> str:
     options = SessionOptions(drafter=drafter, sampling=SamplingOptions(temperature=0.0))
     with edgedecode.load(pack, runtime="onnx", kv_type=kv_type) as pair, pair.session(options) as session:
-        return session.generate("the quick fox the quick fox", max_tokens=tokens).text
+        return session.generate(prompt, max_tokens=tokens).text
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
@@ -143,6 +151,49 @@ def test_scales_are_measured_once_or_where_what_was_kept_is_damaged(
             file.write_bytes(kept)
         assert np.array_equal(logits_of(model, "kv:int8"), first)
         assert ("are measured once" in caplog.text) is damaged
+
+
+@pytest.fixture
+def pack(model: Path) -> Path:
+    """A pair of two files, of one with a layer less."""
+    draft = write_file(model.with_name("b.gguf"), byte_level(), File(kind="Q4_0", layers=1))
+    out = model.with_name("pack")
+    assert main(["import", "--target", str(model), "--draft", str(draft), "--out", str(out)]) == 0
+    return out
+
+
+def test_the_models_of_two_files_switch_and_are_calibrated(pack: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"the quick fox {each}"]}) + "\n" for each in range(40)))
+    assert main(["calibrate", str(pack), "--prompts", str(prompts), "-n", "4", "--runtime", "onnx"]) == 0
+    curve = Manifest.load(pack).switching
+    assert curve is not None
+    assert curve.points
+    options = SessionOptions(
+        sampling=SamplingOptions(temperature=0.0), details=SessionDetails(switch=SwitchOptions(threshold=100.0))
+    )
+    with edgedecode.load(pack, runtime="onnx") as pair, pair.session(options) as session:
+        answer = session.generate("the quick fox", max_tokens=12)
+    assert len(answer.tokens) == 12
+    assert answer.text == generate(pack.with_name("b.gguf"), prompt="the quick fox", tokens=12)
+
+
+def test_a_draft_that_is_a_file_is_not_trimmed(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    capsys.readouterr()
+    assert main(["trim", str(pack)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("has no ONNX graph, and only graphs can be trimmed: make the pack with `export`")
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_answers_follow_a_schema(drafter: str, pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    schema = {"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
+    capsys.readouterr()
+    words = ["--json-schema", json.dumps(schema), "-n", "60", "--temp", "0", "--drafter", drafter, "--runtime", "onnx"]
+    assert main(["generate", "-m", str(pack), "-p", "the fox", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["size"] in (1, 2)
 
 
 def _truncate(path: Path) -> None:
