@@ -2,7 +2,11 @@
 
 import pytest
 
-from edgedecode.decoding.drafts import check_parents
+from edgedecode.decoding.drafts import check_parents, children
+
+
+def test_children_of_each_node_ascend_and_roots_come_last() -> None:
+    assert [*children((-1, -1, 0, 1, 0))] == [[2, 4], [3], [], [], [], [0, 1]]
 
 
 @pytest.mark.parametrize(
