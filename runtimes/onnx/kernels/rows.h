@@ -273,14 +273,18 @@ static inline void float_sums(const FloatProduct& job, size_t row, size_t column
              vadd(vadd(sums[0][r][g], sums[1][r][g]), vadd(sums[2][r][g], sums[3][r][g])));
 }
 
+// 16 columns of all rows.
+template <class T>
+static inline void float_rows(const FloatProduct& job, size_t column) {
+  size_t row = 0;
+  for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
+  for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
+}
+
 template <class T>
 static void float_columns(const FloatProduct& job, size_t first, size_t last) {
   size_t column = first;
-  for (; column + kTile <= last; column += kTile) {
-    size_t row = 0;
-    for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
-    for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
-  }
+  for (; column + kTile <= last; column += kTile) float_rows<T>(job, column);
   for (; column < last; column++)
     for (size_t row = 0; row < job.rows; row++) {
       float sums[4] = {};
@@ -397,7 +401,9 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
 template <class T>
 static void float_tiles(const Product& job, size_t first, size_t last) {
   both_matrices(job, first, last, [&](const uint8_t* tile, size_t row, size_t count, float (*out)[kColumns]) {
-    float_columns<T>({job.floats + row * job.inner, tile, false, out[0], count, job.inner, kColumns, job.inner}, 0, kColumns);
+    const FloatProduct part = {job.floats + row * job.inner, tile, false, reinterpret_cast<float*>(out), count,
+                               job.inner, kColumns, job.inner};
+    for (size_t column = 0; column < kColumns; column += kTile) float_rows<T>(part, column);
   });
 }
 
