@@ -69,7 +69,7 @@ def read_gguf_matrices(path: Path, model: ModelEntry, *, name: str) -> PeftAdapt
         alpha=alpha,
         modules=tuple(dict.fromkeys(module for _, module in scales)),
         invocation=_invocation(contents, path),
-        _file=_GgufMatrices(path, contents, architecture, model.head_size),
+        _file=_GgufMatrices(path, contents, architecture, model.head_size, model.kv_heads * model.head_size),
         _scales=scales,
     )
 
@@ -82,6 +82,7 @@ class _GgufMatrices:
     contents: Contents
     architecture: str
     head_size: int
+    kv_width: int
 
     def shape(self, name: str) -> tuple[int, ...]:
         return matrix_sizes(self.contents.tensors[name])[::-1]
@@ -92,7 +93,8 @@ class _GgufMatrices:
         found = module_of(target, self.architecture)
         if side == "lora_a" or found is None:
             return values
-        return file_order(values, found.module, self.architecture, head_size=self.head_size, kv_width=0, back=True)
+        sizes = {"head_size": self.head_size, "kv_width": self.kv_width}
+        return file_order(values, found.module, self.architecture, **sizes, back=True)
 
 
 def lora_projections(header: Header) -> Iterator[Projection]:

@@ -105,14 +105,14 @@ def write_peft(folder: Path, places: Mapping[str, str] = PLACES) -> Path:
     return folder
 
 
-def logits_of(path: Path, *needs: str, adapter: Path | None = None) -> FloatArray:
+def logits_of(path: Path, *needs: str, adapter: Sequence[LowRank] = ()) -> FloatArray:
     pack = find_pack(path)
     manifest = Manifest.load(pack)
     request = ModelRequest(manifest.located("target"), pack, "target", manifest.vocabulary_size, Budget(), threads=1)
     model = find_runtime("onnx").open(replace(request, needs=needs))
-    if adapter is not None:
+    if adapter:
         assert isinstance(model, AdapterModel)
-        model.add_adapter(USE.digest, read_peft_adapter(adapter / CONFIG, adapter / WEIGHTS).matrices())
+        model.add_adapter(USE.digest, adapter)
     state = model.new_state(64)
     tokens = [7 * token % 300 for token in range(64)]
     logits = model.forward(tokens, state, rows="all", adapter=USE if adapter else None).logits.copy()
@@ -147,11 +147,26 @@ def test_a_peft_adapter_equals_merged_weights(file: File, places: Mapping[str, s
     added = {name: delta + changed.get(name, np.float32(0)) for name, delta in deltas(places).items()}
     merged = replace(file, kind="F32", added={**changed, **added})
     expected = logits_of(write_file(tmp_path / "merged.gguf", byte_level(), merged))
-    found = logits_of(path, "lora", adapter=adapter)
+    found = logits_of(path, "lora", adapter=read_peft_adapter(adapter / CONFIG, adapter / WEIGHTS).matrices())
     assert np.abs(found - expected).max() < 1e-3 * expected.std()
     plain = logits_of(path)
     assert np.abs(plain - expected).max() > 0.5 * expected.std()
     assert np.array_equal(logits_of(path, "lora"), plain)
+
+
+def test_an_adapter_of_a_stacked_query_key_and_value_equals_merged_weights(tmp_path: Path) -> None:
+    """Rows of query and key are in the order of the file, those of value are not reordered."""
+    file, name = File(stacked=True), "blk.0.attn_qkv.weight"
+    down, up = matrices(STACKED)[0, "qkv_proj"]
+    sides = {f"{name}.lora_a": down, f"{name}.lora_b": up}
+    adapter = write_adapter(tmp_path / "formal.gguf", modules=(), invocation=(), more=sides)
+    path = write_file(tmp_path / "a.gguf", byte_level(), file)
+    model = Manifest.load(find_pack(path)).models["target"]
+    found = logits_of(path, "lora", adapter=read_gguf_matrices(adapter, model, name="target").matrices())
+    merged = replace(file, added={name: up @ down * np.float32(ALPHA / RANK)})
+    expected = logits_of(write_file(tmp_path / "merged.gguf", byte_level(), merged))
+    assert np.abs(found - expected).max() < 1e-3 * expected.std()
+    assert np.abs(logits_of(path) - expected).max() > 0.5 * expected.std()
 
 
 def generate(pack: Path, *, adapter: str | None, drafter: str = "none") -> str:

@@ -239,7 +239,7 @@ class _Network:
             return y
         module, part = "qkv_proj" if len(pieces) > 1 else found.module, pieces[0][1]
         if part is not None:
-            module = STACKS[module][part[0] > 0]
+            module = STACKS["gate_up_proj"][part[0] > 0]
         return self._node(
             "Add", [y, self._delta(x, f"{ADAPTER_INPUT}{found.layer}.{module}", *self.weights.shape(name))]
         )
