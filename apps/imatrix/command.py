@@ -59,6 +59,9 @@ class ImatrixCommand:
     def run(self, arguments: Namespace) -> int:
         show_notices()
         check_file(arguments.out, option="--out")
+        read = [each for each in (Path(arguments.model), arguments.file) if each.exists()]
+        if arguments.out.exists() and any(arguments.out.samefile(each) for each in read):
+            raise InputError(f"{arguments.out} is itself measured: give another --out")
         text = file_text(arguments.file).removesuffix("\n")
         known, texts = ({}, ()) if arguments.add is None else read_sums(arguments.add)
         root = find_pack(arguments.model)
