@@ -56,6 +56,10 @@ def test_stop_strings_report_the_shorter_of_two_with_one_start() -> None:
     assert run(["stop it", "stop"], chunks=["please stop it"]) == ("please ", "stop")
 
 
+def test_stop_strings_are_literal() -> None:
+    assert run(["a.c", "(x"], chunks=["abc (", "x)"]) == ("abc ", "(x")
+
+
 @pytest.mark.parametrize("stops", [[""], ["ok", ""], "text"])
 def test_stop_strings_that_are_unusable_are_refused(stops: list[str]) -> None:
     with pytest.raises(InputError, match="stop string"):
