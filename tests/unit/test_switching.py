@@ -45,7 +45,12 @@ def test_uncertainty_averages_the_window_and_resets_at_a_switch() -> None:
     uncertainty = Uncertainty(SwitchRule(up=1.0, window=3))
     assert [uncertainty.unsure(value) for value in (0, 2, 0.9, 0.2, 1.9)] == [False, True, False, True, True]
     uncertainty.reset()
-    assert not uncertainty.unsure(0.5)
+    assert not uncertainty.unsure(0.95)  # with the values before, the mean would be above 1
+
+
+def test_uncertainty_keeps_the_target_for_its_dwell_and_until_the_signal_falls() -> None:
+    uncertainty = Uncertainty(SwitchRule(up=1.0, down=0.5, dwell=3))
+    assert [uncertainty.sure(value) for value in (0, 0, 0.6, 0.5)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
