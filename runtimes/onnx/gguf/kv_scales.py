@@ -42,19 +42,17 @@ def measure_scales(request: ModelRequest, open_model: Callable[[ModelRequest], L
     scales_of(digest, metadata)
     if digest and digest in _KEPT:
         return
-    notice(f"the scales of 8-bit keys and values of the {request.name} are measured once")
     entry = replace(request.entry, context=min(request.entry.context, _LENGTH + 1))
     needs = [need for need in request.needs if need != INT8_KV]
     rng = np.random.default_rng(0)
     starts = [metadata.contents.integer(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
-    with (
-        closing(open_model(replace(request, entry=entry, needs=needs))) as model,
-        work("measuring keys and values, texts", _TEXTS) as advance,
-    ):
-        found = []
-        for text in range(_TEXTS):
-            found.append(calibrate_scales(model, [[starts[text % 2]]], length=_LENGTH, rng=rng))
-            advance(1)
+    found = []
+    with closing(open_model(replace(request, entry=entry, needs=needs))) as model:
+        notice(f"the scales of 8-bit keys and values of the {request.name} are measured once")
+        with work("measuring keys and values, texts", _TEXTS) as advance:
+            for text in range(_TEXTS):
+                found.append(calibrate_scales(model, [[starts[text % 2]]], length=_LENGTH, rng=rng))
+                advance(1)
     _KEPT[digest] = np.max(found, axis=0)
     if (kept := _path(digest)) is not None:
         with suppress(OSError), aside(kept) as fresh, fresh.open("wb") as file:
