@@ -263,9 +263,7 @@ def test_load_refuses_an_unknown_kv_type(pack: Path) -> None:
         load(pack, kv_type="int4")
 
 
-@pytest.mark.parametrize(
-    ("role", "message"), [("target", "engine table does not take: use --runtime llama"), ("draft", "is for the draft")]
-)
+@pytest.mark.parametrize(("role", "message"), [("target", "opened without adapters"), ("draft", "is for the draft")])
 def test_session_refuses_adapters_that_cannot_be_applied(role: str, message: str) -> None:
     toy = toy_pair()
     entry = AdapterEntry("adapters/formal.gguf", role=role, rank=4, alpha=8.0, modules=("q_proj",))
