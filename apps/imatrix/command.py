@@ -74,11 +74,11 @@ class ImatrixCommand:
             if known and (difference := _difference(known, model.squares)):
                 raise InputError(f"{arguments.add} is the importance file of another model: {difference}")
             size = arguments.ctx_size or min(CHUNK, model.card.context)
+            state = model.new_state(size)
             with pair.budget.reserve("encoding the text", (BYTE_NBYTES + TOKEN_NBYTES) * len(text.encode())):
                 chunks = chunks_of(pair.tokenizer, text, size=size)
             if not chunks:
                 raise InputError(f"{arguments.file} is shorter than {size} tokens: give more, or shorter chunks (-c)")
-            state = model.new_state(size)
             for chunk in tracked(chunks, "chunks"):
                 model.forward(chunk, state, rows="none")
                 state.crop(0)

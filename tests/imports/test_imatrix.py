@@ -58,6 +58,7 @@ def test_sums_of_a_deep_model_need_the_memory_of_one_layer(tmp_path: Path) -> No
         ("a.gguf", "", "out.gguf", [], "text.txt is shorter than 256 tokens: give more, or shorter chunks (-c)"),
         ("a.gguf", "short", "out.gguf", ["-c", "8"], "text.txt is shorter than 8 tokens"),
         ("a.gguf", TEXT, "out.gguf", ["-c", "300"], "a state of 300 rows is too long: target supports 256 at most"),
+        ("a.gguf", "short", "out.gguf", ["-c", "300"], "a state of 300 rows is too long"),
         ("a.gguf", TEXT, "no/out.gguf", [], "no/out.gguf cannot be written: give another --out"),
         ("a.gguf", TEXT, "a.gguf", [], "a.gguf is itself measured: give another --out"),
         ("a.gguf", TEXT, "text.txt", [], "text.txt is itself measured: give another --out"),

@@ -75,7 +75,7 @@ def gguf_graph(
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}): import it again") from None
     scales = None
-    if graph.kv_type == "int8":
+    if graph.kv_type == "int8":  # its modules take 3 MB, which the plan of a float cache does not hold
         from .kv_scales import scales_of
 
         scales = scales_of(digest, metadata)

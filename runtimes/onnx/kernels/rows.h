@@ -511,7 +511,7 @@ inline VF vcached<int8_t>(const int8_t* p) { return vbytes(p); }
 // so a score does not depend on the slot it is in. Few queries take several tiles at once, so that no sum waits for itself.
 template <class T, int QUERIES, int TILES>
 static inline void tile_scores(const T* tiles, size_t size, const float* const* queries, float* scores, size_t stride) {
-  constexpr int kTogether = QUERIES * TILES <= 8 ? TILES : QUERIES < 8 ? 8 / QUERIES : 1;
+  constexpr int kTogether = QUERIES * TILES <= 8 ? TILES : 8 / QUERIES;
   for (int first = 0; first < TILES; first += kTogether)
     for (size_t group = 0; group < kTile; group += kLanes) {
       const T* tile = tiles + first * kTile * size + group;
