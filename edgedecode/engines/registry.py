@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
+from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:  # the command line imports this module first and must start fast
     from edgedecode.drafters.source import DrafterSource
@@ -88,11 +88,13 @@ def drafter_names() -> list[str]:
 
 
 def drafter_sources() -> dict[str, DrafterSource]:
-    """Create the sources of all drafters by name, sorted, without those that cannot be loaded."""
+    """Create the sources of all drafters by name, sorted; notify the user of those that cannot be loaded."""
     found: dict[str, DrafterSource] = {}
     for name in drafter_names():
-        with suppress(CapabilityError):
+        try:
             found[name] = find_drafter(name)
+        except CapabilityError as error:
+            notice(f"{error.reason}; answers do without it")
     return found
 
 

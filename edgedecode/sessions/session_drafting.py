@@ -16,8 +16,8 @@ from edgedecode.decoding.model import AdapterSpan, AdapterUse, LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Policy
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule
-from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError
+from edgedecode.drafters.source import DrafterSource, DraftSetting
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, cause
 from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import DRAFT_ADAPTER
 from edgedecode.sampling.sampler import Noise
@@ -241,16 +241,36 @@ def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: 
         if source.needs_model:
             own = next((state.model for state in setting.states.used), None)  # a session drafts with one model
             setting = replace(setting, draft_model=own or shared.draft_model(name))
-        drafter = source.open(setting)
-        if drafter.name != name:
-            drafter.close()
-            raise CapabilityError(f"the drafter of {name!r} has the name {drafter.name!r}: both need the same")
-        return drafter
+        return _opened(source, name, setting)
     except (BudgetExceeded, CapabilityError) as error:
         shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter
         if required:
             raise
+        if isinstance(error, _FailedError):
+            shared.sources.pop(name, None)  # so the user is told once
+            notice(f"{error.reason}; answers do without it")
         return error.reason
+
+
+class _FailedError(CapabilityError):
+    """The code of a drafter failed."""
+
+
+def _opened(source: DrafterSource, name: str, setting: DraftSetting) -> Drafter:
+    """Open a drafter, whose code may be another package's. Raises BudgetExceeded or CapabilityError."""
+    try:
+        drafter = source.open(setting)
+        if (own := drafter.name) != name:
+            drafter.close()
+            raise _FailedError(f"the drafter of {name!r} has the name {own!r}: both need the same")
+    except (BudgetExceeded, CapabilityError):
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise _FailedError(
+            f"the drafter {name!r} cannot be opened ({kind}: {cause(error)}): update its package or remove it"
+        ) from error
+    return drafter
 
 
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:

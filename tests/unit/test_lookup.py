@@ -1,7 +1,9 @@
 """Installed drafters, functions and classes: listed by `--drafter`, used by the scheduler as they declare."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -18,6 +20,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import toy_pair
+from edgedecode.user_notices import NOTICES
 from tests.toys import CallDrafter, draft_setting, session_options
 
 ASKED: list[int] = []
@@ -176,6 +179,50 @@ def test_a_drafter_of_another_name_than_its_source_is_refused(monkeypatch: pytes
     assert answer()[0]
     with pytest.raises(CapabilityError, match="the drafter of 'adding' has the name 'counting': both need the same"):
         answer(drafter="adding")
+
+
+PLUG_IN = """
+from edgedecode.drafters.source import DrafterSource
+class Source(DrafterSource):
+    name = "broken"
+    def open(self, setting):
+        raise KeyError("table")
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package whose drafter fails in `open`."""
+    (tmp_path / "broken_plug_in.py").write_text(PLUG_IN)
+    about = tmp_path / "broken_plug_in-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plug-in\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{DRAFTERS}]\nbroken = broken_plug_in:Source\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.every_entry_point.cache_clear()
+    yield
+    registry.every_entry_point.cache_clear()
+
+
+def test_a_plug_in_that_fails_to_open_is_left_out_with_one_notice(
+    broken: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", NOTICES)
+    why = "the drafter 'broken' cannot be opened (KeyError: 'table'): update its package or remove it"
+    with toy_pair() as pair:
+        assert "broken" in pair.drafter_names(SessionOptions())
+        texts = set()
+        for _ in range(2):
+            with pair.session(SessionOptions(seed=5)) as session:
+                texts.add(session.generate("ab", max_tokens=8).tokens)
+        with pair.session(SessionOptions(seed=5, drafter="none")) as session:
+            assert texts == {session.generate("ab", max_tokens=8).tokens}
+        assert [record.getMessage() for record in caplog.records if record.name == NOTICES] == [
+            f"{why}; answers do without it"
+        ]
+        for _ in range(2):
+            with pytest.raises(CapabilityError, match=re.escape(why)):
+                pair.session(SessionOptions(drafter="broken"))
 
 
 def test_lookup_cannot_take_the_name_of_another_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
