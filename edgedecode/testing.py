@@ -216,6 +216,7 @@ class TableRuntime:
         self._tables = models_by_role
         self._context = context
         self.opened: list[str] = []
+        self._models: list[TableModel] = []
 
     def devices(self) -> Sequence[Device]:
         return [Device(runtime=self.name, provider="cpu", description="tables", available=True)]
@@ -226,7 +227,13 @@ class TableRuntime:
         if missing := set(request.needs) - {"tree"}:
             raise CapabilityError(f"a table model does not support {', '.join(sorted(missing))}")
         self.opened.append(request.name)
-        return TableModel(self._tables[request.name], context=self._context, budget=request.budget)
+        self._models.append(TableModel(self._tables[request.name], context=self._context, budget=request.budget))
+        return self._models[-1]
+
+    def passes(self) -> float:
+        """Return the number of passes so far; one of a draft model counts as a tenth."""
+        counted = zip(self.opened, self._models, strict=True)
+        return sum(len(model.passes) * (1.0 if role == "target" else 0.1) for role, model in counted)
 
 
 def toy_pair(
@@ -236,14 +243,23 @@ def toy_pair(
     budget: Budget | None = None,
     generation: Generation | None = None,
     context: int = 512,
+    pass_seconds: float | None = None,
 ) -> Pair:
-    """Return a pair of table models over the byte tokenizer; `draft_noise` 0 makes the draft equal the target."""
+    """Return a pair of table models over the byte tokenizer; `draft_noise` 0 makes the draft equal the target.
+
+    pass_seconds: use a virtual clock on which a pass of the target takes so long, one of the draft a tenth, and nothing
+    else takes time. So the scheduler plans as on a device, the same in every run. None: the real clock, on which passes
+    take microseconds and no draft pays.
+    """
     tokenizer = byte_tokenizer()
     target = toy_tables(tokenizer.size, seed=seed)
     draft = toy_tables(tokenizer.size, seed=seed + 1, scale=draft_noise, near=target)
     manifest = _toy_manifest(tokenizer, generation or Generation(end_token_ids=(2, 0)), context=context)
     runtime = TableRuntime({"target": target, "draft": draft}, context=context)
-    return Pair(manifest, Path(), tokenizer=tokenizer, runtime=runtime, budget=budget or Budget())
+    pair = Pair(manifest, Path(), tokenizer=tokenizer, runtime=runtime, budget=budget or Budget())
+    if pass_seconds is not None:
+        pair.shared.clock = lambda: pass_seconds * runtime.passes()
+    return pair
 
 
 def _toy_manifest(tokenizer: Tokenizer, generation: Generation, *, context: int) -> Manifest:

@@ -13,7 +13,6 @@ from hypothesis import settings
 # Before OpenMP is loaded: torch's threads wait for each other where two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from edgedecode.schedule import scheduler
 from tests.demo_pair import write_demo_pair
 from tests.hub import Hub
 from tests.made_once import made_once, run_folder
@@ -46,13 +45,6 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained float pair: a folder with `target` and `draft`. Tests that change it must copy it first."""
     pytest.importorskip("safetensors", reason="the export extras are not installed")
     return made_once(run_folder(tmp_path_factory) / "demo-pair", write_demo_pair)
-
-
-@pytest.fixture
-def asked_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let schedulers never rest: where passes take microseconds, asking drafters never pays."""
-    monkeypatch.setattr(scheduler, "MOST_REST", 0)
-    monkeypatch.setattr(scheduler, "COLD", 0)
 
 
 @pytest.fixture

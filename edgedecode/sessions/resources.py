@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet, finalize
 
@@ -82,6 +83,8 @@ class Resources:
     grammar_tokens: GrammarTokens | None = None
     """The tokens as grammars need them; made for the first session with a grammar, and leased then."""
     grammar_lease: Lease | None = None
+    clock: Callable[[], float] = perf_counter
+    """Seconds, by which rounds are timed."""
 
     def __post_init__(self) -> None:
         self.experience.costs.pad_to(self.target.card.widths)

@@ -299,6 +299,7 @@ class Session:
                 switching=self._drafts.switching,
                 rule=self.options.details.rule,
                 ends=self._ends,
+                clock=shared.clock,
                 constraint=self._grammar,
             )
             target, state = shared.target, turns.state

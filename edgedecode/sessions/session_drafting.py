@@ -206,9 +206,10 @@ def open_drafting(
     if not drafters:
         return None
     if options.fixed:
-        return Drafting(drafters, FixedLength(longest), noise=noise)
+        return Drafting(drafters, FixedLength(longest), noise=noise, clock=shared.clock)
     try:
-        return Drafting(drafters, _scheduler(shared, options, drafters, longest=longest), noise=noise, offers=True)
+        scheduler = _scheduler(shared, options, drafters, longest=longest)
+        return Drafting(drafters, scheduler, noise=noise, offers=True, clock=shared.clock)
     except BaseException:
         for drafter in drafters:
             drafter.close()

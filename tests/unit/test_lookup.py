@@ -79,10 +79,13 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     ASKED.clear()
 
 
-def answer(**options: object) -> tuple[tuple[int, ...], dict[str, int]]:
+def answer(pass_seconds: float | None = None, **options: object) -> tuple[tuple[int, ...], dict[str, int]]:
     """Return an answer's tokens, and how many each drafter proposed."""
     sampling = SamplingOptions(temperature=0.8)
-    with toy_pair() as pair, pair.session(session_options(sampling=sampling, seed=5, **options)) as session:
+    with (
+        toy_pair(pass_seconds=pass_seconds) as pair,
+        pair.session(session_options(sampling=sampling, seed=5, **options)) as session,
+    ):
         done = session.generate("ab" * 20, max_tokens=60)
         return done.tokens, {name: drafter.proposed for name, drafter in done.stats.drafters.items()}
 
@@ -103,13 +106,13 @@ def test_lookup_is_scheduled_with_the_other_drafters(registered: None) -> None:
     assert tokens == answer(drafter="none")[0]
 
 
-@pytest.mark.usefixtures("asked_every_round")
 def test_a_class_of_another_package_is_scheduled_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "counting", f"{__name__}:CountingSource", DRAFTERS)
     CountingSource.opened.clear()
-    tokens, _ = answer()
-    (drafter,) = CountingSource.opened
-    assert drafter.rounds > 0
+    tokens, proposed = answer(0.015)
+    assert (tokens, proposed) == answer(0.015)  # the virtual clock is the only one
+    drafter, again = CountingSource.opened
+    assert drafter.rounds == again.rounds > 0
     named, proposed = answer(drafter="counting", draft_max=4)
     assert proposed["counting"] > 0
     assert tokens == named == answer(drafter="none")[0]
