@@ -23,10 +23,21 @@ from edgedecode.runtimes.onnx.kernels.trial import tried
 LIBRARY, REASON = tried()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
 SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
-FLAT, LEVELS = list(product((4, 8), (32, 64, 128), (0,))), list(product((4, 8), (256,), (1, 2)))
-SHAPES = FLAT + LEVELS
-"""Bits, block size, and scales of 32 values if there are two levels of scales: see `Matrix.parts`."""
-PLANES = [(planes, *shape) for planes in (1, 2) for shape in (SHAPES if planes == 2 else FLAT)]
+TABLES = {1: (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), 2: (0, 1, 2, 3, 4, 6, 8, 12)}
+FORMS: dict[int, list[dict[str, int]]] = {
+    1: [{"bits": bits, "block": block} for bits, block in product((4, 8), (32, 64, 128))],
+    2: [
+        *({"bits": 4, "block": block, "minima": minima} for block, minima in product((32, 64, 128), (0, 1))),
+        *({"bits": 5, "block": block, "minima": minima} for block, minima in product((32, 128), (0, 1))),
+        *({"bits": 8, "block": block} for block in (32, 64, 128)),
+        *({"bits": bits, "block": 256, "minima": 1, "parts": 1} for bits in (4, 5)),
+        *({"bits": bits, "block": 256, "parts": 2} for bits in (4, 6)),
+        {"bits": 4, "block": 256, "minima": 1, "parts": 2},
+        *({"bits": 4, "block": 32, "table": table} for table in TABLES),
+        *({"bits": 4, "block": 256, "parts": 1, "table": table} for table in TABLES),
+    ],
+}
+"""What there are kernels for, by planes: see `Matrix`."""
 Session = Callable[..., FloatArray]
 TILES = ValueInfo("w", 2, ["T"])
 
@@ -68,11 +79,14 @@ def random_matrix(
     columns: int,
     inner: int,
     half: bool,
-    minima: bool = False,
+    minima: int = 0,
     parts: int = 0,
+    table: int = 0,
 ) -> Matrix:
     blocks = -(-inner // block)
-    packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
+    wide = bits in (5, 6)
+    shape = (columns, blocks, block if wide else block * bits // 8)
+    packed = rng.integers(0, 2**bits if wide else 256, shape, np.uint8)
     scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
     if half:
         scales = scales.astype(np.float16).astype(np.float32)
@@ -81,7 +95,8 @@ def random_matrix(
     levels = (
         rng.integers(-128, 128, (2, columns, blocks, block // 32 * parts)).astype(np.int8) if parts else (None, None)
     )
-    matrix = Matrix(packed, scales, bits, block, minima=lowest, levels=levels[0], minimum_levels=levels[1])
+    given = {"minima": lowest, "levels": levels[0], "minimum_levels": levels[1] if minima else None}
+    matrix = Matrix(packed, scales, bits, block, **given, table=table)
     found = LIBRARY.inspect(matrix)
     return replace(matrix, wide_scales=bool(found & 1))
 
@@ -91,9 +106,12 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
     packed = matrix.packed.reshape(matrix.columns, -1)
     if matrix.bits == 4:
         packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
-    zero = 0 if matrix.minima is not None else 8 if matrix.bits == 4 else 128
+    values = packed.astype(np.float64) - (0 if matrix.minima is not None else 2.0 ** (matrix.bits - 1))
+    if matrix.table:
+        values = np.array(TABLES[matrix.table], np.float64)[packed % len(TABLES[matrix.table])]
+        values[(packed > 7) & (matrix.table == 2)] *= -1
     scales = _leveled(matrix.scales, matrix.levels)
-    values = (packed.astype(np.float64) - zero).reshape(*scales.shape, -1) * scales[..., None]
+    values = values.reshape(*scales.shape, -1) * scales[..., None]
     if matrix.minima is not None:
         values += _leveled(matrix.minima, matrix.minimum_levels)[..., None]
     return values.reshape(matrix.columns, -1)[:, :inner]
@@ -104,16 +122,14 @@ def _leveled(scales: FloatArray, levels: np.ndarray | None) -> np.ndarray:
     return scales if levels is None else (scales[..., None] * levels.astype(np.float32)).reshape(len(scales), -1)
 
 
-@pytest.mark.parametrize("minima", [True, False])
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize(("bits", "block", "parts"), SHAPES)
-def test_unpack_gives_the_weights_bit_for_bit(bits: int, block: int, parts: int, half: bool, minima: bool) -> None:
+@pytest.mark.parametrize("form", FORMS[2], ids=str)
+def test_unpack_gives_the_weights_bit_for_bit(form: dict[str, int], half: bool) -> None:
     assert LIBRARY is not None
-    sizes = {"bits": bits, "block": block, "parts": parts, "columns": 70, "inner": 3 * block}
-    matrix = random_matrix(np.random.default_rng(2), **sizes, half=half, minima=minima)
+    matrix = random_matrix(np.random.default_rng(2), **form, columns=70, inner=3 * form["block"], half=half)
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     LIBRARY.prepare(matrix, tiles)
-    wanted = dense(matrix, 3 * block).astype(np.float32)
+    wanted = dense(matrix, 3 * form["block"]).astype(np.float32)
     for column in range(70):
         np.testing.assert_array_equal(LIBRARY.unpack(matrix, tiles, column), wanted[column])
 
@@ -127,12 +143,9 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
     """
     assert LIBRARY is not None
     rng = np.random.default_rng(5)
-    for _ in range(25):
-        bits, block, parts = SHAPES[rng.integers(len(SHAPES if planes == 2 else FLAT))]
+    for form in FORMS[planes] * 2:
         columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
-        sizes = {"bits": bits, "block": block, "parts": parts, "columns": columns, "inner": inner}
-        half, minima = (bool(each) for each in rng.integers(0, 2, 2))
-        matrix = random_matrix(rng, **sizes, half=half, minima=minima)
+        matrix = random_matrix(rng, **form, columns=columns, inner=inner, half=bool(rng.integers(0, 2)))
         x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
         weights = dense(matrix, inner)
         LIBRARY.choose(name)
@@ -145,16 +158,14 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, p
         assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
-@pytest.mark.parametrize("minima", [True, False])
-@pytest.mark.parametrize(("planes", "bits", "block", "parts"), PLANES)
+@pytest.mark.parametrize(("planes", "form"), [(planes, form) for planes in (1, 2) for form in FORMS[planes]], ids=str)
 def test_products_have_the_same_bits_on_every_instruction_set_and_in_passes_of_any_width(
-    planes: int, bits: int, block: int, parts: int, minima: bool
+    planes: int, form: dict[str, int]
 ) -> None:
     assert LIBRARY is not None
     rng = np.random.default_rng(9)
-    sizes = {"bits": bits, "block": block, "parts": parts, "columns": 70, "inner": 2 * block}
-    matrix = random_matrix(rng, **sizes, half=True, minima=minima)
-    x = rng.standard_normal((19, 2 * block)).astype(np.float32)
+    matrix = random_matrix(rng, **form, columns=70, inner=2 * form["block"], half=True)
+    x = rng.standard_normal((19, 2 * form["block"])).astype(np.float32)
     wanted = multiply(matrix, x, planes=planes)
     for name in SETS:
         LIBRARY.choose(name)
@@ -313,7 +324,7 @@ def two_levels() -> tuple[Matrix, np.ndarray]:
     """Return a matrix of 512 inputs whose halves of sub-blocks have a scale each, and its tiles."""
     assert LIBRARY is not None
     matrix = random_matrix(
-        np.random.default_rng(13), bits=8, block=256, parts=2, columns=70, inner=512, half=True, minima=True
+        np.random.default_rng(13), bits=4, block=256, parts=2, columns=70, inner=512, half=True, minima=1
     )
     tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
     LIBRARY.prepare(matrix, tiles)
@@ -321,7 +332,8 @@ def two_levels() -> tuple[Matrix, np.ndarray]:
 
 
 WRONG = (
-    *({"bits": bits} for bits in (0, 5, 16)),
+    *({"bits": bits} for bits in (0, 5, 7, 8, 16)),
+    *({"table": table} for table in (-1, 1, 3)),
     *({"scale_every": count} for count in (-1, 0, 3, 16)),
     *({"levels": count} for count in (-1, 3, 1 << 31)),
     *({"inner": size} for size in (-1, 0, 1 << 30, 1 << 62)),

@@ -1,8 +1,8 @@
 """Turns the tensors of GGUF files into matrices for our tiles, by ggml's block type.
 
 Blocks of 32 values have one scale, and a minimum for some types; K types and IQ4_XS have blocks of 256, whose scale is
-multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4, those of 5 and 6 bits and of tables
-to 8. Floats stay as they are.
+multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4; those of tables stay indices. Floats
+stay as they are.
 """
 
 from collections.abc import Callable
@@ -23,19 +23,15 @@ FLOATS = {_F32: 32, _F16: 16, _BF16: 16}
 """The bits of floats, by ggml's number of their type."""
 _N = TypeVar("_N", bound=np.generic)
 _Bytes = npt.NDArray[np.uint8]
-_MIDDLE = np.uint8(128)
-"""What tiles of 8 bits without minima subtract from each value."""
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
-"""The values of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl)."""
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).view(np.uint8)
-"""The values of MXFP4, doubled (ggml-common.h, kvalues_mxfp4)."""
+_IQ4, _FP4 = 1, 2
+"""Tables of the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockValues:
     """The parts of a tensor.
 
-    values: [columns, K], of 4 bits or 8; those of 8 without minima are signed. scales, minima: [columns, blocks].
+    values: [columns, K], unsigned; without minima, with the zero point of their bits. scales, minima: [columns, blocks].
 
     levels, minimum_levels: [columns, blocks, n], by which those of a block are multiplied for its n parts.
     """
@@ -55,19 +51,16 @@ def matrix_of(kind: int, data: _Bytes) -> Matrix:
         raise NotServed(f"its block type {TYPE_NAMES.get(kind, kind)} has no tiles")
     bits, read = READERS[kind]
     found = read(data)
-    if bits == 4:
-        packed: _Bytes = np.bitwise_or(found.values[..., ::2], found.values[..., 1::2] << 4, dtype=np.uint8)
-    else:
-        packed = found.values if found.minima is not None else found.values ^ _MIDDLE
-    packed = packed.reshape(*found.scales.shape, -1)
+    values = np.ascontiguousarray(found.values.reshape(*found.scales.shape, -1))
     return Matrix(
-        packed,
+        values if bits > 4 else np.bitwise_or(values[..., ::2], values[..., 1::2] << 4, dtype=np.uint8),
         np.ascontiguousarray(found.scales),
         bits,
-        packed.shape[-1] * 8 // bits,
+        values.shape[-1],
         minima=None if found.minima is None else np.ascontiguousarray(found.minima),
         levels=None if found.levels is None else np.ascontiguousarray(found.levels),
         minimum_levels=None if found.minimum_levels is None else np.ascontiguousarray(found.minimum_levels),
+        table=_TABLES.get(kind, 0),
     )
 
 
@@ -113,8 +106,6 @@ def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], BlockValu
         values = _nibbles(blocks[..., -16:])
         if fifth:
             values |= _fifth_bits(blocks[..., start : start + 4])
-        if floats == 1 and fifth:
-            return BlockValues(_rows(values - np.uint8(16)), factors[..., 0])
         return BlockValues(_rows(values), factors[..., 0], factors[..., 1] if floats > 1 else None)
 
     return read
@@ -122,23 +113,23 @@ def _simple(*, floats: int, fifth: bool = False) -> Callable[[_Bytes], BlockValu
 
 def _bytes(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 34)
-    return BlockValues(_rows(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
+    return BlockValues(_rows(blocks[..., 2:] ^ np.uint8(128)), _floats(blocks[..., :2])[..., 0])
 
 
-def _from_table(packed: _Bytes, table: _Bytes) -> _Bytes:
-    """Return the values [columns, K] of blocks of 32 indices, [columns, .., bytes]."""
-    return _rows(table[_nibbles(packed.reshape(len(packed), -1, 16))])
+def _indices(packed: _Bytes) -> _Bytes:
+    """Return [columns, K] from blocks of 32 indices, [columns, .., bytes]."""
+    return _rows(_nibbles(packed.reshape(len(packed), -1, 16)))
 
 
 def _iq4_nl(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 18)
-    return BlockValues(_from_table(blocks[..., 2:], _IQ4), _floats(blocks[..., :2])[..., 0])
+    return BlockValues(_indices(blocks[..., 2:]), _floats(blocks[..., :2])[..., 0])
 
 
 def _mxfp4(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 17)
     exponents = blocks[..., 0].astype(np.int32) - 128  # one less than in the file: the values are doubled
-    return BlockValues(_from_table(blocks[..., 1:], _FP4), np.ldexp(np.float32(1), exponents))
+    return BlockValues(_indices(blocks[..., 1:]), np.ldexp(np.float32(1), exponents))
 
 
 def _iq4_xs(data: _Bytes) -> BlockValues:
@@ -146,7 +137,7 @@ def _iq4_xs(data: _Bytes) -> BlockValues:
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> (2 * np.arange(8, dtype=np.uint16)) & 3
     low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(*blocks.shape[:2], 8)
     levels = (high << 4 | low).astype(np.int8) - np.int8(32)
-    return BlockValues(_from_table(blocks[..., 8:], _IQ4), _floats(blocks[..., :2])[..., 0], levels=levels)
+    return BlockValues(_indices(blocks[..., 8:]), _floats(blocks[..., :2])[..., 0], levels=levels)
 
 
 def _six_bits(packed: _Bytes) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
@@ -183,7 +174,7 @@ def _q6_k(data: _Bytes) -> BlockValues:
     blocks = _blocks(data, 210)
     values = _planes(blocks[..., :128], 4, 2) | _planes(blocks[..., 128:192], 2, 2) * np.uint8(16)
     scales, levels = _floats(blocks[..., 208:])[..., 0], blocks[..., 192:208].view(np.int8)
-    return BlockValues(_rows(values - np.uint8(32)), scales, levels=levels)
+    return BlockValues(_rows(values), scales, levels=levels)
 
 
 def _q3_k(data: _Bytes) -> BlockValues:
@@ -206,16 +197,17 @@ def _q2_k(data: _Bytes) -> BlockValues:
 READERS: dict[int, tuple[int, Callable[[_Bytes], BlockValues]]] = {
     2: (4, _simple(floats=1)),  # Q4_0
     3: (4, _simple(floats=2)),  # Q4_1
-    6: (8, _simple(floats=1, fifth=True)),  # Q5_0
-    7: (8, _simple(floats=2, fifth=True)),  # Q5_1
+    6: (5, _simple(floats=1, fifth=True)),  # Q5_0
+    7: (5, _simple(floats=2, fifth=True)),  # Q5_1
     8: (8, _bytes),  # Q8_0
     10: (4, _q2_k),
     11: (4, _q3_k),
     12: (4, _k_minima(fifth=False)),  # Q4_K
-    13: (8, _k_minima(fifth=True)),  # Q5_K
-    14: (8, _q6_k),
-    20: (8, _iq4_nl),
-    23: (8, _iq4_xs),
-    39: (8, _mxfp4),
+    13: (5, _k_minima(fifth=True)),  # Q5_K
+    14: (6, _q6_k),
+    20: (4, _iq4_nl),
+    23: (4, _iq4_xs),
+    39: (4, _mxfp4),
 }
 """By ggml's number of a type: the bits of its tiles, and what reads its blocks."""
+_TABLES = {20: _IQ4, 23: _IQ4, 39: _FP4}

@@ -12,7 +12,7 @@
 // the odd bytes of the weights. It supports every 8-bit weight (vpmaddubsw saturates) and both planes at once.
 template <int BITS, int PLANES>
 struct Dot {
-  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
+  static constexpr int kZeroPoint = zero_of(BITS);
   static constexpr int kHalves = 2;
   static constexpr bool kPairs = false;
   static constexpr size_t kValueNbytes = 2 * kSubBlock;
@@ -21,10 +21,10 @@ struct Dot {
     words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm_storeu_si128((__m128i*)(values + 2 * i), words);
   }
-  static inline void unpack(const uint8_t* quants, int half, VW (&w)[8]) {
-    if (BITS == 8) {
+  static inline void unpack(const uint8_t* quants, int half, const uint8_t* table, VW (&w)[8]) {
+    if (BITS != 4) {
       for (int i = 0; i < 4; i++) {
-        const VW x = vquants(quants + 64 * (4 * half + i));
+        const VW x = vweights<BITS>(quants, 4 * half + i, table);
         w[2 * i] = _mm256_and_si256(x, _mm256_set1_epi16(255));
         w[2 * i + 1] = _mm256_srli_epi16(x, 8);
       }
@@ -60,12 +60,8 @@ struct Dot<4, 1> {
   static constexpr bool kPairs = false;
   static constexpr size_t kValueNbytes = kSubBlock;
   static inline void keep(int8_t* values, size_t i, VI v) { vstore_bytes(values + i, v); }
-  static inline void unpack(const uint8_t* quants, int, VW (&w)[8]) {
-    for (int i = 0; i < 4; i++) {
-      const VW x = vquants(quants + 64 * i);
-      w[2 * i] = vlow_nibbles(x);
-      w[2 * i + 1] = vhigh_nibbles(x);
-    }
+  static inline void unpack(const uint8_t* quants, int, const uint8_t* table, VW (&w)[8]) {
+    for (int i = 0; i < 8; i++) w[i] = vweights<4>(quants, i, table);
   }
   template <int UNITS, int FIRST = 0, int LAST = 8>
   static inline void add(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
@@ -85,7 +81,7 @@ struct Dot<4, 1> {
 template <int BITS, int PLANES>
 struct Dot {
 #if defined(EDGE_AVX512) || defined(EDGE_AVXVNNI)
-  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;  // unsigned by signed
+  static constexpr int kZeroPoint = zero_of(BITS);  // unsigned by signed
 #else
   static constexpr int kZeroPoint = 0;
 #endif
@@ -102,16 +98,8 @@ struct Dot {
     vstore_bytes(values + i, high);
     vstore_bytes(values + kSubBlock + i, vlow(v, high));
   }
-  static inline void unpack(const uint8_t* quants, int, VW (&w)[8]) {
-    if (BITS == 8) {
-      for (int i = 0; i < 8; i++) w[i] = vwhole(quants + 64 * i);
-    } else {
-      for (int i = 0; i < 4; i++) {
-        const auto x = vquants(quants + 64 * i);
-        w[2 * i] = vlow_nibbles(x);
-        w[2 * i + 1] = vhigh_nibbles(x);
-      }
-    }
+  static inline void unpack(const uint8_t* quants, int, const uint8_t* table, VW (&w)[8]) {
+    for (int i = 0; i < 8; i++) w[i] = vweights<BITS>(quants, i, table);
   }
   template <int UNITS, int FIRST = 0, int LAST = 8>
   static inline void add(const VW (&w)[UNITS][8], const int8_t* a, VI* sums) {
@@ -146,8 +134,8 @@ struct Dot {
   }
 #if defined(EDGE_I8MM)
   // vmmlaq multiplies two rows of eight values by two columns: w[2 i] holds columns 0 and 1 of a unit, w[2 i + 1] 2 and 3.
-  static inline void unpack_pairs(const uint8_t* quants, VW (&w)[8]) {
-    unpack(quants, 0, w);
+  static inline void unpack_pairs(const uint8_t* quants, const uint8_t* table, VW (&w)[8]) {
+    unpack(quants, 0, table, w);
     for (int i = 0; i < 8; i += 2) {
       const int32x4_t first = vreinterpretq_s32_s8(w[i]), second = vreinterpretq_s32_s8(w[i + 1]);
       w[i] = vreinterpretq_s8_s32(vzip1q_s32(first, second));

@@ -34,8 +34,30 @@ constexpr size_t kQueries = 16;
 // Largest size of a head.
 constexpr size_t kMostSize = 512;
 
+// Weights of 4 bits may be indices of a table; as the bits of a kernel, these are called:
+constexpr int kIndices = 0;
+// The tables, plus 128: of IQ4_NL and IQ4_XS, and of MXFP4, doubled (ggml-common.h, kvalues_iq4nl and kvalues_mxfp4).
+constexpr uint8_t kTables[2][16] = {
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116},
+};
+
 // What packed weights have instead of 0, unless they have minima.
-constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
+constexpr int zero_of(int bits) { return bits == kIndices ? 128 : 1 << (bits - 1); }
+
+// Bytes of a sub-block of 32 columns.
+constexpr size_t nbytes_of(int bits) { return kSubBlock * kColumns * (bits == kIndices ? 4 : bits) / 8; }
+
+// Whether there are kernels for weights of `bits` bits with these scales: those that GGUF's types and MatMulNBits need.
+constexpr bool served(int bits, int planes, bool minima, int levels) {
+  switch (bits) {
+    case 4: return planes == 2 ? levels != 1 || minima : !minima && levels == 0;
+    case 5: return planes == 2 && (levels == 0 || (levels == 1 && minima));
+    case 6: return planes == 2 && !minima && levels == 2;
+    case 8: return !minima && levels == 0;
+    default: return bits == kIndices && planes == 2 && !minima && levels < 2;
+  }
+}
 
 // Products take this many rows at once; their rounded values lie together.
 constexpr size_t kChunk = 16;
@@ -46,22 +68,25 @@ struct BFloat16 {
 
 // How the weights of a matrix lie in its tiles (see prepare.cpp).
 struct Form {
-  int bits;          // 4 or 8; floats without scales: 16 or 32
+  int bits;          // 4, 5, 6 or 8; floats without scales: 16 or 32
   int scale_every;   // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
   bool minima;       // behind the scales, and the weights have no zero point
   int levels;        // factors of 8 bits for each sub-block, by which its block's scale is multiplied (and as many for the
                      // minimum): 1, or 2 for its halves; 0: none
   bool bfloat16;      // 16 bits are a bfloat16
+  int table;          // the 4 bits are indices of kTables[table - 1]; 0: none
 
   bool floats() const { return bits >= 16; }
-  bool served() const {
+  bool served(int planes) const {
+    if (planes < 1 || planes > 2 || levels < 0 || levels > 2 || table < 0 || table > 2) return false;
     if (floats()) return (bits == 16 || bits == 32) && scale_every == 1 && !minima && levels == 0;
     const bool known = scale_every == 1 || scale_every == 2 || scale_every == 4 || scale_every == 8;
-    return (bits == 4 || bits == 8) && known && levels >= 0 && levels <= 2;
+    return known && (table == 0 || bits == 4) && edgedecode::served(kind(), planes, minima, levels);
   }
+  int kind() const { return table == 0 ? bits : kIndices; }
   int parts() const { return levels == 2 ? 2 : 1; }  // of a sub-block, with a scale each
-  int zero() const { return minima ? 0 : zero_of(bits); }
+  int zero() const { return minima ? 0 : zero_of(kind()); }
   size_t sub_nbytes() const { return kSubBlock * kColumns * bits / 8; }
   size_t level_nbytes() const { return kColumns * levels * (minima ? 2 : 1); }
   size_t factor_nbytes() const { return floats() ? 0 : kColumns * (wide_scales ? 4 : 2); }
@@ -86,7 +111,7 @@ struct Rounded {
   int32_t* sums;   // [rows * sub_blocks * parts]: of the values
   size_t rows, sub_blocks;
   int planes;  // 1: values of 8 bits, 2: of 16 bits
-  int bits;    // of the weights that they are for
+  int bits;    // of the weights that they are for: with two planes all are the same
   int parts;   // of a sub-block: see Form
 };
 

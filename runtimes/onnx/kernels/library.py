@@ -34,6 +34,7 @@ class _Matrix(Structure):
         ("wide_scales", c_int64),
         ("parts", c_int64),
         ("bfloat16", c_int64),
+        ("table", c_int64),
     )
 
 
@@ -41,10 +42,11 @@ class _Matrix(Structure):
 class Matrix:
     """A quantized matrix as MatMulNBits stores it, or one of floats: of 16 or 32 bits, in blocks of 32 without scales.
 
-    packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles store
+    packed: uint8 [columns, blocks, block · bits / 8]; values of 5 and 6 bits are a byte each. scales: float32 [columns, blocks]. wide_scales: the tiles store
     scales and minima as float32, because half precision would change one. minima: as scales, what is added to each
-    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128. levels: int8 [columns,
-    blocks, n], factors of a block's scale for each n-th part of it, of 32 or 16 values; minimum_levels: of its minimum.
+    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128, and so on. levels: int8 [columns,
+    blocks, n], factors of a block's scale for each n-th part of it, of 32 or 16 values; minimum_levels: of its minimum. table: the values of 4 bits are indices of
+    1: IQ4, 2: FP4 (see kTables of kernels.h).
     """
 
     packed: npt.NDArray[np.uint8]
@@ -56,6 +58,7 @@ class Matrix:
     levels: npt.NDArray[np.int8] | None = None
     minimum_levels: npt.NDArray[np.int8] | None = None
     bfloat16: bool = False
+    table: int = 0
 
     @property
     def parts(self) -> int:
@@ -70,7 +73,8 @@ class Matrix:
         columns, blocks = self.packed.shape[:2]
         arrays = self.packed, self.scales, self.minima, self.levels, self.minimum_levels
         pointers = (None if array is None else array.ctypes.data for array in arrays)
-        return _Matrix(*pointers, columns, blocks, self.block, self.bits, self.wide_scales, self.parts, self.bfloat16)
+        sizes = columns, blocks, self.block, self.bits
+        return _Matrix(*pointers, *sizes, self.wide_scales, self.parts, self.bfloat16, self.table)
 
 
 class KernelLibrary:

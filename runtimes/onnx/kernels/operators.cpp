@@ -156,13 +156,14 @@ class Delta {
 Form form_of(const ort::KernelInfo* info) {
   return {static_cast<int>(ort::integer(info, "bits", 4)), static_cast<int>(ort::integer(info, "scale_every", 1)),
           ort::integer(info, "wide_scales", 0) != 0, ort::integer(info, "minima", 0) != 0,
-          static_cast<int>(ort::integer(info, "levels", 0)), ort::integer(info, "bfloat16", 0) != 0};
+          static_cast<int>(ort::integer(info, "levels", 0)), ort::integer(info, "bfloat16", 0) != 0,
+          static_cast<int>(ort::integer(info, "table", 0))};
 }
 
 // Whether a matrix has these attributes: a graph may come from anywhere.
-bool served(const Form& form, int64_t inner, int64_t columns, int threads) {
+bool served(const Form& form, int planes, int64_t inner, int64_t columns, int threads) {
   constexpr int64_t kMost = 1 << 30;  // bytes of tiles fit 63 bits
-  return form.served() && inner >= 1 && inner < kMost && columns >= 1 && columns < kMost && threads >= 1 && threads <= 1024;
+  return form.served(planes) && inner >= 1 && inner < kMost && columns >= 1 && columns < kMost && threads >= 1 && threads <= 1024;
 }
 
 struct RowsProduct {
@@ -184,12 +185,11 @@ struct RowsProduct {
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   bool fits() const {
-    return planes >= (form.levels == 0 ? 1 : 2) && planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh &&
-           second_part >= 1 && second_part <= third_part && third_part <= columns;
+    return gate >= Gate::kNone && gate <= Gate::kGeluTanh && second_part >= 1 && second_part <= third_part && third_part <= columns;
   }
 
   ort::Status* compute(ort::Context* context) const {
-    if (!served(form, inner, columns, threads) || !fits()) return ort::fail("RowsProduct: attributes that no matrix has");
+    if (!served(form, planes, inner, columns, threads) || !fits()) return ort::fail("RowsProduct: attributes that no matrix has");
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
     const size_t sub_blocks = form.sub_blocks(inner), nbytes = form.tile_nbytes(sub_blocks);
@@ -258,7 +258,7 @@ struct TileRows {
         threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
 
   ort::Status* compute(ort::Context* context) const {
-    if (!served(form, inner, columns, threads)) return ort::fail("TileRows: attributes that no matrix has");
+    if (!served(form, 2, inner, columns, threads)) return ort::fail("TileRows: attributes that no matrix has");
     const ort::Tensor ids = ort::input(context, 0), w = ort::input(context, 1);
     const size_t sub_blocks = form.sub_blocks(inner);
     const size_t nbytes = (columns + kColumns - 1) / kColumns * form.tile_nbytes(sub_blocks);

@@ -4,8 +4,10 @@
 // block's 32 scales, then its 32 minima if it has them. With two levels of scales, the sub-blocks' factors are in front of
 // the block's scales: for each sub-block 32 of its first part, 32 of its second part if it has two, and as many for the
 // minima. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes per column.
-// 4 bits: four vectors; in vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
-// 8 bits: eight vectors; byte i of vector v is k = 4 v + i. Columns after the last one are zeros.
+// 8 bits: eight vectors; byte i of vector v is k = 4 v + i. 4 bits and indices of a table: four vectors; the low nibbles of
+// vector v are vector 2 v of these eight, the high ones vector 2 v + 1. 5 and 6 bits: behind these four, one or two vectors
+// with the bits above: of each byte, from the lowest bit on, those of vectors 0 to 7, or of 0 to 3 and of 4 to 7.
+// Columns after the last one are zeros.
 // Floats of 16 or 32 bits have no scales: for each k, 32 columns.
 #include <cmath>
 #include <cstring>
@@ -57,6 +59,35 @@ void put_factor(float value, bool wide, uint8_t* to) {
     memcpy(to, &half, 2);
 }
 
+// Value k of a column in a sub-block; `at`: its bytes of vector 0.
+int quant_at(const Form& form, const uint8_t* at, size_t k) {
+  const size_t vector = k / 4, byte = k % 4;
+  if (form.bits == 8) return at[vector * 64 + byte];
+  const int low = at[vector / 2 * 64 + byte] >> vector % 2 * 4 & 15;
+  if (form.bits == 4) return form.table == 0 ? low : kTables[form.table - 1][low];
+  const size_t more = form.bits - 4, together = 8 / more;
+  const int high = at[256 + vector / together * 64 + byte] >> vector % together * more & ((1 << more) - 1);
+  return low | high << 4;
+}
+
+void merge_word(uint8_t* at, uint32_t word) {
+  uint32_t there;
+  memcpy(&there, at, 4);
+  there |= word;
+  memcpy(at, &there, 4);
+}
+
+// Writes the four values of a vector, a byte each, to the bytes of a column, which were zeros; `at` as in `quant_at`.
+void put_quants(const Form& form, const uint8_t* values, size_t vector, uint8_t* at) {
+  uint32_t four;
+  memcpy(&four, values, 4);
+  if (form.bits == 8) return merge_word(at + vector * 64, four);
+  merge_word(at + vector / 2 * 64, (four & 0x0f0f0f0f) << vector % 2 * 4);
+  if (form.bits == 4) return;
+  const size_t more = form.bits - 4, together = 8 / more;
+  merge_word(at + 256 + vector / together * 64, (four >> 4 & 0x0f0f0f0f) << vector % together * more);
+}
+
 }  // namespace
 
 void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out) {
@@ -81,13 +112,7 @@ void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out)
     const uint8_t* from = block + sub_block % every * form.sub_nbytes() + j / 16 * (form.sub_nbytes() / 2) + 4 * (j % 16);
     const size_t start = sub_block * kSubBlock, count = inner - start < kSubBlock ? inner - start : kSubBlock;
     for (size_t k = 0; k < count; k++) {
-      int quant;
-      if (form.bits == 8) {
-        quant = from[k / 4 * 64 + k % 4];
-      } else {
-        const uint8_t pair = from[k / 8 * 64 + k % 4];
-        quant = k % 8 < 4 ? pair & 15 : pair >> 4;
-      }
+      const int quant = quant_at(form, from, k);
       const size_t part = k * parts / kSubBlock;
       const auto times = [&](float value, size_t place) {
         return form.levels == 0 ? value : value * static_cast<int8_t>(levels[place * kColumns]);
@@ -105,16 +130,16 @@ using namespace edgedecode;
 // A matrix of N columns, with K in blocks of `block` (32, 64, 128 or 256); scales and minima as float32 [N, blocks].
 // Floats have blocks of 32 and no scales.
 struct EdgedecodeMatrix {
-  const uint8_t* packed;  // [N, blocks, block * bits / 8]
+  const uint8_t* packed;  // [N, blocks, block * bits / 8]; values of 5 and 6 bits are a byte each
   const float* scales;
   const float* minima;           // null: none, and the packed values have a zero point
   const int8_t* levels;          // [N, blocks, block / 32 * parts]; null: none
   const int8_t* minimum_levels;  // the same for minima
-  int64_t columns, blocks, block, bits, wide_scales, parts, bfloat16;
+  int64_t columns, blocks, block, bits, wide_scales, parts, bfloat16, table;
 
   Form form() const {
     return {static_cast<int>(bits), static_cast<int>(block / kSubBlock), wide_scales != 0, minima != nullptr,
-            levels == nullptr ? 0 : static_cast<int>(parts), bfloat16 != 0};
+            levels == nullptr ? 0 : static_cast<int>(parts), bfloat16 != 0, static_cast<int>(table)};
   }
 };
 
@@ -143,37 +168,27 @@ EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
 EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t first, int64_t last, uint8_t* out) {
   const Form form = matrix->form();
   const size_t every = form.scale_every, blocks = matrix->blocks, sub_blocks = blocks * every, bits = form.bits;
-  const size_t row_nbytes = sub_blocks * kSubBlock * bits / 8, parts = form.parts();
+  const size_t row_nbytes = sub_blocks * kSubBlock * (bits == 5 || bits == 6 ? 8 : bits) / 8, parts = form.parts();
   const size_t sub_nbytes = form.sub_nbytes(), level_nbytes = form.level_nbytes(), quants = every * sub_nbytes;
   for (int64_t tile = first; tile < last; tile++, out += form.tile_nbytes(sub_blocks)) {
+    memset(out, 0, form.tile_nbytes(sub_blocks));
     if (form.floats()) {
       const size_t size = bits / 8;
-      memset(out, 0, form.tile_nbytes(sub_blocks));
       for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++)
         for (size_t k = 0; k < sub_blocks * kSubBlock; k++)
           memcpy(out + (k * kColumns + j) * size, matrix->packed + (tile * kColumns + j) * row_nbytes + k * size, size);
       continue;
     }
-    for (size_t block = 0; block < blocks; block++) {
-      memset(out + block * form.block_nbytes(), bits == 4 ? 0x88 : 0x80, quants);
-      memset(out + block * form.block_nbytes() + quants, 0, form.block_nbytes() - quants);
-    }
     for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
       const size_t column = tile * kColumns + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
-      for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes each, in K order within a column
-        const size_t sub_block = vector / bits;
+      for (size_t i = 0; i < sub_blocks * 8; i++) {  // four values each, in K order within a column
+        const size_t sub_block = i / 8;
         uint8_t* to = out + sub_block / every * form.block_nbytes() + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
-                      vector % bits * 64 + 4 * (j % 16);
-        const uint8_t* four = from + 4 * vector;
-        if (bits == 8) {
-          memcpy(to, four, 4);
-        } else {
-          for (size_t i = 0; i < 2; i++) {  // byte i holds k = 2 i and 2 i + 1; the second half goes to the high nibbles
-            to[2 * i] = static_cast<uint8_t>((four[i] & 15) | four[i + 2] << 4);
-            to[2 * i + 1] = static_cast<uint8_t>(four[i] >> 4 | (four[i + 2] & 0xf0));
-          }
-        }
+                      4 * (j % 16);
+        uint8_t four[4];
+        for (size_t k = 0; k < 4; k++) four[k] = bits == 4 ? from[2 * i + k / 2] >> k % 2 * 4 & 15 : from[4 * i + k];
+        put_quants(form, four, i % 8, to);
       }
       for (size_t block = 0; block < blocks; block++) {
         uint8_t* levels = out + block * form.block_nbytes() + quants + j;

@@ -26,7 +26,7 @@ from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets
 
 FOLDER = "tiles"
-LAYOUT = 4
+LAYOUT = 5
 INSPECTION = 3
 """To be incremented when `KernelLibrary.inspect` checks for something else."""
 _LONG_NBYTES = 64 * 2**20
@@ -117,6 +117,7 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
             matrix.minima is not None,
             matrix.parts,
             matrix.bfloat16,
+            matrix.table,
         )
         facts.append((each.offsets, *form))
     return facts_key(*facts)

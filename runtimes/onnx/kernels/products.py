@@ -193,6 +193,7 @@ def matrix_attributes(matrix: Matrix) -> dict[str, int]:
         "minima": int(matrix.minima is not None),
         "levels": matrix.parts,
         "bfloat16": int(matrix.bfloat16),
+        "table": matrix.table,
     }
 
 

@@ -95,13 +95,14 @@ struct Constant {
 template <int BITS, int PLANES, bool ONE, bool MINIMA, int LEVELS>
 EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
   using D = Dot<BITS, PLANES>;
-  constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
+  constexpr size_t kBytes = nbytes_of(BITS);  // of a sub-block: 16 columns, then the other 16
   constexpr int UNITS = kUnits, PARTS = LEVELS == 2 ? 2 : 1;
   constexpr size_t kLevelNbytes = kColumns * LEVELS * (MINIMA ? 2 : 1);
   constexpr int kStart = (MINIMA ? zero_of(BITS) : 0) - D::kZeroPoint;  // of a dot product, for each 1 of the activations
   constexpr int kTurns = static_cast<int>(kColumns / kLanes) / UNITS;
   const size_t rows = ONE ? 1 : x.count, every = job.form.scale_every;
   const bool wide = job.form.wide_scales;
+  const uint8_t* table = kTables[job.form.table == 0 ? 0 : job.form.table - 1];
   const int8_t* a = x.values;
   const float* factor = x.scales;
   const int32_t* total = x.sums;
@@ -165,7 +166,7 @@ EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x
         }
       };
       if (D::kHalves == 2) {
-        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, w[u]);
+        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, table, w[u]);
         for (size_t m = 0; m < rows; m++) {
           VI* sums = part[ONE || PARTS == 2 ? 0 : m];
           begun(m, 0, sums);
@@ -174,7 +175,7 @@ EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x
         }
       }
       if constexpr (D::kPairs && !ONE) {
-        for (int u = 0; u < UNITS; u++) D::unpack_pairs(quants[u], w[u]);
+        for (int u = 0; u < UNITS; u++) D::unpack_pairs(quants[u], table, w[u]);
         ask(middle, end);
         for (size_t m = 0; m < rows; m += 2) {
           const size_t n = m + 1 < rows ? m + 1 : m;  // the last of an odd number goes with itself
@@ -194,7 +195,7 @@ EDGE_INLINE void multiply(const Product& job, const uint8_t* tile, const Rows& x
           if constexpr (PARTS == 2) add_part(Constant<1>{});
         }
       } else {
-        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], D::kHalves - 1, w[u]);
+        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], D::kHalves - 1, table, w[u]);
         ask(middle, end);
         for (size_t m = 0; m < rows; m++) {
           const auto add_part = [&](auto number) {
@@ -407,24 +408,36 @@ static void float_tiles(const Product& job, size_t first, size_t last) {
   });
 }
 
-template <int BITS, int PLANES, int LEVELS>
+template <int BITS, int PLANES, bool MINIMA, int LEVELS>
+static void tiles_if_served(const Product& job, size_t first, size_t last) {
+  if constexpr (served(BITS, PLANES, MINIMA, LEVELS)) tiles_of<BITS, PLANES, MINIMA, LEVELS>(job, first, last);
+}
+
+template <int BITS, int PLANES, bool MINIMA>
 static void tiles_with(const Product& job, size_t first, size_t last) {
-  return job.form.minima ? tiles_of<BITS, PLANES, true, LEVELS>(job, first, last)
-                         : tiles_of<BITS, PLANES, false, LEVELS>(job, first, last);
+  if (job.form.levels == 1) return tiles_if_served<BITS, PLANES, MINIMA, 1>(job, first, last);
+  if (job.form.levels == 2) return tiles_if_served<BITS, PLANES, MINIMA, 2>(job, first, last);
+  return tiles_if_served<BITS, PLANES, MINIMA, 0>(job, first, last);
 }
 
 template <int BITS>
 static void tiles_of_bits(const Product& job, size_t first, size_t last) {
-  if (job.form.levels == 1) return tiles_with<BITS, 2, 1>(job, first, last);
-  if (job.form.levels == 2) return tiles_with<BITS, 2, 2>(job, first, last);
-  return job.x.planes == 1 ? tiles_with<BITS, 1, 0>(job, first, last) : tiles_with<BITS, 2, 0>(job, first, last);
+  if (job.x.planes == 1) return tiles_with<BITS, 1, false>(job, first, last);
+  return job.form.minima ? tiles_with<BITS, 2, true>(job, first, last) : tiles_with<BITS, 2, false>(job, first, last);
 }
 
+// The form of the weights is one that is served.
 static void product_tiles(const Product& job, size_t first, size_t last) {
-  if (job.form.bits == 32) return float_tiles<float>(job, first, last);
-  if (job.form.bits == 16)
-    return job.form.bfloat16 ? float_tiles<BFloat16>(job, first, last) : float_tiles<uint16_t>(job, first, last);
-  return job.form.bits == 4 ? tiles_of_bits<4>(job, first, last) : tiles_of_bits<8>(job, first, last);
+  switch (job.form.kind()) {
+    case 32: return float_tiles<float>(job, first, last);
+    case 16:
+      return job.form.bfloat16 ? float_tiles<BFloat16>(job, first, last) : float_tiles<uint16_t>(job, first, last);
+    case 8: return tiles_of_bits<8>(job, first, last);
+    case 6: return tiles_of_bits<6>(job, first, last);
+    case 5: return tiles_of_bits<5>(job, first, last);
+    case 4: return tiles_of_bits<4>(job, first, last);
+    default: return tiles_of_bits<kIndices>(job, first, last);
+  }
 }
 
 // ---- Attention ---------------------------------------------------------------------------------------------------

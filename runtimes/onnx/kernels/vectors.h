@@ -49,7 +49,14 @@ constexpr int kUnits = 2;
 static inline VW vquants(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline VW vlow_nibbles(VW x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 static inline VW vhigh_nibbles(VW x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
-static inline VW vwhole(const uint8_t* p) { return vquants(p); }
+static inline VW vlookup(const uint8_t* table, VW x) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), x);
+}
+static inline VW vmerge(VW x, VW high, int left, int mask) {
+  const VW moved = left >= 0 ? _mm512_slli_epi16(high, left) : _mm512_srli_epi16(high, -left);
+  return _mm512_ternarylogic_epi32(x, moved, _mm512_set1_epi8(static_cast<char>(mask)), 0xf8);
+}
+static inline VW vcentered(VW x, int) { return x; }
 static inline VI vdot(VI sum, VW w, VI a) { return _mm512_dpbusd_epi32(sum, w, a); }
 
 #elif defined(EDGE_AVX2) || defined(EDGE_AVXVNNI)
@@ -101,8 +108,15 @@ constexpr int kUnits = 1;
 static inline VW vquants(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 static inline VW vlow_nibbles(VW x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 static inline VW vhigh_nibbles(VW x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+static inline VW vlookup(const uint8_t* table, VW x) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), x);
+}
+static inline VW vmerge(VW x, VW high, int left, int mask) {
+  const VW moved = left >= 0 ? _mm256_slli_epi16(high, left) : _mm256_srli_epi16(high, -left);
+  return _mm256_or_si256(x, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask))));
+}
+static inline VW vcentered(VW x, int) { return x; }
 #if defined(EDGE_AVXVNNI)
-static inline VW vwhole(const uint8_t* p) { return vquants(p); }
 static inline VI vdot(VI sum, VW w, VI a) { return _mm256_dpbusd_avx_epi32(sum, w, a); }
 #endif
 
@@ -152,14 +166,18 @@ static inline VI vadd_int(VI a, VI b) { return vaddq_s32(a, b); }
 static inline VI vjoin(VI high, VI low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return vaddvq_s32(v); }
 static inline VI vset_int(int32_t x) { return vdupq_n_s32(x); }
-// NEON multiplies signed by signed bytes, so the zero point is subtracted here.
 constexpr int kUnits = 2;
 static inline uint8x16_t vquants(const uint8_t* p) { return vld1q_u8(p); }
-static inline VW vlow_nibbles(uint8x16_t x) {
-  return vsubq_s8(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15))), vdupq_n_s8(8));
+static inline uint8x16_t vlow_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
+static inline uint8x16_t vhigh_nibbles(uint8x16_t x) { return vshrq_n_u8(x, 4); }
+static inline uint8x16_t vlookup(const uint8_t* table, uint8x16_t x) { return vqtbl1q_u8(vld1q_u8(table), x); }
+static inline uint8x16_t vmerge(uint8x16_t x, uint8x16_t high, int left, int mask) {
+  const uint8x16_t moved = vshlq_u8(high, vdupq_n_s8(static_cast<int8_t>(left)));
+  return vorrq_u8(x, vandq_u8(moved, vdupq_n_u8(static_cast<uint8_t>(mask))));
 }
-static inline VW vhigh_nibbles(uint8x16_t x) { return vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(x, 4)), vdupq_n_s8(8)); }
-static inline VW vwhole(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
+static inline VW vcentered(uint8x16_t x, int zero) {
+  return vreinterpretq_s8_u8(vsubq_u8(x, vdupq_n_u8(static_cast<uint8_t>(zero))));
+}
 
 #else  // plain C++
 
@@ -217,21 +235,18 @@ static inline Quants vquants(const uint8_t* p) {
   memcpy(x.v, p, sizeof x.v);
   return x;
 }
-static inline VW vlow_nibbles(const Quants& x) {
+#define EDGE_QUANTS(value) { Quants r; for (size_t i = 0; i < 4 * kLanes; i++) r.v[i] = static_cast<uint8_t>(value); return r; }
+static inline Quants vlow_nibbles(const Quants& x) EDGE_QUANTS(x.v[i] & 15)
+static inline Quants vhigh_nibbles(const Quants& x) EDGE_QUANTS(x.v[i] >> 4)
+static inline Quants vlookup(const uint8_t* table, const Quants& x) EDGE_QUANTS(table[x.v[i]])
+static inline Quants vmerge(const Quants& x, const Quants& high, int left, int mask)
+    EDGE_QUANTS(x.v[i] | (high.v[i] << 4 >> (4 - left) & mask))
+static inline VW vcentered(const Quants& x, int zero) {
   VW w;
-  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>((x.v[i] & 15) - 8);
+  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>(x.v[i] - zero);
   return w;
 }
-static inline VW vhigh_nibbles(const Quants& x) {
-  VW w;
-  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>((x.v[i] >> 4) - 8);
-  return w;
-}
-static inline VW vwhole(const uint8_t* p) {
-  VW w;
-  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>(p[i] ^ 128);
-  return w;
-}
+#undef EDGE_QUANTS
 static inline VI vdot(VI sum, const VW& w, VI a) {
   for (size_t i = 0; i < kLanes; i++) {
     int8_t four[4];
@@ -243,6 +258,22 @@ static inline VI vdot(VI sum, const VW& w, VI a) {
 #undef EDGE_LANES
 
 #endif
+
+// Of the weights' vectors: `vlookup` reads a table of 16 bytes, `vmerge` adds the masked bits of another vector, shifted
+// to the left, and `vcentered` subtracts the zero point where signed bytes are multiplied (see Dot::kZeroPoint).
+
+// Vector i of 8 of a unit's weights in a sub-block (see prepare.cpp), 4 bytes a column.
+template <int BITS>
+static inline VW vweights(const uint8_t* quants, int i, const uint8_t* table) {
+  if (BITS == 8) return vcentered(vquants(quants + 64 * i), zero_of(BITS));
+  const auto pair = vquants(quants + 64 * (i / 2));
+  const auto low = i % 2 == 0 ? vlow_nibbles(pair) : vhigh_nibbles(pair);
+  if (BITS == kIndices) return vcentered(vlookup(table, low), zero_of(BITS));
+  constexpr int kMore = BITS - 4, kTogether = 8 / (kMore > 0 ? kMore : 8);  // bits above the nibble; vectors in a byte
+  if (kMore <= 0) return vcentered(low, zero_of(BITS));
+  const auto high = vquants(quants + 256 + 64 * (i / kTogether));
+  return vcentered(vmerge(low, high, 4 - kMore * (i % kTogether), ((1 << kMore) - 1) << 4), zero_of(BITS));
+}
 
 // Broadcasts four bytes to all lanes.
 static inline VI vfour(const int8_t* p) {

@@ -56,10 +56,15 @@ std::vector<float> random_floats(size_t count) {
 }
 
 void check_product(const Kernels* table, Digest& digest) {
-  const int levels = static_cast<int>(below(3)), planes = levels != 0 ? 2 : 1 + static_cast<int>(below(2));
+  const int planes = 1 + static_cast<int>(below(2));
   const bool floats = below(4) == 0, bfloat16 = below(2);
-  const Form form = floats ? Form{below(2) ? 16 : 32, 1, false, false, 0, bfloat16}
-                           : Form{below(2) ? 4 : 8, 1 << below(4), below(2) != 0, below(2) != 0, levels};
+  Form form{below(2) ? 16 : 32, 1, false, false, 0, bfloat16, 0};
+  constexpr int kBits[] = {4, 4, 5, 6, 8};
+  while (!floats) {
+    form = {kBits[below(5)], 1 << below(4), below(2) != 0, below(2) != 0, static_cast<int>(below(3)), false,
+            static_cast<int>(below(3))};
+    if (form.served(planes)) break;
+  }
   const size_t rows = 1 + below(18), columns = below(2) ? 1 + below(70) : 32 * (1 + below(4)), inner = 1 + below(200);
   const bool gate = below(2);
   const size_t blocks = form.sub_blocks(inner), tiles = (columns + 31) / 32, nbytes = form.tile_nbytes(blocks);
