@@ -131,7 +131,8 @@ def test_trimmed_draft_has_the_full_drafts_logits(tmp_path: Path) -> None:
     entry = write_toy(tmp_path, ToyShape())
     found = []
     for each in (entry, trim(entry, tmp_path)):
-        model = open_entry(each, tmp_path, budget=Budget(), provider="webgpu")
+        request = ModelRequest(each, tmp_path, "target", entry.rows, budget=Budget(), provider="webgpu")
+        model = OnnxRuntime().open(request)
         found.append(model.forward(TOKENS[:9], model.new_state(20), rows="all").logits.copy())
         model.close()
     assert_close(found[1], found[0][:, KEPT])

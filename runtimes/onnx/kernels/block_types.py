@@ -1,8 +1,8 @@
 """Turns the tensors of GGUF files into matrices for our tiles, by ggml's block type.
 
 Blocks of 32 values have one scale, and a minimum for some types; K types and IQ4_XS have blocks of 256, whose scale is
-multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4; those of tables stay indices. Floats
-stay as they are.
+multiplied by an integer for each 32 or 16. Values of 2 and 3 bits are widened to 4; those of tables stay indices, and
+floats stay as they are.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,9 @@ _IQ4, _FP4 = 1, 2
 class BlockValues:
     """The parts of a tensor.
 
-    values: [columns, K], unsigned; without minima, with the zero point of their bits. scales, minima: [columns, blocks].
+    values: [columns, K], unsigned; the zero point without minima is that of their bits.
+
+    scales, minima: [columns, blocks].
 
     levels, minimum_levels: [columns, blocks, n], by which those of a block are multiplied for its n parts.
     """

@@ -42,11 +42,11 @@ class _Matrix(Structure):
 class Matrix:
     """A quantized matrix as MatMulNBits stores it, or one of floats: of 16 or 32 bits, in blocks of 32 without scales.
 
-    packed: uint8 [columns, blocks, block · bits / 8]; values of 5 and 6 bits are a byte each. scales: float32 [columns, blocks]. wide_scales: the tiles store
-    scales and minima as float32, because half precision would change one. minima: as scales, what is added to each
-    value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits 128, and so on. levels: int8 [columns,
-    blocks, n], factors of a block's scale for each n-th part of it, of 32 or 16 values; minimum_levels: of its minimum. table: the values of 4 bits are indices of
-    1: IQ4, 2: FP4 (see kTables of kernels.h).
+    packed: uint8 [columns, blocks, block · bits / 8]; values of 5 and 6 bits are a byte each. scales: float32 [columns,
+    blocks]. wide_scales: the tiles store scales and minima as float32, because half precision would change one. minima:
+    as scales, what is added to each value, which then has no zero point; None: the zero point of 4 bits is 8, of 8 bits
+    128, and so on. levels: int8 [columns, blocks, n], factors of a block's scale for each n-th part of it, of 32 or 16
+    values; minimum_levels: of its minimum. table: the values of 4 bits are indices of 1: IQ4's values, 2: FP4's.
     """
 
     packed: npt.NDArray[np.uint8]
