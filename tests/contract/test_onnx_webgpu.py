@@ -12,7 +12,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.onnx_format.node import Node
-from tests.contract.conftest import Opener, open_entry, skip_without
+from tests.contract.conftest import Opener, skip_without
 from tests.contract.reference import assert_close
 from tests.contract.toy_graph import ToyShape, write_toy
 from tests.contract.toy_numpy import ToyNumpy
