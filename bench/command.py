@@ -22,7 +22,7 @@ REPETITIONS = 9
 SWEPT = 12
 """Default number of budgets in a memory sweep."""
 QUICK_REPETITIONS = 3
-"""For --quick --scale, whose tokens take ten times as long as those of the bundled pack, and for --place."""
+"""For --quick --scale, whose tokens take ten times as long as those of the bundled pack."""
 
 
 class BenchCommand:
@@ -56,12 +56,6 @@ class BenchCommand:
             help=f"peak memory of a chat under N budgets (default: {SWEPT}), from the smallest to unlimited, on each "
             "engine; exits with 1 if a chat exceeds its budget",
         )
-        kind.add_argument(
-            "--place",
-            choices=["auto"],
-            help="measure the pack's models on every engine and provider of this machine, also the draft on another "
-            "one than the target, and keep the fastest placement for --runtime auto",
-        )
         kinds.add_argument(
             "--scale",
             metavar="SIZE",
@@ -76,8 +70,7 @@ class BenchCommand:
     def run(self, arguments: Namespace) -> int:
         _check(arguments)
         if arguments.repetitions is None:
-            short = arguments.place or (arguments.quick and arguments.scale)
-            arguments.repetitions = QUICK_REPETITIONS if short else REPETITIONS
+            arguments.repetitions = QUICK_REPETITIONS if arguments.quick and arguments.scale else REPETITIONS
         from .kinds import run
 
         return run(arguments)
@@ -136,7 +129,6 @@ _EXCLUDED = {
     "against": (*_FIXED, "temp", "adapter"),
     "structured": (*_FIXED, *_PROMPTS, "temp"),
     "memory_sweep": (*_FIXED, *_PROMPTS, "temp", "repetitions", "quick", "adapter", "memory"),
-    "place": (*_FIXED, "runtime", "draft_on", "adapter"),
     "scale": ("adapter",),
 }
 """The options that have no place in a kind of measurement."""
@@ -149,8 +141,6 @@ def _check(arguments: Namespace) -> None:
     for kind, excluded in _EXCLUDED.items():
         if kind in given and (named := [name for name in excluded if name in given]):
             arguments.usage_error(f"{_flag(named[0])} does not go with {_flag(kind)}: leave one of the two out")
-    if arguments.place and arguments.provider != "cpu":
-        arguments.usage_error("--place measures every provider: leave --provider out")
     for name, needed in _NEEDS.items():
         if name in given and needed not in given:
             arguments.usage_error(f"{_flag(name)} needs {_flag(needed)}: give both")

@@ -5,25 +5,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 
-from edgedecode import CapabilityError
 from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.commands import print_json
-from edgedecode.engines.selection import EngineRequest
-from edgedecode.engines.wrappers.kept_placement import keep_placement
-from edgedecode.library.find import find_pack
-from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt
 
-from .choices import Prompts, read_choices, settings_of
+from .choices import read_choices, settings_of
 from .lock import one_at_a_time
 from .measure.cost_meter import CostMeter, Costs
 from .measure.families import measure_family
-from .measure.placements import candidates, measure_placements
 from .measure.structured import EXTRACTIONS, WAYS, measure_structured
 from .measure.timed_answers import Requests
 from .peers.against import against, check_names
-from .report.bench_tables import Report, placement_table
+from .report.bench_tables import Report
 from .report.conditions import Conditions
 from .scale.scaled import scaled_pack
 from .settings import arms_of
@@ -45,8 +39,6 @@ def run(arguments: Namespace) -> int:
         arguments.model, arguments.draft = str(scaled_pack(arguments)), None
     if arguments.memory_sweep is not None:
         return memory_sweep(arguments)
-    if arguments.place is not None:
-        return _place(arguments, prompts)
     with open_pair(arguments) as pair:
         pair.keep_experience(None)  # start without saved experience, and do not save what a bench's prompts teach
         settings = settings_of(arguments, pair, prompts)
@@ -103,23 +95,3 @@ def _structured(arguments: Namespace, requests: Requests, others: Sequence[Promp
         ways = measure_structured(requests.pair, requests.settings, extractions, advance=advance)
     report.structured(ways, prompts=len(extractions))
     return {"structured": [asdict(way) for way in ways]}
-
-
-def _place(arguments: Namespace, prompts: Prompts) -> int:
-    """Measure every placement, keep the fastest for --runtime auto, and return 0; 1 if none can run the pack."""
-    manifest = Manifest.load(find_pack(arguments.model, arguments.draft))
-    show_notices()
-    with one_at_a_time():
-        placements = candidates(draft="draft" in manifest.models)
-        with progress("placements", len(placements) * arguments.repetitions) as advance:
-            measured = measure_placements(arguments, prompts, placements, advance=advance)
-    best = measured[0]
-    placement_table(measured)
-    if not best.tokens_per_second:
-        raise CapabilityError("no engine of this machine can run the pack")
-    if arguments.scale is None:
-        keep_placement(manifest, EngineRequest(threads=arguments.threads, kv_type=arguments.kv_type), best.placement)
-        print(f"Kept for --runtime auto on this device: {best.placement}.")
-    if arguments.json:
-        print_json({"placements": [asdict(each) for each in measured]})
-    return 0

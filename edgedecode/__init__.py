@@ -22,9 +22,10 @@ if TYPE_CHECKING:
         ManifestError,
         RuntimeUnavailable,
     )
-    from edgedecode.open_pack import LoadOptions, load, plan
+    from edgedecode.open_pack import LoadOptions, load
     from edgedecode.options import SessionDetails, SessionOptions, SwitchOptions, WhenFull
     from edgedecode.pair import Pair
+    from edgedecode.plan_pack import plan
     from edgedecode.sampling.log_probabilities import TokenLogprob
     from edgedecode.sampling.weights import SamplingOptions
     from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
@@ -81,8 +82,9 @@ _MODULES = {
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
     "options": ("SessionDetails", "SessionOptions", "SwitchOptions", "WhenFull"),
-    "open_pack": ("LoadOptions", "load", "plan"),
+    "open_pack": ("LoadOptions", "load"),
     "pair": ("Pair",),
+    "plan_pack": ("plan",),
     "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
     "sampling.log_probabilities": ("TokenLogprob",),
     "sampling.weights": ("SamplingOptions",),

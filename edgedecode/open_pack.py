@@ -1,10 +1,9 @@
-"""Opens a pack: checks it, chooses an engine, and creates the pair. Also plans a session's memory without loading."""
+"""Opens a pack: checks it, chooses an engine, and creates the pair."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, SQUARES, PlanningRuntime, Runtime, draft_engine
@@ -17,15 +16,12 @@ from edgedecode.engines.selection import (
     first_engine,
     other_engines,
 )
-from edgedecode.engines.wrappers.kept_placement import kept_placement
-from edgedecode.engines.wrappers.placed import PROCESSOR, Place, place_draft
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
 from edgedecode.library.prepared import hold_in_use
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import VARIATION, Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
-from edgedecode.memory.planner import Choice, MemoryPlan
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
@@ -34,39 +30,17 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder, target_nbytes
 from edgedecode.pair import Pair
-from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
-from edgedecode.sessions.experience_file import experience_path, load_experience
+from edgedecode.sessions.experience_file import experience_path
 from edgedecode.sessions.memory_plan import PackFootprint
-from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
-__all__ = ["KV_TYPES", "SMALLER_KV", "LoadOptions", "PackPlan", "load", "plan"]
-
-T = TypeVar("T")
+__all__ = ["KV_TYPES", "SMALLER_KV", "LoadOptions", "load"]
 
 SMALLER_KV = "int8"
 KV_TYPES = ("float32", "float16", SMALLER_KV)
 VARIATION_NBYTES = 2 * 2**20
 """Growth of a process before a model is open, in addition to its leases."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackPlan:
-    """The plan of a session of a pack on an engine. limit: the memory limit in force; None: no limit.
-
-    least_with_int8: the smallest sufficient limit with `kv_type="int8"`, which is lossy and never chosen automatically;
-    None: a KV type was asked for, or the pack has no such graph for this engine. speed: the plan's predicted speed.
-    speed_uncut: the predicted speed without a limit. Both are None if no session has run here before.
-    """
-
-    pack: str
-    engine: str
-    limit: Limit | None
-    memory: MemoryPlan
-    least_with_int8: int | None = None
-    speed: PredictedSpeed | None = None
-    speed_uncut: PredictedSpeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +59,7 @@ class LoadOptions:
     wrap: called with the engine before models are opened on it; returns the engine to use, for example a timed one.
     """
 
-    provider: str = PROCESSOR
+    provider: str = "cpu"
     draft_on: str | None = None
     context: int | None = None
     verify: bool = False
@@ -132,21 +106,19 @@ def load(
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
-    rare, limit = _rarer(options), _limit(memory)
-    wrap = _wrap(rare)
-    request = _request(threads, kv_type, adapters, rare)
+    rare, limit = rarer(options), limit_asked(memory)
+    wrap = wrapping(rare)
+    request = engine_request(threads, kv_type, adapters, rare)
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack, draft)
     try:
         with opening(root):
             manifest = check_pack(root, full=rare.verify)
             _warn_if_short(manifest)
-            engine = _named_engine(wanted)
-            known = _Pack(manifest, root, pack_tokenizer(manifest, root, Budget(limit)), limit, wrap)
+            engine = named_engine(wanted)
+            known = CheckedPack(manifest, root, pack_tokenizer(manifest, root, Budget(limit)), limit, wrap)
             if engine is not None:
                 return known.open(engine, request)
-            if _may_place(rare) and (kept := _on_kept(manifest, request, known.open)) is not None:
-                return kept
             first = first_engine(manifest, root, request, asked=runtime == AUTO)
             others = partial(other_engines, manifest, root, request, first=first)
             return _open_on_first(first, lambda engine: known.open(engine, request), others=others)
@@ -155,46 +127,8 @@ def load(
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
-def plan(
-    pack: str | Path | None = None,
-    session: SessionOptions | None = None,
-    *,
-    draft: str | Path | None = None,
-    memory: int | str | None = None,
-    runtime: str | None = None,
-    threads: int | None = None,
-    kv_type: str | None = None,
-    options: LoadOptions | None = None,
-) -> PackPlan:
-    """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, without loading it.
-
-    The plan lists the bytes of each part, and what is cut to fit the limit in force. "auto" plans for the engine
-    that `load` tries first. The session's adapter and context are those of the plan. Raises the errors of `load` except
-    BudgetExceeded (the plan states whether it fits), and CapabilityError for an engine that does not report the models'
-    memory.
-    """
-    rare, limit = _rarer(options), _limit(memory)
-    session = session or SessionOptions()
-    session = replace(session, context=rare.context) if session.context is None else session
-    rare = replace(rare, context=session.context)
-    wrap = _wrap(rare)
-    request = _request(threads, kv_type, session.adapter is not None, rare)
-    wanted = runtime if runtime is not None else default_runtime()
-    root = find_pack(pack, draft)
-    with opening(root):
-        manifest = check_pack(root, full=False)
-        engine = _named_engine(wanted)  # in `load`'s order, for the same process memory
-        known = _Pack(manifest, root, pack_tokenizer(manifest, root, Budget()), limit, wrap)
-        use = partial(known.plan, session=session)
-        if engine is not None:
-            return use(engine, request)
-        if _may_place(rare) and (kept := _on_kept(manifest, request, use)) is not None:
-            return kept
-        return use(find_runtime(first_engine(manifest, root, request, asked=False)), request)
-
-
 @dataclass(frozen=True, slots=True)
-class _Pack:
+class CheckedPack:
     """A pack that was checked, and the limit for it. wrap: makes the engine to use of an engine."""
 
     manifest: Manifest
@@ -213,29 +147,10 @@ class _Pack:
         except BudgetExceeded as error:
             raise self._refused(error, engine, request) from None
         pair.keep_in_use(hold_in_use(self.root))
-        pair.keep_experience(self._experience_path(engine, request, pair.target.card))
+        pair.keep_experience(self.experience_path_of(engine, request, pair.target.card))
         return pair
 
-    def plan(self, engine: Runtime, request: EngineRequest, session: SessionOptions) -> PackPlan:
-        """Fit a session into the limit, and predict its speed."""
-        engine, limit = self.wrap(engine), self.limit
-        if not isinstance(engine, PlanningRuntime):
-            raise CapabilityError(f"the engine {engine.name} does not report a model's memory before it is loaded")
-        session, footprint = with_switch_rule(session, self.manifest), self._footprint(engine, request)
-        fitted = footprint.fit(session, None if limit is None else limit.nbytes)
-        smaller = None if request.kv_type is not None else footprint.least_with(SMALLER_KV, session)
-        experience = load_experience(self._experience_path(engine, request, footprint.card))
-
-        def speed(choice: Choice) -> PredictedSpeed | None:
-            half = choice.context // 2
-            return predicted_speed(
-                experience, choice.drafters, draft_max=choice.draft_max, context_tokens=half, adapter=choice.adapter
-            )
-
-        uncut = footprint.fit(session, None).choice
-        return PackPlan(self.manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
-
-    def _footprint(self, engine: PlanningRuntime, request: EngineRequest) -> PackFootprint:
+    def footprint(self, engine: PlanningRuntime, request: EngineRequest) -> PackFootprint:
         """Return the footprint of sessions, in addition to this process's memory now."""
         process = [process_holder(self.tokenizer), Holder(VARIATION, VARIATION_NBYTES)]
         return PackFootprint(
@@ -254,12 +169,12 @@ class _Pack:
             return error
         try:
             session = SessionOptions(context=request.context)
-            plan = self._footprint(engine, request).fit(session, self.limit.nbytes)
+            plan = self.footprint(engine, request).fit(session, self.limit.nbytes)
         except EdgeDecodeError:  # the budget error comes first; this one is reported once the pack fits
             return error
         return plan.refusal(error, self.limit, context_asked=request.context is not None)
 
-    def _experience_path(self, engine: object, request: EngineRequest, card: ModelCard) -> Path | None:
+    def experience_path_of(self, engine: object, request: EngineRequest, card: ModelCard) -> Path | None:
         """Return the file of the scheduler's experience with the pack on this engine; None: it is not kept.
 
         card: the target's.
@@ -272,19 +187,18 @@ class _Pack:
         return experience_path(self.manifest, engine=name, version=version, settings=settings)
 
 
-def _named_engine(wanted: str | Runtime) -> Runtime | None:
+def named_engine(wanted: str | Runtime) -> Runtime | None:
     """Return the engine of this name; None for auto."""
     return None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
 
 
-def _may_place(rare: LoadOptions) -> bool:
-    """Return whether the models may run where `bench --place auto` found them fastest."""
-    return rare.provider == PROCESSOR and rare.draft_on is None
-
-
-def _wrap(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
+def wrapping(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
     """Return a function that places the draft elsewhere and applies `wrap`. Raises InputError for an unknown place."""
-    place = None if rare.draft_on is None else Place.parse(rare.draft_on)
+    if rare.draft_on is None:
+        return rare.wrap or (lambda engine: engine)
+    from edgedecode.engines.placed import Place, place_draft
+
+    place = Place.parse(rare.draft_on)
 
     def wrapped(engine: Runtime) -> Runtime:
         engine = place_draft(engine, place)
@@ -293,13 +207,13 @@ def _wrap(rare: LoadOptions) -> Callable[[Runtime], Runtime]:
     return wrapped
 
 
-def _rarer(options: LoadOptions | None) -> LoadOptions:
+def rarer(options: LoadOptions | None) -> LoadOptions:
     if options is not None and not isinstance(options, LoadOptions):
         raise InputError(f"options is {options!r}: give LoadOptions(...)")
     return options or LoadOptions()
 
 
-def _request(threads: int | None, kv_type: str | None, adapters: bool, rare: LoadOptions) -> EngineRequest:
+def engine_request(threads: int | None, kv_type: str | None, adapters: bool, rare: LoadOptions) -> EngineRequest:
     """Check the options and return how to open an engine. Raises InputError."""
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
@@ -310,25 +224,13 @@ def _request(threads: int | None, kv_type: str | None, adapters: bool, rare: Loa
     return EngineRequest(rare.provider, threads=threads, kv_type=kv_type, context=rare.context, loading=loading)
 
 
-def _limit(memory: int | str | None) -> Limit | None:
+def limit_asked(memory: int | str | None) -> Limit | None:
     """Return the limit in force; notify the user if it is lower than the one asked for."""
     limit = limit_in_force(memory)
     if memory is not None and limit is not None and limit.name != ASKED:
         asked = memory if isinstance(memory, str) else format_nbytes(memory)
         notice(f"the memory budget is {format_nbytes(limit.nbytes)}, not the {asked} asked for: {limit.name}")
     return limit
-
-
-def _on_kept(manifest: Manifest, request: EngineRequest, use: Callable[[Runtime, EngineRequest], T]) -> T | None:
-    """Call `use` with the kept placement; None if there is none, or if it cannot be used any more."""
-    kept = kept_placement(manifest, request)
-    if kept is None:
-        return None
-    try:
-        return use(kept.engine(), replace(request, provider=kept.target.provider))
-    except (BudgetExceeded, CapabilityError, RuntimeUnavailable, InputError) as error:
-        notice(f"the fastest placement here ({kept}) cannot be used ({error}); choosing an engine again")
-        return None
 
 
 def _warn_if_short(manifest: Manifest) -> None:

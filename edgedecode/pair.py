@@ -33,7 +33,6 @@ from edgedecode.sessions.experience_file import load_experience, store_experienc
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session import Session
-from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.structured.grammar import Grammar
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
@@ -208,7 +207,10 @@ class Pair:
 
     def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
         shared = self._still_open().shared
-        options = with_switch_rule(options, self.manifest)
+        if options.details.switch is not None:
+            from edgedecode.sessions.switch_choice import with_switch_rule
+
+            options = with_switch_rule(options, self.manifest)
         try:
             session = Session(shared, options, messages=messages)
         except BudgetExceeded as error:

@@ -7,7 +7,6 @@ from pathlib import Path
 from edgedecode.engines.engine_factory import GraphKernels, KernelsFactory
 from edgedecode.engines.registry import find_factory
 from edgedecode.engines.selection import EngineRequest, engine_choice
-from edgedecode.engines.wrappers.kept_placement import kept_placement
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.library.find import find_pack
 from edgedecode.library.names import BUNDLED_PACK
@@ -38,9 +37,6 @@ def explain(pack: str | None) -> AutoChoice | None:
         return None
     root = find_pack(pack)
     manifest = Manifest.load(root)
-    kept = kept_placement(manifest, EngineRequest())
-    if kept is not None and not kept.refusal(manifest, root):
-        return AutoChoice(manifest.name, kept.target.runtime, f"the fastest placement that `bench` measured: {kept}")
     choice = engine_choice(manifest, root, EngineRequest())
     return AutoChoice(manifest.name, choice.names[0] if choice.names else "", choice.reason)
 

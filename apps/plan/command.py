@@ -9,7 +9,7 @@ from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.decoding.verify import Rule
 from edgedecode.memory.footprint import in_parts
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
-from edgedecode.open_pack import PackPlan, plan
+from edgedecode.plan_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console

@@ -10,7 +10,6 @@ from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
 from ..measure.families import FamilyResult, Hindsight
-from ..measure.placements import MeasuredPlacement
 from ..measure.structured import WayResult
 from .conditions import Conditions
 
@@ -164,20 +163,6 @@ class Report:
             "text's values under the asked keys, values those that have them under any keys"
         )
         self.table(title, columns, ways)
-
-
-def placement_table(measured: Sequence[MeasuredPlacement]) -> None:
-    """Print the placements in this order, with the reasons of those that cannot run the pack."""
-    best = max(each.tokens_per_second for each in measured)
-    columns: dict[str, Callable[[MeasuredPlacement], str]] = {
-        "target": lambda each: str(each.placement.target),
-        "draft": lambda each: str(each.placement.draft or each.placement.target),
-        "tok/s": lambda each: f"{each.tokens_per_second:.1f}",
-        "worst, best": lambda each: f"{1 / max(each.seconds):.1f}, {1 / min(each.seconds):.1f}",
-        "of the best": lambda each: f"{each.tokens_per_second / best:.2f}",
-    }
-    show_table("Full requests, scheduled, by placement", columns, [each for each in measured if not each.refusal])
-    show_lines(f"Not measured: {each.placement}: {each.refusal}" for each in measured if each.refusal)
 
 
 def ratio_cell(value: float | None) -> str:

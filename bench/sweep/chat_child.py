@@ -14,8 +14,8 @@ from edgedecode.apps.verb_options import load_options, open_pair
 from edgedecode.engines.child import tell_parent
 from edgedecode.errors import ContextExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.open_pack import plan
 from edgedecode.options import SessionDetails, SessionOptions, WhenFull
+from edgedecode.plan_pack import plan
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 

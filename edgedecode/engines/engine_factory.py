@@ -72,15 +72,6 @@ class KernelsFactory(Protocol):
         ...
 
 
-@runtime_checkable
-class ProvidersFactory(Protocol):
-    """A `RuntimeFactory` whose engine has execution providers in packages of their own."""
-
-    def provider_versions(self) -> Mapping[str, str]:
-        """Return the versions of the installed ones, by provider."""
-        ...
-
-
 class Maker(Protocol):
     """Builds a file that a pack does not contain, from the files that it contains.
 

@@ -120,11 +120,6 @@ class OnnxRuntime:
 
         return served_types()
 
-    @staticmethod
-    def provider_versions() -> Mapping[str, str]:
-        """Return the versions of the installed providers that have packages of their own."""
-        return {each.name: version for each in every_provider() if (version := each.package_version)}
-
     def row_draw(self) -> RowDraw | None:
         """Return the native sampler; None if there is no kernel library, or the engine's kernels were chosen."""
         library = load_kernels()

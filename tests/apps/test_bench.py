@@ -13,7 +13,7 @@ from edgedecode import InputError, Pair, SamplingOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
 from edgedecode.bench.kinds import QUICK_EXTRACTIONS
-from edgedecode.bench.measure import cost_meter, placements
+from edgedecode.bench.measure import cost_meter
 from edgedecode.bench.measure.cost_meter import CostMeter, Costs, DraftCosts
 from edgedecode.bench.measure.families import FamilyResult, measure_family
 from edgedecode.bench.measure.structured import WAYS
@@ -23,16 +23,10 @@ from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
-from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import drafter_names
-from edgedecode.engines.selection import EngineRequest
-from edgedecode.engines.wrappers.kept_placement import Placement, kept_placement
-from edgedecode.engines.wrappers.placed import Place
-from edgedecode.library.names import BUNDLED_PACK
-from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.text.prompts import Prompt, read_prompts
-from tests.apps.conftest import Run, Told
+from tests.apps.conftest import Told
 from tests.peft_folders import list_adapter, write_peft
 
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
@@ -206,36 +200,6 @@ def test_bench_structured_counts_forced_tokens_and_right_values(told: Told, pack
     assert drafts["tokens_per_pass"] >= plain["tokens_per_pass"] > 1.0
     assert plain["valid"] == plain["right"] == drafts["right"] == QUICK_EXTRACTIONS
     assert all(way["right"] <= way["same_values"] for way in ways)
-
-
-def test_bench_place_keeps_the_fastest_placement(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "--json")
-    done = run("bench", "--place", "auto", "--quick", *words)
-    measured = json.loads(done.stdout.splitlines()[-1])["placements"]
-    places = [(row["placement"]["target"], row["placement"]["draft"] or row["placement"]["target"]) for row in measured]
-    assert len(measured) == len({str(target) for target, _ in places}) ** 2
-    refused = [both for row, both in zip(measured, places, strict=True) if row["refusal"]]
-    # On an Intel processor there is OpenVINO too, which the bundled pack has no graphs for.
-    assert all(any(place["provider"] != "cpu" for place in both) for both in refused)
-    assert len(measured) - len(refused) == len({target["runtime"] for target, _ in places}) ** 2
-    kept = kept_placement(Manifest.load(BUNDLED_PACK), EngineRequest())
-    assert str(Place(**measured[0]["placement"]["target"])) == str(kept.target if kept else None)
-
-
-def test_bench_place_tries_every_pair_of_devices_that_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [
-        Device("onnx", "cpu", "", available=True),
-        Device("onnx", "qnn", "", available=True, emulated=True),
-        Device("onnx", "webgpu", "", available=False),
-        Device("onnx", "new:npu", "", available=True),
-    ]
-    monkeypatch.setattr(placements, "installed", lambda group: ["onnx"])
-    monkeypatch.setattr(placements, "probe", lambda runtime: devices)
-    alone = [Placement(Place("onnx")), Placement(Place("onnx", "new:npu"))]
-    assert list(placements.candidates(draft=False)) == alone
-    mixed = [Placement(Place("onnx"), Place("onnx", "new:npu")), Placement(Place("onnx", "new:npu"), Place("onnx"))]
-    assert list(placements.candidates(draft=True)) == [*alone, *mixed]
 
 
 def test_bench_measures_an_adapter(told: Told, pack_copy: Path, tmp_path: Path) -> None:

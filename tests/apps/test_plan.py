@@ -3,7 +3,7 @@
 import pytest
 
 import edgedecode
-from edgedecode import SamplingOptions, SessionOptions, open_pack
+from edgedecode import SamplingOptions, SessionOptions, plan_pack
 from edgedecode.cli import main
 from edgedecode.pack import pack_tokenizer
 from edgedecode.schedule.predicted_speed import PredictedSpeed
@@ -62,7 +62,7 @@ def test_plan_predicts_the_speed_with_and_without_the_cuts(
     def predicted(experience: object, drafters: tuple[str, ...], **shape: int) -> PredictedSpeed:
         return PredictedSpeed(100.0, 150.0 if {"model", "trim"} & {*drafters} else None)
 
-    monkeypatch.setattr(open_pack, "predicted_speed", predicted)
+    monkeypatch.setattr(plan_pack, "predicted_speed", predicted)
     out, _ = run_plan(capsys)
     value = told("plan")
     assert ": 100 tokens/s without drafts, 150 with the draft model; repetitive text" in out

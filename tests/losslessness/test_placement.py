@@ -1,6 +1,5 @@
 """Target and draft on different engines: the target's text and distribution, in one memory budget."""
 
-import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,17 +9,11 @@ import pytest
 
 import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, LoadOptions, SamplingOptions, SessionOptions
-from edgedecode.apps.devices.pack_engines import explain
-from edgedecode.engines.interface import draft_engine
 from edgedecode.engines.kernel_noise import rescore
-from edgedecode.engines.selection import EngineRequest
-from edgedecode.engines.wrappers.kept_placement import Placement, keep_placement, kept_placement
-from edgedecode.engines.wrappers.placed import Place
+from edgedecode.engines.placed import Place
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import Pair
-from edgedecode.runtimes.onnx.onnx_runtime import OnnxRuntime
-from edgedecode.user_notices import NOTICES
 
 PLACES = {"onnx": "llama", "llama": "onnx"}
 """The draft's engine by the target's."""
@@ -120,53 +113,3 @@ def test_place_is_an_engine_and_a_provider() -> None:
         "llama",
         "onnx:webgpu",
     ]
-
-
-def test_auto_opens_the_kept_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine in ("onnxruntime", "llama_cpp"):
-        pytest.importorskip(engine)
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    manifest = Manifest.load(BUNDLED_PACK)
-    for target, draft in (("onnx", "llama"), ("llama", "onnx")):
-        keep_placement(manifest, EngineRequest(), Placement(Place(target), Place(draft)))
-        with edgedecode.load(runtime="auto") as pair:
-            assert pair.runtime == target
-            assert draft_engine(pair.shared.engine) == draft
-        assert edgedecode.plan(runtime="auto").engine == target
-        choice = explain(None)
-        assert choice is not None
-        assert (choice.engine, f"target on {target}, draft on {draft}" in choice.reason) == (target, True)
-        with edgedecode.load(runtime="auto", options=LoadOptions(draft_on=target)) as pair:
-            assert draft_engine(pair.shared.engine) == target, "an explicit place comes first"
-
-
-def test_auto_without_the_kept_placement_chooses_an_engine_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
-    keep_placement(Manifest.load(BUNDLED_PACK), EngineRequest(), Placement(Place("onnx", "gpu")))
-    with caplog.at_level(logging.INFO, NOTICES), edgedecode.load(runtime="auto") as pair:
-        assert pair.runtime in ("onnx", "llama")
-    said = "the fastest placement here (target on onnx:gpu, draft on onnx:gpu) cannot be used"
-    assert said in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.INFO, NOTICES):
-        assert edgedecode.plan(runtime="auto").engine in ("onnx", "llama")
-    assert said in caplog.text
-    choice = explain(None)
-    assert choice is not None
-    assert "gpu" not in choice.reason
-
-
-def test_a_placement_is_kept_for_the_versions_of_the_providers_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    manifest, request = Manifest.load(BUNDLED_PACK), EngineRequest()
-    keep_placement(manifest, request, Placement(Place("onnx")))
-    assert kept_placement(manifest, request) == Placement(Place("onnx"))
-    monkeypatch.setattr(OnnxRuntime, "provider_versions", staticmethod(lambda: {"webgpu": "0.4.1"}))
-    assert kept_placement(manifest, request) is None

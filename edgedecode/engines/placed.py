@@ -9,8 +9,8 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 
-from ..interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
-from ..registry import RUNTIMES, find_runtime, installed
+from .interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
+from .registry import RUNTIMES, find_runtime, installed
 
 PROCESSOR = "cpu"
 TARGET = "target"
