@@ -21,7 +21,16 @@ from edgedecode.typed_json import described
 _LENGTH_NBYTES = 8
 _MOST_HEADER_NBYTES = 100_000_000
 """The limit of the format's own library."""
-_TYPES: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_FLOATS = ("F32", "F16", "BF16")
+_TYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "BOOL": np.dtype("?"),
+}
+"""Integers are those of vocabulary maps."""
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -88,6 +97,6 @@ def _check(name: str, stored: _Stored, *, values_nbytes: int) -> None:
     """Raise ValueError for a tensor that exceeds the file or has an unsupported type."""
     first, last = stored.data_offsets
     if stored.dtype not in _TYPES:
-        raise ValueError(f"{name} is of type {stored.dtype}, not {', '.join(_TYPES)}")
+        raise ValueError(f"{name} is of type {stored.dtype}, not {', '.join(_FLOATS)}")
     if not first <= last <= values_nbytes or last - first != prod(stored.shape) * _TYPES[stored.dtype].itemsize:
         raise ValueError(f"{name} has {last - first} bytes at {first}, its shape is {list(stored.shape)}")

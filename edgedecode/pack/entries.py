@@ -138,8 +138,11 @@ class CompiledEntry:
     """Share of positions where the emulator chose the processor's token; None: not run on the emulator."""
 
 
-DRAFT, TRIM = "draft", "trim"
-"""The names of a pack's draft models: the full one, and the one with a smaller vocabulary."""
+DRAFT, TRIM, HEAD = "draft", "trim", "head"
+"""The names of a pack's draft models: the full one, the one with a smaller vocabulary, and the drafting head."""
+HEAD_ARCHITECTURE = "eagle3"
+"""llama.cpp's name of the form of drafting heads."""
+HEAD_FILE = "head/head.gguf"
 TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
 """Each file of a trimmed draft has two names, so that the old and the new file can exist at the same time."""
 HEADS_NAMES = ("heads.onnx", "heads-2.onnx", "trim.gguf", "trim-2.gguf")

@@ -1,0 +1,1 @@
+"""Drafting heads of EAGLE-3's form: reading publishers' layouts, and adding a head to a pack."""

@@ -1,0 +1,206 @@
+"""Heads as GGUF files of llama.cpp's architecture eagle3, read and written; a pack holds its head as one.
+
+llama.cpp reads such a file unless the head has what it lacks: `norm_output`, norms over each feature, q/k norms, biases
+or a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.errors import ExportError
+from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
+from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
+from edgedecode.gguf.fields import ARRAY, BOOL, INT32, Value
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
+from edgedecode.pack.entries import HEAD_ARCHITECTURE
+
+from ..frameworks import refused
+from ..gguf.row_source import BLOCK, transcode
+from ..graph.quantize import ByteArray, Scheme, quantize
+from .head import Head, HeadShape, HeadTensor, checked_head
+
+_F16, _BF16, _I32, _I64 = 1, 30, 26, 27
+_KINDS = {4: 2, 8: 8, 16: _F16, 32: F32}
+"""Bits of a matrix's weights → ggml's type."""
+_IDS = "d2t"
+_TAPS = ("target_layers", "extract_layers")
+"""The layers' field, under its name of today and its first."""
+
+
+def read_gguf_head(path: Path) -> Head:
+    """Read a GGUF file. Quantized matrices keep their blocks. Raises ExportError in one line."""
+    with refused():
+        contents = read_contents(path, arrays=True)
+    if (found := contents.fields.get("general.architecture")) != HEAD_ARCHITECTURE:
+        raise ExportError(f"{path} has the architecture {str(found)[:40]!r}: a drafting head has {HEAD_ARCHITECTURE!r}")
+    if (layers := _integer(contents, "block_count", 1)) != 1:
+        raise ExportError(f"{path} has {layers} layers: heads have one")
+    tensors = {name: _read(path, contents, tensor) for name, tensor in contents.tensors.items() if name != _IDS}
+    ids = None
+    if (listed := contents.tensors.get(_IDS)) is not None:
+        ids = _ids(path, contents, listed)
+    return checked_head(_shape(contents, tensors, path=path), tensors, ids)
+
+
+def write_gguf_head(file: BinaryIO, head: Head, *, bits: int, head_bits: int, taps: Sequence[int]) -> None:
+    """Write a head whose matrices in floats get these bits, the one over its ids `head_bits`.
+
+    taps: the target's layers whose inputs it reads.
+    """
+    shape = head.shape
+    numbers: dict[str, Value] = {
+        "block_count": 1,
+        "context_length": shape.context,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.mlp,
+        "vocab_size": shape.vocabulary or shape.rows,
+        "target_hidden_size": shape.target_hidden,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_size,
+        "attention.value_length": shape.head_size,
+        "attention.layer_norm_rms_epsilon": float(shape.epsilon),
+        "rope.dimension_count": shape.head_size,
+        "rope.freq_base": float(shape.base),
+        **({"attention.sliding_window": shape.window} if shape.window else {}),
+        **({"rope.scaling.type": "linear", "rope.scaling.factor": float(shape.stretch)} if shape.stretch != 1 else {}),
+    }
+    flags = {
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": "enc.output_norm.weight" in head.tensors,
+        "norm_output": shape.norm_output,
+    }
+    texts = {"license": shape.license, "base_model.0.name": shape.verifier}
+    fields = [
+        encoded_field("general.architecture", HEAD_ARCHITECTURE),
+        *(encoded_field(f"general.{name}", value) for name, value in texts.items() if value),
+        *(encoded_field(f"{HEAD_ARCHITECTURE}.{name}", value) for name, value in numbers.items()),
+        *(encoded_field(f"{HEAD_ARCHITECTURE}.{name}", value, kind=BOOL) for name, value in flags.items()),
+        encoded_field(f"{HEAD_ARCHITECTURE}.{_TAPS[0]}", list(taps), kind=ARRAY, element=INT32),
+    ]
+    tensors = [
+        _written(name, head.tensors[name], bits=head_bits if name in (OUTPUT, EMBEDDING) else bits)
+        for name in sorted(head.tensors)
+    ]
+    if head.ids is not None:
+        tensors.append(WrittenTensor(_IDS, (len(head.ids),), _I64, head.ids.astype("<i8").tobytes()))
+    write_encoded(file, fields, tensors)
+
+
+def stored_bits(tensor: HeadTensor, bits: int) -> int:
+    """Return the ggml type in which a matrix is written: its own if it is quantized, else that of these bits."""
+    if tensor.kind != F32:
+        return tensor.kind
+    if len(tensor.shape) < 2:
+        return F32
+    return _KINDS[bits] if tensor.shape[-1] % BLOCK == 0 else _F16
+
+
+def _written(name: str, tensor: HeadTensor, *, bits: int) -> WrittenTensor:
+    kind = stored_bits(tensor, bits)
+
+    def data() -> list[bytes]:
+        values = tensor.read()
+        if tensor.kind != F32 or kind == F32:
+            return [np.ascontiguousarray(values).tobytes()]
+        if kind == _F16:
+            return [_halves(values, name).tobytes()]
+        scheme = Scheme(bits, BLOCK)
+        if not np.isfinite(values).all():
+            raise ExportError(f"{name} has values that are not finite: the head is damaged")
+        return [transcode(quantize(np.asarray(values, np.float32), scheme), scheme).tobytes()]
+
+    return WrittenTensor(name, tensor.shape[::-1], kind, data)
+
+
+def _halves(values: FloatArray | ByteArray, name: str) -> FloatArray:
+    with np.errstate(over="ignore"):
+        halves = values.astype("<f2")
+    if not np.isfinite(halves).all():
+        raise ExportError(f"{name} has values beyond 16-bit floats")
+    return halves
+
+
+def _shape(contents: Contents, tensors: Mapping[str, HeadTensor], *, path: Path) -> HeadShape:
+    hidden, heads = (_needed(contents, name, path) for name in ("embedding_length", "attention.head_count"))
+    output, table = tensors.get(OUTPUT), tensors.get(EMBEDDING)
+    if output is None:
+        raise ExportError(f"{path} has no {OUTPUT}: heads that use their target's are not supported")
+    scaling = contents.fields.get(f"{HEAD_ARCHITECTURE}.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise ExportError(f"{path}: the head's RoPE scaling is {scaling!r}: none and linear are supported")
+    taps = next((found for name in _TAPS if (found := contents.layers.get(f"{HEAD_ARCHITECTURE}.{name}"))), ())
+    vocabulary = contents.integer(f"{HEAD_ARCHITECTURE}.vocab_size") or contents.integer("tokenizer.ggml.tokens")
+    return HeadShape(
+        hidden=hidden,
+        target_hidden=_integer(contents, "target_hidden_size", hidden),
+        rows=output.shape[0],
+        heads=heads,
+        kv_heads=_integer(contents, "attention.head_count_kv", heads),
+        head_size=_integer(contents, "attention.key_length", hidden // heads),
+        mlp=_needed(contents, "feed_forward_length", path),
+        epsilon=_number(contents, "attention.layer_norm_rms_epsilon", 1e-6),
+        base=_number(contents, "rope.freq_base", 10000.0),
+        context=_integer(contents, "context_length", 2048),
+        vocabulary=vocabulary or (table.shape[0] if table is not None else 0),
+        stretch=_number(contents, "rope.scaling.factor", 1.0) if scaling == "linear" else 1.0,
+        window=_integer(contents, "attention.sliding_window", 0),
+        taps=tuple(taps),
+        norm_before_residual=bool(_integer(contents, "norm_before_residual", 0)),
+        norm_output=bool(_integer(contents, "norm_output", 0)),
+        verifier=str(contents.fields.get("general.base_model.0.name", "")),
+        license=str(contents.fields.get("general.license", "unknown")),
+    )
+
+
+def _integer(contents: Contents, name: str, default: int) -> int:
+    return contents.integer(f"{HEAD_ARCHITECTURE}.{name}") or default
+
+
+def _needed(contents: Contents, name: str, path: Path) -> int:
+    if not (found := _integer(contents, name, 0)):
+        raise ExportError(f"{path} has no field {HEAD_ARCHITECTURE}.{name}: download the head again")
+    return found
+
+
+def _number(contents: Contents, name: str, default: float) -> float:
+    """Return a number as it was before it was stored in 32 bits, so that every layout gives the same one."""
+    value = contents.fields.get(f"{HEAD_ARCHITECTURE}.{name}", default)
+    return float(str(np.float32(value))) if isinstance(value, (int, float)) else default
+
+
+def _read(path: Path, contents: Contents, tensor: Tensor) -> HeadTensor:
+    floats = {F32: "<f4", _F16: "<f2", _BF16: "<u2"}.get(tensor.type)
+    shape = tensor.shape[::-1]
+    if floats is None:
+        return HeadTensor(shape, partial(_bytes, path, contents, tensor), tensor.type)
+
+    def read() -> FloatArray:
+        values = _bytes(path, contents, tensor).reshape(-1).view(floats)
+        if tensor.type == _BF16:
+            values = (values.astype("<u4") << 16).view("<f4")
+        return np.ascontiguousarray(values.reshape(shape), np.float32)
+
+    return HeadTensor(shape, read)
+
+
+def _bytes(path: Path, contents: Contents, tensor: Tensor) -> ByteArray:
+    """Return a tensor's bytes, [rows, bytes of a row]."""
+    block, nbytes = BLOCKS[tensor.type]
+    values = np.fromfile(path, np.uint8, count=tensor.nbytes, offset=contents.start + tensor.offset)
+    return values.reshape(prod(tensor.shape[1:]), tensor.shape[0] // block * nbytes)
+
+
+def _ids(path: Path, contents: Contents, tensor: Tensor) -> IntArray:
+    if tensor.type not in (_I32, _I64) or len(tensor.shape) != 1:
+        raise ExportError(f"{path}: d2t is no list of integers")
+    kind = "<i4" if tensor.type == _I32 else "<i8"
+    return _bytes(path, contents, tensor).reshape(-1).view(kind).astype(np.int64)

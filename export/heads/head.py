@@ -1,0 +1,168 @@
+"""A drafting head of EAGLE-3's form (2503.01840): its sizes, and its tensors under llama.cpp's names and in its order.
+
+All layouts become this one, so that the same head gives the same bytes whatever it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.errors import ExportError
+from edgedecode.gguf.contents import BLOCKS
+from edgedecode.gguf.encoding import F32
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
+
+from ..graph.quantize import ByteArray
+
+INPUT_NORM, FACTORS = "enc.output_norm.weight", "rope_freqs.weight"
+"""The norm over all features, and the divisors of RoPE's frequencies (Llama 3)."""
+FEATURES = 3
+"""Layers of the target whose inputs a head reads."""
+LEAST_LAYERS = 6
+"""With fewer, the default layers 2, L / 2 and L - 3 are not three."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes and flags of a head."""
+
+    hidden: int
+    target_hidden: int
+    rows: int
+    """Ids that it proposes."""
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    epsilon: float
+    base: float
+    """RoPE's base."""
+    context: int
+    vocabulary: int = 0
+    """The target's ids; 0: not stated."""
+    stretch: float = 1.0
+    """RoPE's linear scaling: positions are divided by it."""
+    window: int = 0
+    """Positions that it sees, its own included; 0: all."""
+    taps: tuple[int, ...] = ()
+    """The target's layers whose inputs it reads; empty: 2, L / 2 and L - 3."""
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    """The next step reads the output after the final norm, not before it."""
+    verifier: str = ""
+    """The target's name, as the publisher gives it."""
+    license: str = "unknown"
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor that a head must have, outer size first."""
+        hidden, queries, keys = self.hidden, self.heads * self.head_size, self.kv_heads * self.head_size
+        block = {
+            "attn_norm": (hidden,),
+            "attn_norm_2": (hidden,),
+            "attn_q": (queries, 2 * hidden),
+            "attn_k": (keys, 2 * hidden),
+            "attn_v": (keys, 2 * hidden),
+            "attn_output": (hidden, queries),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (self.mlp, hidden),
+            "ffn_up": (self.mlp, hidden),
+            "ffn_down": (hidden, self.mlp),
+        }
+        return {
+            "fc.weight": (hidden, FEATURES * self.target_hidden),
+            "output_norm.weight": (hidden,),
+            OUTPUT: (self.rows, hidden),
+            **{f"blk.0.{name}.weight": size for name, size in block.items()},
+        }
+
+    def optional(self) -> tuple[dict[str, tuple[int, ...]], ...]:
+        """Return the tensors that a head may have, in groups of which it has all or none."""
+        queries, keys = (self.heads * self.head_size,), (self.kv_heads * self.head_size,)
+        return (
+            {INPUT_NORM: (FEATURES * self.target_hidden,)},
+            {f"fc_norm.{index}.weight": (self.target_hidden,) for index in range(FEATURES)},
+            {f"blk.0.attn_{each}_norm.weight": (self.head_size,) for each in "qk"},
+            {"blk.0.attn_q.bias": queries, "blk.0.attn_k.bias": keys, "blk.0.attn_v.bias": keys},
+            {"blk.0.attn_output.bias": (self.hidden,)},
+            {FACTORS: (self.head_size // 2,)},
+            {EMBEDDING: (self.vocabulary, self.hidden)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTensor:
+    """A tensor: its shape, outer size first, and its values, which are read when they are needed.
+
+    kind: ggml's type of the bytes; F32 for values in floats, of which `read` returns float32.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], FloatArray | ByteArray]
+    kind: int = F32
+
+    @classmethod
+    def of(cls, values: FloatArray) -> HeadTensor:
+        """Return a tensor of float32 values."""
+        return cls(values.shape, lambda: values)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head whose tensors have been checked. `ids`: each row's token id, ascending; None: a row is its id."""
+
+    shape: HeadShape
+    tensors: Mapping[str, HeadTensor]
+    ids: IntArray | None = None
+
+
+def checked_head(shape: HeadShape, tensors: Mapping[str, HeadTensor], ids: IntArray | None) -> Head:
+    """Return the head with its rows in the order of their ids. Raises ExportError if tensors or ids are wrong."""
+    _check_tensors(shape, tensors)
+    if ids is None or np.array_equal(ids, np.arange(shape.vocabulary)):
+        return Head(shape, tensors)
+    _check_ids(ids, shape)
+    order = np.argsort(ids)
+    if (np.diff(ids) > 0).all():
+        return Head(shape, tensors, ids)
+    head = tensors[OUTPUT]
+    kept = {**tensors, OUTPUT: replace(head, read=lambda: head.read()[order])}
+    return Head(shape, kept, ids[order])
+
+
+def _check_tensors(shape: HeadShape, tensors: Mapping[str, HeadTensor]) -> None:
+    sizes = shape.sizes()
+    for group in shape.optional():
+        if any(name in tensors for name in group):
+            sizes |= group
+    if missing := [name for name in sizes if name not in tensors]:
+        raise ExportError(f"the head lacks {len(missing)} tensors, {missing[0]} first: download it again")
+    if unknown := [name for name in tensors if name not in sizes]:
+        raise ExportError(f"the head has {len(unknown)} tensors of no head that is known here, {unknown[0][:60]} first")
+    for name, tensor in tensors.items():
+        if tensor.shape != sizes[name]:
+            raise ExportError(
+                f"its configuration makes {name} {list(sizes[name])}, the file has {list(tensor.shape)}: one is wrong"
+            )
+        block = BLOCKS[tensor.kind][0]
+        if tensor.shape[-1] % block:
+            raise ExportError(f"{name} has rows of {tensor.shape[-1]} values, which are not whole blocks of {block}")
+    if INPUT_NORM in tensors and "fc_norm.0.weight" in tensors:
+        raise ExportError("the head has a norm over all features and norms over each: only one of them can be meant")
+    if shape.head_size % 16:
+        raise ExportError(f"the head's attention has heads of {shape.head_size} values: multiples of 16 are supported")
+
+
+def _check_ids(ids: IntArray, shape: HeadShape) -> None:
+    if len(ids) != shape.rows:
+        raise ExportError(f"d2t has {len(ids)} ids for {shape.rows} rows of lm_head: download the head again")
+    most = shape.vocabulary or 1 << 24
+    if ids.min() < 0 or ids.max() >= most:
+        wrong = int(ids[(ids < 0) | (ids >= most)][0])
+        raise ExportError(f"d2t names the token {wrong}, the target has {most}: the head is for another vocabulary")
+    found, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ExportError(f"d2t names the token {int(found[counts > 1][0])} twice: download the head again")
