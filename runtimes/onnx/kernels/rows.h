@@ -74,6 +74,13 @@ static inline void ask_memory(const uint8_t* from, size_t nbytes) {
 #endif
 }
 
+static inline void ask_ahead(const void* from) {
+#if defined(__GNUC__)
+  __builtin_prefetch(static_cast<const uint8_t*>(from) + kAhead, 0, 2);
+  __builtin_prefetch(static_cast<const uint8_t*>(from) + kSoon);
+#endif
+}
+
 struct Rows {  // one chunk of the rounded rows
   const int8_t* values;
   const float* scales;
@@ -245,31 +252,32 @@ static inline float weight(const float* p) { return *p; }
 // Rows that share such a weight once it is loaded: as many as there are registers for their sums.
 constexpr int kDeltaRows = kLanes == 16 ? 4 : kLanes == 8 ? 1 : 2;
 
-// Sums of `ROWS` rows and 16 columns. Each runs in four chains of fmas, step k of `inner` in chain k modulo 4, so that no
-// step waits for the one before it.
-template <class T, int ROWS>
+// Sums of `ROWS` rows and TILES * 16 columns. Each runs in four chains of fmas, step k of `inner` in chain k modulo 4, so
+// that no step waits for the one before it.
+template <class T, int ROWS, int TILES>
 static inline void float_sums(const FloatProduct& job, size_t row, size_t column) {
-  constexpr size_t kChains = 4;
+  constexpr size_t kChains = 4, kVectors = TILES * kGroups;
   const size_t whole = job.inner / kChains * kChains;
   const T* w = static_cast<const T*>(job.w) + column;
   const float* x = job.x + row * job.stride;
-  VF sums[kChains][ROWS][kGroups];
+  VF sums[kChains][ROWS][kVectors];
   for (size_t c = 0; c < kChains; c++)
     for (int r = 0; r < ROWS; r++)
-      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vset(0.0f);
+      for (size_t g = 0; g < kVectors; g++) sums[c][r][g] = vset(0.0f);
   const auto step = [&](size_t k, size_t c) {
-    VF values[kGroups];
-    for (size_t g = 0; g < kGroups; g++) values[g] = vweight(w + k * job.columns + g * kLanes);
+    VF values[kVectors];
+    ask_ahead(w + k * job.columns);
+    for (size_t g = 0; g < kVectors; g++) values[g] = vweight(w + k * job.columns + g * kLanes);
     for (int r = 0; r < ROWS; r++) {
       const VF a = vset(x[r * job.stride + k]);
-      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vfma(a, values[g], sums[c][r][g]);
+      for (size_t g = 0; g < kVectors; g++) sums[c][r][g] = vfma(a, values[g], sums[c][r][g]);
     }
   };
   for (size_t k = 0; k < whole; k += kChains)
     for (size_t c = 0; c < kChains; c++) step(k + c, c);
   for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
   for (int r = 0; r < ROWS; r++)
-    for (size_t g = 0; g < kGroups; g++)
+    for (size_t g = 0; g < kVectors; g++)
       vstore(job.y + (row + r) * job.columns + column + g * kLanes,
              vadd(vadd(sums[0][r][g], sums[1][r][g]), vadd(sums[2][r][g], sums[3][r][g])));
 }
@@ -278,8 +286,8 @@ static inline void float_sums(const FloatProduct& job, size_t row, size_t column
 template <class T>
 static inline void float_rows(const FloatProduct& job, size_t column) {
   size_t row = 0;
-  for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
-  for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
+  for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows, 1>(job, row, column);
+  for (; row < job.rows; row++) float_sums<T, 1, 1>(job, row, column);
 }
 
 template <class T>
@@ -404,7 +412,10 @@ static void float_tiles(const Product& job, size_t first, size_t last) {
   both_matrices(job, first, last, [&](const uint8_t* tile, size_t row, size_t count, float (*out)[kColumns]) {
     const FloatProduct part = {job.floats + row * job.inner, tile, false, reinterpret_cast<float*>(out), count,
                                job.inner, kColumns, job.inner};
-    for (size_t column = 0; column < kColumns; column += kTile) float_rows<T>(part, column);
+    // Few rows leave registers for all 32 columns.
+    for (size_t m = 0; kLanes == 16 && count < kDeltaRows && m < count; m++) float_sums<T, 1, 2>(part, m, 0);
+    if (kLanes < 16 || count >= kDeltaRows)
+      for (size_t column = 0; column < kColumns; column += kTile) float_rows<T>(part, column);
   });
 }
 
