@@ -1,7 +1,6 @@
 """Statistics of one answer and the memory of the process, for the user: as tables, lines and JSON."""
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,16 +21,6 @@ def stats_table(stats: Stats, *, finish_reason: FinishReason) -> "Table":
     for name, value in _rows(stats, finish_reason):
         table.add_row(name, value)
     return table
-
-
-def add_stats(parser: ArgumentParser) -> None:
-    """Add --stats. The command line writes `--stats=short` for it alone, since a prompt may follow."""
-    parser.add_argument(
-        "--stats",
-        choices=("short", "full"),
-        metavar="full",
-        help="show speed, drafts and peak memory after each answer; `--stats full`: all that was counted",
-    )
 
 
 def show_stats(stats: Stats, *, finish_reason: FinishReason, full: bool) -> None:

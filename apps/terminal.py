@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from edgedecode.user_notices import NOTICES, NoticeLines, ProgressLines, show_work
+from edgedecode.user_notices import NOTICES, NoticeLines, ProgressLines, ask_before_downloads, show_work
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from edgedecode.library.offers import Offer
 
 _Item = TypeVar("_Item")
 _PASTED_WIDTH = 150
@@ -38,8 +36,6 @@ def plain_table(*titles: str, left: int = 0) -> "Table":
 
 def show_notices() -> None:
     """Show notices, warnings and the progress of long work from now on. Idempotent."""
-    from edgedecode.library.offers import ask_before_downloads
-
     show_work(progress)
     ask_before_downloads(_agreed)
     logger = logging.getLogger(NOTICES)
@@ -50,7 +46,7 @@ def show_notices() -> None:
     logger.propagate = False  # a handler on the root logger would show these a second time
 
 
-def _agreed(offer: "Offer") -> bool:
+def _agreed(offer: str) -> bool:
     """Ask whether to download a model, on a terminal; elsewhere its name is the request, and a notice tells."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode import (
     InputError,
@@ -37,13 +38,15 @@ from edgedecode.open_pack import KV_TYPES, LoadOptions
 from edgedecode.options import DEFAULT_QUALITY, sampling_defaults
 from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
-from edgedecode.structured.grammar import Grammar, GrammarKind
 from edgedecode.text.printable import checked_text, file_text
 from edgedecode.text.template_switches import EFFORTS, idle_switch
 from edgedecode.user_notices import notice
 
 from .interrupts import leaving_at_once
 from .terminal import show_notices
+
+if TYPE_CHECKING:
+    from edgedecode.structured.grammar import Grammar
 
 
 def add_shared_pack_options(parser: ArgumentParser, *, kv_type: str) -> _ArgumentGroup:
@@ -312,11 +315,15 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
     )
 
 
-def _grammar(arguments: Namespace) -> Grammar | None:
+def _grammar(arguments: Namespace) -> "Grammar | None":
     """Return what answers have to follow. Raises InputError for a file that cannot be read."""
     path = arguments.json_schema or arguments.grammar
+    if path is arguments.regex is None:
+        return None
+    from edgedecode.structured.grammar import Grammar, GrammarKind
+
     if path is None:
-        return None if arguments.regex is None else Grammar(GrammarKind.REGEX, arguments.regex)
+        return Grammar(GrammarKind.REGEX, arguments.regex)
     try:
         text = path if str(path).lstrip().startswith("{") else file_text(Path(path))
         if arguments.grammar is not None:

@@ -18,6 +18,7 @@ __all__ = [
     "add_json",
     "add_pack",
     "add_prompt",
+    "add_stats",
     "answer_seed",
     "biased_token",
     "count",
@@ -130,6 +131,16 @@ def add_pack(parser: ArgumentParser, group: ArgumentParser | _ArgumentGroup) -> 
 def add_prompt(parser: ArgumentParser, help: str) -> None:
     """Add a prompt, after `add_pack`: a single word is the pack if it can only mean one, else the prompt."""
     parser.add_argument("prompt_text", nargs="?", metavar="PROMPT", help=help)
+
+
+def add_stats(parser: ArgumentParser) -> None:
+    """Add --stats. The command line writes `--stats=short` for it alone, since a prompt may follow."""
+    parser.add_argument(
+        "--stats",
+        choices=("short", "full"),
+        metavar="full",
+        help="show speed, drafts and peak memory after each answer; `--stats full`: all that was counted",
+    )
 
 
 def add_json(parser: ArgumentParser, *, inner: bool = False) -> None:

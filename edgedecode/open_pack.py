@@ -19,8 +19,7 @@ from edgedecode.engines.selection import (
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.library.find import find_pack
 from edgedecode.library.prepared import hold_in_use
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import VARIATION, Holder
+from edgedecode.memory.budget import VARIATION, Budget, Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes

@@ -1,16 +1,20 @@
 """The options of a session."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedecode.decoding.verify import Rule
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.sampling.weights import SamplingOptions
-from edgedecode.structured.grammar import Grammar
-from edgedecode.switching.rule import SwitchRule
+
+if TYPE_CHECKING:  # loaded by those who use them
+    from edgedecode.structured.grammar import Grammar
+    from edgedecode.switching.rule import SwitchRule
 
 __all__ = [
     "DEFAULT_CONTEXT",

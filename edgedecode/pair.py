@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from edgedecode.adapters.pack_adapters import PackAdapters
@@ -17,8 +18,7 @@ from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.fair_lock import FairLock, when_free
 from edgedecode.locks import Lock
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import PROCESS, Holder
+from edgedecode.memory.budget import PROCESS, Budget, Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
@@ -33,10 +33,12 @@ from edgedecode.sessions.experience_file import load_experience, store_experienc
 from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session import Session
-from edgedecode.structured.grammar import Grammar
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
+
+if TYPE_CHECKING:
+    from edgedecode.structured.grammar import Grammar
 
 __all__ = ["PROCESS", "Pair"]
 

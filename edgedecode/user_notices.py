@@ -1,6 +1,7 @@
 """Notices for the user that are not errors, such as an automatic choice or a new file. Silent by default.
 
-A program that shows them handles the logger `edgedecode.user_notices`, and passes its progress bar to `show_work`.
+A program that shows them handles the logger `edgedecode.user_notices`, passes its progress bar to `show_work`, and its
+question to `ask_before_downloads`.
 """
 
 import logging
@@ -22,6 +23,9 @@ by an amount."""
 _BAR: ContextVar[Bar | None] = ContextVar("bar of long work", default=None)
 
 
+_CONSENT: ContextVar[Callable[[str], bool] | None] = ContextVar("question before a download", default=None)
+
+
 def notice(text: str) -> None:
     """Log a one-line notice."""
     logging.getLogger(NOTICES).info("%s", shown(" ".join(text.split())))
@@ -36,6 +40,20 @@ def work(what: str, total: int) -> AbstractContextManager[Callable[[float], None
 def show_work(bar: Bar | None) -> None:
     """Show the progress of long work with `bar` from now on, in this context; None: do not show it."""
     _BAR.set(bar)
+
+
+def ask_before_downloads(consent: Callable[[str], bool] | None) -> None:
+    """Ask from now on, in this context, before a model is downloaded because it was named; None: do not ask.
+
+    consent: is given the model's name and size, and returns whether to download it.
+    """
+    _CONSENT.set(consent)
+
+
+def may_download(what: str) -> bool:
+    """Return whether the user agrees to a download, if they are to be asked."""
+    consent = _CONSENT.get()
+    return consent is None or consent(what)
 
 
 def _unseen(amount: float) -> None:

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from edgedecode import Completion, ContextExceeded, Pair, Session, SessionOptions, SwitchOptions
-from edgedecode.pack.switch_curve import SwitchPoint
+from edgedecode.pack.entries import SwitchPoint
 from edgedecode.switching.rule import SwitchRule
 
 from .task_files import Kind, Task, last_number

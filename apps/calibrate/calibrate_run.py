@@ -14,8 +14,8 @@ from edgedecode.commands import print_json
 from edgedecode.errors import CapabilityError
 from edgedecode.library.find import find_pack
 from edgedecode.options import DEFAULT_QUALITY
+from edgedecode.pack.entries import SwitchCurve, SwitchPoint
 from edgedecode.pack.integrity import models_digest
-from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.switching.rule import SwitchRule
 from edgedecode.text.messages import Message
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.sampling.row_draw import RowDraw
-from edgedecode.switching.signals import CONTROL, SIGNALS
+from edgedecode.switching.rule import CONTROL, SIGNALS
 
 _ROWS = 32
 """Rows of logits per pass."""

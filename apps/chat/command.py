@@ -5,11 +5,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from edgedecode import InputError, WhenFull
-from edgedecode.commands import Command, add_prompt, positive_count
+from edgedecode.commands import Command, add_prompt, add_stats, positive_count
 from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
-from ..stats_table import add_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 from .input_history import InputHistory, kept_history
 from .lines import Lines, PipedLines, TerminalLines

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgedecode import Chunk, FinishReason, InputError, Session
-from edgedecode.commands import Command, add_json, add_prompt, positive_count, print_json
+from edgedecode.commands import Command, add_json, add_prompt, add_stats, positive_count, print_json
 from edgedecode.text.printable import checked_text, decoded_text, file_bytes, is_standard_input
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..stats_table import add_stats, show_stats
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 
@@ -121,6 +120,8 @@ def _answer(arguments: Namespace, session: Session, prompt: str) -> None:
 def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
     reply.end()
     if arguments.stats:
+        from ..stats_table import show_stats
+
         show_stats(session.stats, finish_reason=reply.finish_reason, full=arguments.stats == "full")
     if arguments.json:
         value: dict[str, object] = {

@@ -51,7 +51,7 @@ class DemoCommand:
 
     def run(self, arguments: Namespace) -> int:
         from edgedecode import load
-        from edgedecode.library.offers import ask_before_downloads
+        from edgedecode.user_notices import ask_before_downloads
 
         show_notices()
         ask_before_downloads(None)  # this is the request

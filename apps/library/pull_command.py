@@ -25,8 +25,8 @@ class PullCommand:
 
     def run(self, arguments: Namespace) -> int:
         from edgedecode.library.named_models import pull
-        from edgedecode.library.offers import ask_before_downloads
         from edgedecode.memory.sizes import format_nbytes
+        from edgedecode.user_notices import ask_before_downloads
 
         show_notices()
         ask_before_downloads(None)  # this is the request

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edgedecode import BudgetExceeded, SessionDetails, SessionOptions, SwitchOptions
 from edgedecode.commands import Command, add_json, count, print_json
 from edgedecode.decoding.verify import Rule
-from edgedecode.memory.footprint import in_parts
+from edgedecode.memory.budget import in_parts
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.plan_pack import PackPlan, plan
 from edgedecode.schedule.predicted_speed import PredictedSpeed

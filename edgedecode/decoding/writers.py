@@ -10,11 +10,10 @@ from typing import Protocol
 from edgedecode.arrays import FloatArray
 from edgedecode.sampling.sampler import Sampler
 
-from .constraint import Constraint, forced_draft
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT, WRITER, Draft
 from .stats import TimeSplit
-from .verify import Verdict, unverified
+from .verify import Constraint, Verdict, forced_draft, unverified
 
 
 class Switching(Protocol):

@@ -14,8 +14,7 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
-from edgedecode.memory.budget import Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Holder, Lease
 from edgedecode.sampling.probs import UniformSource
 
 from .source import DrafterSource, DraftSetting, Scheduled

@@ -7,8 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder
 from edgedecode.sampling.probs import SharedNoise
 from edgedecode.sampling.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.sampling.weights import SamplingOptions

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder
 from edgedecode.pack.manifest import ModelEntry
 
 __all__ = [

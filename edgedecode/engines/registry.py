@@ -11,6 +11,7 @@ from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:  # the command line imports this module first and must start fast
+    from edgedecode.drafters.lookup import Lookup
     from edgedecode.drafters.source import DrafterSource
 
     from .engine_factory import Maker
@@ -68,18 +69,23 @@ def find_maker(name: str) -> Maker:
 
 def find_drafter(name: str) -> DrafterSource:
     """Create the drafter source of this name. Raises InputError (unknown name) or CapabilityError (load fails)."""
-    from edgedecode.drafters.lookup import LookupSource
     from edgedecode.drafters.source import DrafterSource
 
     entry = _find((LOOKUPS, DRAFTERS), name, noun="drafter")
     try:
         found = entry.load()
-        source = LookupSource(name, found) if entry.group == LOOKUPS else found()
+        source = _lookup_source(name, found) if entry.group == LOOKUPS else found()
     except Exception as error:  # another package's code
         raise CapabilityError(f"the drafter {name!r} cannot be loaded ({error}): install its package again") from error
     if not isinstance(source, DrafterSource):
         raise CapabilityError(f"the drafter {name!r} cannot be loaded: {entry.value} returns no DrafterSource")
     return source
+
+
+def _lookup_source(name: str, function: Lookup) -> DrafterSource:
+    from edgedecode.drafters.lookup import LookupSource
+
+    return LookupSource(name, function)
 
 
 def drafter_names() -> list[str]:

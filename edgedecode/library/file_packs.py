@@ -11,7 +11,7 @@ from shutil import rmtree
 
 from edgedecode.cache import area, facts_key, unwritable
 from edgedecode.errors import ManifestError
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.new_folder import link_or_copy
 
 _PACKERS = "edgedecode.packers"
@@ -56,8 +56,6 @@ def without_links(root: Path) -> Path:
     A pack may not contain links, and ONNX Runtime refuses weights behind one. Links to elsewhere are left to the gate,
     which refuses them. Raises ManifestError.
     """
-    if not (root / MANIFEST_NAME).is_symlink():
-        return root
     files = {path: path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()}
     blobs = (root / ".." / ".." / "blobs").resolve()
     if not all(blobs in path.resolve().parents for path in files):

@@ -7,9 +7,7 @@ from pathlib import Path
 from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import MANIFEST_NAME
 
-from .file_packs import file_pack, without_links
 from .names import BUNDLED, BUNDLED_PACK, expanded, is_gguf, is_hub_name, is_path
-from .stored import is_model_name
 
 _FOLDERS = re.compile(r"\S*/(\S+/\S*)?")
 """A path of several folders, or one that a shell completed."""
@@ -25,6 +23,10 @@ def find_pack(name: str | Path | None, draft: str | Path | None = None) -> Path:
     pack of the hub also updated. Raises ManifestError with one line that says what was tried.
     """
     path, title = _found(name)
+    if draft is None and not _is_model_file(path) and not (path / MANIFEST_NAME).is_symlink():
+        return path
+    from .file_packs import file_pack, without_links  # late: most packs are opened where they lie
+
     if draft is None:
         return file_pack(path, title=title) if _is_model_file(path) else without_links(path)
     helper, _ = _found(draft)
@@ -95,6 +97,8 @@ def _only_model(path: Path) -> Path:
     """Return the GGUF file of a folder that holds one and is no pack, else the path itself."""
     if not path.is_dir() or (path / MANIFEST_NAME).is_file():
         return path
+    from .stored import is_model_name
+
     models = sorted(file for file in path.glob("*.[gG][gG][uU][fF]") if file.is_file() and is_model_name(file.name))
     if len(models) > 1:
         names = ", ".join(model.name for model in models[:6])

@@ -1,19 +1,21 @@
 """Finds a model by its name, exact, begun or misspelt: on this machine, on the hub, and in packages."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack.hub import hub_pack, hub_pack_folder
 from edgedecode.user_notices import notice
 
-from .hub_files import hub_offer
 from .names import BUNDLED, MODEL_FILES, expanded, is_hub_name, is_path
-from .offers import Offer, fetched
-from .packages import KNOWN, is_package_name, package_offer
 from .stored import StoredModel
 from .stores import stored_models
+
+if TYPE_CHECKING:
+    from .offers import Offer
 
 __all__ = ["completed", "model_named", "named", "near_names", "offer_of", "one_of", "pull", "stored_models"]
 
@@ -24,6 +26,11 @@ def model_named(name: str | Path) -> tuple[Path, str]:
     missing = f"there is no {'file' if Path(name).suffix in MODEL_FILES else 'folder'}"
     if isinstance(name, Path) or (is_file and Path(name).name != name):
         raise ManifestError(f"{missing} {str(name)!r}")
+    from edgedecode.pack.hub import hub_pack, hub_pack_folder  # late: a prompt's word is searched in the stores only
+
+    from .offers import fetched
+    from .packages import KNOWN
+
     if hub_pack_folder(name) is not None:
         return hub_pack(name), name
     models = stored_models()
@@ -47,7 +54,11 @@ def offer_of(word: str) -> Offer:
     if word and expanded(word).exists():
         raise ManifestError(f"{word!r} is a file or a folder here: only what is elsewhere is pulled")
     if is_hub_name(word):
+        from .hub_files import hub_offer
+
         return hub_offer(word)
+    from .packages import is_package_name, package_offer
+
     if is_package_name(word) and not is_path(word):
         return package_offer(word)
     raise ManifestError(f"{word!r} names nothing to download: give a hub id (owner/name) or a package's name")
@@ -57,6 +68,10 @@ def pull(word: str) -> tuple[StoredModel, bool]:
     """Return the model of this name, and whether it was downloaded now. Raises ManifestError."""
     if word == BUNDLED:
         raise ManifestError(f"{BUNDLED} is the bundled pack, which is here: `edgedecode run {BUNDLED}`")
+    from edgedecode.pack.hub import hub_pack_folder
+
+    from .offers import fetched
+
     here = [model for model in named(word, stored_models()) if not model.problem]
     if here and here[0].path != hub_pack_folder(word):  # which is updated
         return one_of(word, here), False
@@ -81,6 +96,8 @@ def completed(word: str, models: Iterable[StoredModel]) -> list[StoredModel]:
 
 def near_names(word: str, models: Sequence[StoredModel]) -> list[str]:
     """Return up to three names that were possibly meant."""
+    from .packages import KNOWN
+
     spelled = {name.casefold(): model.name for model in models for name in model.names} | {name: name for name in KNOWN}
     close = [spelled[name] for name in get_close_matches(word.casefold(), spelled, 3, 0.7)]
     return list(dict.fromkeys((*(model.name for model in completed(word, models)), *close)))[:3]

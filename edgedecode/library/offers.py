@@ -1,17 +1,16 @@
-"""Models that are not here and could be downloaded, and the user's consent to that."""
+"""Models that are not here and could be downloaded."""
 
 import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.cache import area, unwritable
 from edgedecode.errors import ManifestError
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.user_notices import notice
+from edgedecode.user_notices import may_download, notice
 
 _SPARE_NBYTES = 64 * 2**20
 """Room that a download leaves on the disk."""
@@ -35,18 +34,9 @@ class Offer:
         return f"{self.name}{size}{f' ({self.note})' if self.note else ''}"
 
 
-_CONSENT: ContextVar[Callable[[Offer], bool] | None] = ContextVar("question before a download", default=None)
-
-
-def ask_before_downloads(consent: Callable[[Offer], bool] | None) -> None:
-    """Ask from now on, in this context, before a model is downloaded because it was named; None: do not ask."""
-    _CONSENT.set(consent)
-
-
 def fetched(offer: Offer) -> Path:
     """Download an offer, if the user agrees. Raises ManifestError."""
-    consent = _CONSENT.get()
-    if consent is not None and not consent(offer):
+    if not may_download(str(offer)):
         raise ManifestError(f"{offer.name} is not here and was not downloaded: `edgedecode list` lists what is here")
     notice(f"downloading {offer}")
     return offer.fetch()

@@ -1,18 +1,21 @@
 """What the cache holds for a model: its file's pack, prepared weights, and a lock while a process has it open."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
+from typing import TYPE_CHECKING
 
 from edgedecode.cache import area, cache_folder, facts_key
 from edgedecode.errors import ManifestError
 from edgedecode.locks import FOLDER, Lock, take_lock
 from edgedecode.pack.manifest import Manifest
 
-from .file_packs import file_pack_folder
-from .stored import StoredModel
+if TYPE_CHECKING:
+    from .stored import StoredModel
 
 TILES_NAME = 16
 """The digits of a weights file's digest that begin the names of its tiles, and of the findings about it."""
@@ -53,8 +56,12 @@ def remove_prepared(model: StoredModel) -> None:
 
 def _pack(model: StoredModel) -> Path:
     """Return the folder of the model's pack, which need not exist."""
+    if model.path.is_dir():
+        return model.path
+    from .file_packs import file_pack_folder
+
     with suppress(ManifestError):
-        return model.path if model.path.is_dir() else file_pack_folder(model.path)
+        return file_pack_folder(model.path)
     return model.path
 
 

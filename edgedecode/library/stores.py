@@ -5,7 +5,7 @@ Nothing is written, and no model is opened. Folders that cannot be read count as
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,7 +13,6 @@ from pathlib import Path
 from edgedecode.cache import area
 from edgedecode.pack.manifest import MANIFEST_NAME
 
-from .ollama import ollama_models
 from .stored import Store, StoredModel, is_model_name, repository_models
 
 _FOLDERS = "EDGEDECODE_MODELS"
@@ -30,7 +29,7 @@ def stored_models() -> list[StoredModel]:
         *_package_models(),
         *(model for root in places[Store.HUB] for model in _hub_models(root)),
         *(model for root in places[Store.LM_STUDIO] for owner in _folders(root) for model in _owned(owner)),
-        *(model for root in places[Store.OLLAMA] for model in ollama_models(root)),
+        *(model for root in places[Store.OLLAMA] if root.is_dir() for model in _ollama_models(root)),
         *(model for root in places[Store.LLAMA_CPP] for model in folder_models(root, Store.LLAMA_CPP)),
         *(model for root in places[Store.FOLDER] for model in folder_models(root)),
     ]
@@ -113,6 +112,12 @@ def _hub_models(root: Path) -> Iterator[StoredModel]:
             yield from repository_models(repository, snapshot, _files(snapshot), Store.HUB)
             if (snapshot / MANIFEST_NAME).is_file():
                 yield _pack(repository, snapshot, Store.HUB)
+
+
+def _ollama_models(root: Path) -> Iterable[StoredModel]:
+    from .ollama import ollama_models
+
+    return ollama_models(root)
 
 
 def _snapshot(folder: Path) -> Path | None:

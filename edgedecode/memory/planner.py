@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from edgedecode.errors import BudgetExceeded
 
-from .footprint import Holder, total_nbytes
+from .budget import Holder, total_nbytes
 from .limit import Limit
 from .sizes import size_option
 

@@ -31,9 +31,9 @@ from .entries import (
     FileEntry,
     OldTrim,
     OutsideFile,
+    SwitchCurve,
     plain_path,
 )
-from .switch_curve import SwitchCurve
 
 FORMAT = "edgedecode-pack"
 VERSION = 1

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.decoding.constraint import MOST_FORCED
 from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.policy import FixedLength
-from edgedecode.decoding.verify import Rule
+from edgedecode.decoding.verify import MOST_FORCED, Rule
 from edgedecode.drafters.model_state import MOST_NODES
 from edgedecode.drafters.source import DrafterSource, Scheduled
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import SessionOptions
-from edgedecode.switching.rule import STRETCH
 
 LONGEST_DRAFT = 16
 """Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
@@ -134,7 +132,11 @@ def most_rows(options: SessionOptions, choice: DrafterChoice) -> int:
 
 def stretch(options: SessionOptions) -> int | None:
     """Return the most tokens of the draft model that the target checks at once; None: without switching."""
-    return None if options.details.switch is None else STRETCH * options.details.switch.check
+    if options.details.switch is None:
+        return None
+    from edgedecode.switching.rule import STRETCH
+
+    return STRETCH * options.details.switch.check
 
 
 def _check_switching(options: SessionOptions, *, has_draft: bool) -> None:

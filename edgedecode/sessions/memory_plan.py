@@ -1,10 +1,13 @@
 """Plan a session's memory by holder before anything is loaded, and fit it to a limit."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode.adapters.pack_adapters import loaded_nbytes
 from edgedecode.decoding.model import ModelCard
@@ -24,9 +27,7 @@ from edgedecode.engines.interface import (
 from edgedecode.engines.registry import drafter_sources, find_drafter
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder, total_nbytes
-from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
+from edgedecode.memory.budget import Budget, Holder, total_nbytes
 from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.entries import DRAFT, DRAFT_ADAPTER, TRIM
 from edgedecode.pack.manifest import Manifest
@@ -35,6 +36,9 @@ from edgedecode.sessions.draft_models import FULL, preferred_drafters
 from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters, instead, stretch
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what fits is asked of a plan, or where a session does not
+    from edgedecode.memory.planner import Bounds, Choice, MemoryPlan
 
 SCRATCH_NBYTES = 3 * 8 + 4
 """Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
@@ -87,7 +91,7 @@ class PackFootprint:
         """Return the plan of a session under a limit. Raises as opening a session with these options does."""
         wanted, bounds = self._wanted(options)
         bounds = replace(bounds, may_skip_mmap=self._gains_without_mmap(wanted.kv_type))
-        return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
+        return _fit(wanted, bounds, self.holders, limit_nbytes)
 
     def least_with(self, kv_type: str, options: SessionOptions) -> int | None:
         """Return the smallest limit with another KV type; None if this pack or engine does not support it."""
@@ -95,7 +99,7 @@ class PackFootprint:
             wanted, bounds = self._wanted(options)
             wanted = replace(wanted, kv_type=kv_type)
             bounds = replace(bounds, may_skip_mmap=self._gains_without_mmap(kv_type))
-            return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=None).least_running
+            return _fit(wanted, bounds, self.holders, None).least_running
         except CapabilityError:
             return None
 
@@ -117,7 +121,7 @@ class PackFootprint:
             shared = names & {holder.name for holder in loaded}
             return [holder for holder in self._of_session(choice) if holder.name not in shared]
 
-        return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
+        return _fit(wanted, bounds, holders, free)
 
     def holders(self, choice: Choice) -> tuple[Holder, ...]:
         """Return the memory of the process with one session, one holder per lease."""
@@ -129,6 +133,8 @@ class PackFootprint:
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
+        from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice
+
         card = self.card
         facts = DraftingFacts(card, self.preferred, self._sources)
         drafting = choose_drafters(options, facts)
@@ -285,6 +291,14 @@ class PackFootprint:
                 needs=needs,
             )
         )
+
+
+def _fit(
+    wanted: Choice, bounds: Bounds, holders: Callable[[Choice], Sequence[Holder]], limit_nbytes: int | None
+) -> MemoryPlan:
+    from edgedecode.memory.planner import fit
+
+    return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=limit_nbytes)
 
 
 def _is_drafts(lease_name: str, roles: Sequence[str]) -> bool:

@@ -18,7 +18,6 @@ from edgedecode.engines.registry import find_drafter
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.fair_lock import FairLock
 from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.options import SessionOptions
@@ -28,11 +27,12 @@ from edgedecode.schedule.experience import Experience
 from edgedecode.sessions.draft_models import DRAFT_ROLES, DraftModels, role_of
 from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.sessions.memory_plan import PackFootprint
-from edgedecode.structured.grammar import Grammar
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
+    from edgedecode.memory.planner import MemoryPlan
+    from edgedecode.structured.grammar import Grammar
     from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
 
 

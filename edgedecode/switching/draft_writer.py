@@ -11,8 +11,7 @@ from edgedecode.drafters.source import DraftSetting
 from edgedecode.sampling.probs import SharedNoise
 from edgedecode.sampling.sampler import Sampler
 
-from .rule import STRETCH, SwitchRule, Uncertainty
-from .signals import SIGNALS
+from .rule import SIGNALS, STRETCH, SwitchRule, Uncertainty
 
 USER = "switch"
 """The name under which it uses the draft model's state."""

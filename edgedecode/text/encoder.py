@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded
-from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.process_memory import release_pages
 
 from .chat_template import NOTHING

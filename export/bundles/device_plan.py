@@ -9,8 +9,7 @@ from edgedecode.engines.kernel_choice import engine_kernels
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import EngineRequest
 from edgedecode.errors import ExportError
-from edgedecode.memory.budget import Budget
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Manifest, ModelEntry

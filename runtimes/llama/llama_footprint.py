@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.gguf.header import Header
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Holder
 from edgedecode.pack.manifest import ModelEntry
 
 from .llama_engine import EXACT, ContextPlan, Loading

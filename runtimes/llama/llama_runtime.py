@@ -17,8 +17,7 @@ from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
-from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import ModelEntry

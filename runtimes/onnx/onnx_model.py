@@ -8,6 +8,7 @@ when their number or place changes.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,17 @@ from edgedecode.pack.manifest import ModelEntry
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .buffers import Buffers
 from .graph_session import SQUARES_OUTPUT, cache_names, check_allocated
-from .inputs.biases import Biases, TreePaths
-from .inputs.pass_inputs import POSITIONS, Outputs, PassInputs
 from .kernels.thread_choice import chosen_threads
-from .onnx_adapters import Adapters
 from .onnx_engine import Untyped, first_line
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, cache_shape, state_nbytes
+from .pass_inputs import POSITIONS, Outputs, PassInputs, TreePaths
 from .providers.provider import Provider
 from .session_model import SessionModel, split_rows
+
+if TYPE_CHECKING:
+    from .biases import Biases
+    from .onnx_adapters import Adapters
 
 
 class OnnxModel(SessionModel[OnnxState]):
@@ -68,8 +71,8 @@ class OnnxModel(SessionModel[OnnxState]):
             self._tiled = tiled
             value = engine.OrtValue.ortvalue_from_numpy
             self._tiles = {name: value(array) for name, array in tiles.items()}
-            self._biases: Biases | TreePaths = (
-                TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=list(inputs), window=entry.window)
+            self._biases = (
+                TreePaths(engine) if tiled else _biases(self._buffers, inputs=list(inputs), window=entry.window)
             )
             by_slot = len(inputs[POSITIONS]) == 1
             outputs = Outputs(self._buffers, card=card)
@@ -81,7 +84,7 @@ class OnnxModel(SessionModel[OnnxState]):
                 if value.name.startswith(SQUARES_OUTPUT)
             }
             """By tensor: the sums of a pass, and of all passes."""
-            self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+            self._adapters = _adapters(engine, session, entry, card, budget)
         except BaseException:
             self._buffers.close()
             raise
@@ -161,23 +164,33 @@ class OnnxModel(SessionModel[OnnxState]):
         with self._lock:
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
-            self._unbind(self._adapters.forms(digest))
-            self._adapters.add(digest, matrices, scale=scale)
+            adapters = self._taking()
+            self._unbind(adapters.forms(digest))
+            adapters.add(digest, matrices, scale=scale)
 
     def prepare_adapter(self, use: AdapterUse) -> object:
         with self._lock:
-            return self._adapters.form(use)
+            return self._taking().form(use)
 
     def remove_adapter(self, digest: str, *, scale: float | None = None) -> None:
         with self._lock:
+            if self._adapters is None:
+                return
             self._unbind(self._adapters.forms(digest, scale=scale))
             if scale is None:
                 self._adapters.remove(digest)
 
+    def _taking(self) -> "Adapters":
+        """Return the adapters. Raises CapabilityError for a graph that takes none."""
+        if self._adapters is None:
+            raise CapabilityError(f"{self._card.name} has no adapter inputs: it takes no adapters")
+        return self._adapters
+
     def _drop(self) -> None:
         self._tiles.clear()
         self._buffers.close()
-        self._adapters.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     def _shrink(self) -> None:
         with self._lock:
@@ -260,12 +273,15 @@ class OnnxModel(SessionModel[OnnxState]):
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices if others are bound now; the engine's defaults are those of the base model."""
-        form = self._adapters.form(use)
+        if self._adapters is None and use is None:
+            return
+        adapters = self._taking()
+        form = adapters.form(use)
         if form is state.bound_adapter or (use is None and state.bound_adapter is None):
             return
         assert form is not None
         state.bound_adapter = ()  # after an interrupt, neither adapter counts as bound
-        self._adapters.bind(state.binding, form)
+        adapters.bind(state.binding, form)
         state.bound_adapter = form
 
     def _unbind(self, forms: Collection[object]) -> None:
@@ -273,3 +289,21 @@ class OnnxModel(SessionModel[OnnxState]):
         for state in self._open_states():
             if any(form is state.bound_adapter for form in forms):
                 self._bind_adapter(state, None)
+
+
+def _biases(buffers: Buffers, *, inputs: Sequence[str], window: int) -> "Biases":
+    """Return the bias inputs of the engine's attention; ours takes none."""
+    from .biases import Biases
+
+    return Biases(buffers, inputs=inputs, window=window)
+
+
+def _adapters(
+    engine: Untyped, session: Untyped, entry: ModelEntry, card: ModelCard, budget: Budget
+) -> "Adapters | None":
+    """Return the adapters of the graph `lora`; None: the graph takes none."""
+    if not card.lora_rank:
+        return None
+    from .onnx_adapters import Adapters
+
+    return Adapters(engine, session, entry=entry, card=card, budget=budget)

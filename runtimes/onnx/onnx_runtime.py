@@ -19,12 +19,10 @@ from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import SQUARES, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
-from edgedecode.pack.token_map import read_token_ids
 from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
@@ -362,6 +360,8 @@ def _card(request: ModelRequest, graph: Graph) -> ModelCard:
     """Return the card as far as the manifest determines it."""
     entry, ids, size = request.entry, None, min(request.entry.rows, request.vocabulary_size)
     if graph.token_ids:
+        from edgedecode.pack.pack_tokenizer import read_token_ids  # late: only a trimmed draft has such a map
+
         size = request.vocabulary_size
         ids = read_token_ids(request.root / graph.token_ids, rows=entry.rows, vocabulary_size=size).ids
     return ModelCard(

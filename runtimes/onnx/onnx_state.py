@@ -1,21 +1,25 @@
 """One sequence's keys and values, and the engine binding over them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedecode.decoding.model import ModelCard
-from edgedecode.memory.budget import Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Holder, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_room, continues
-from .ancestors import Ancestors
 from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
 from .providers.kv_cache import KvCache, KvShape, slot_count
 from .session_model import SessionState
+
+if TYPE_CHECKING:
+    from .ancestors import Ancestors
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of one bit per row), parent and depth."""
@@ -84,6 +88,8 @@ class TreeState(SessionState):
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
         if parents is not None and not continues(parents, count=count, after=self._pending):
             if self.tree is None:
+                from .ancestors import Ancestors  # late: chains need none
+
                 self.tree = Ancestors(self._pending)
             self.tree.grow(parents, after=self._pending)
         elif self.tree is not None:

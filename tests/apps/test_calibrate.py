@@ -19,11 +19,11 @@ from edgedecode.apps.calibrate.text_signals import AnswerSignals, best_signal, t
 from edgedecode.cli import main
 from edgedecode.library import find
 from edgedecode.library.names import BUNDLED_PACK
+from edgedecode.pack.entries import SwitchCurve, SwitchPoint
 from edgedecode.pack.integrity import models_digest
 from edgedecode.pack.manifest import Manifest
-from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
 from edgedecode.sessions.switch_choice import CAREFUL, switch_rule
-from edgedecode.switching.signals import SIGNALS
+from edgedecode.switching.rule import SIGNALS
 from edgedecode.user_notices import NOTICES
 
 PROMPTS = Path(bundled_prompts.__file__).parent / "prompts.jsonl"

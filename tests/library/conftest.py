@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.library.offers import ask_before_downloads
+from edgedecode.user_notices import ask_before_downloads
 from tests.imports.files import File, write_file
 from tests.small_tokenizers import byte_level
 

@@ -16,12 +16,13 @@ from edgedecode.apps import terminal
 from edgedecode.apps.library.demo_command import DEMO_MODEL, read_prompts
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
-from edgedecode.library import named_models
-from edgedecode.library.offers import Offer, ask_before_downloads, fetched
+from edgedecode.library import hub_files, offers
+from edgedecode.library.offers import Offer, fetched
 from edgedecode.library.prepared import is_in_use
 from edgedecode.library.stores import stored_models
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
+from edgedecode.user_notices import ask_before_downloads
 
 from .conftest import Stores, listing, written
 
@@ -135,7 +136,7 @@ def test_pull_asks_no_index_for_a_path(
     def asked(*_: object) -> None:
         raise AssertionError("the index was asked")
 
-    monkeypatch.setattr(named_models, "fetched", asked)
+    monkeypatch.setattr(offers, "fetched", asked)
     (home / "here").mkdir()
     assert main(["pull", word]) == 1
     assert said in capsys.readouterr().err
@@ -281,7 +282,7 @@ def test_a_pipe_is_told_of_a_download(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
     offered = Offer("owner/m", 5_000_000, lambda: home / "no.gguf")
-    monkeypatch.setattr(named_models, "hub_offer", lambda _: offered)
+    monkeypatch.setattr(hub_files, "hub_offer", lambda _: offered)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hi"), isatty=lambda: False))
     assert main(["generate", "owner/m", "hi"]) == 1
     assert "edgedecode: downloading owner/m, 5 MB" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import edgedecode
 from edgedecode import Pair, SamplingOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.switching.signals import entropy
+from edgedecode.switching.rule import entropy
 from tests.toys import session_options
 
 PROMPTS = (

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from edgedecode.memory.footprint import Holder, total_nbytes
+from edgedecode.memory.budget import Holder, total_nbytes
 from edgedecode.memory.planner import Bounds, Choice, MemoryPlan, fit
 
 MODELS = frozenset({"trim", "model", "tree"})

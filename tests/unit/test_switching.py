@@ -11,14 +11,13 @@ from edgedecode import InputError, SamplingOptions, SwitchOptions
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.stats import Stats, TimeSplit
 from edgedecode.decoding.verify import Verdict, unverified
-from edgedecode.pack.switch_curve import SwitchCurve, SwitchPoint
+from edgedecode.pack.entries import SwitchCurve, SwitchPoint
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.sampling.sampler import Sampler
 from edgedecode.sessions import switch_choice
 from edgedecode.sessions.switch_choice import with_switch_rule
 from edgedecode.switching.draft_writer import DraftWriter
-from edgedecode.switching.rule import STRETCH, SwitchRule, Uncertainty
-from edgedecode.switching.signals import CONTROL, SIGNALS, entropy
+from edgedecode.switching.rule import CONTROL, SIGNALS, STRETCH, SwitchRule, Uncertainty, entropy
 from edgedecode.testing import TableModel, toy_pair
 from tests.toys import session_options
 

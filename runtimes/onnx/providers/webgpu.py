@@ -14,8 +14,8 @@ from edgedecode.onnx_format.node import Node
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import STATIC
 
-from ..inputs.pass_inputs import POSITIONS
 from ..onnx_engine import SILENT, Untyped
+from ..pass_inputs import POSITIONS
 from .attention_check import SIZE, attention_graph, right_widths
 from .kv_cache import DeviceCache, KvCache, KvShape, NewCache, move_graph
 from .plugin import PluginProvider

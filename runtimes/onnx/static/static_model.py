@@ -9,8 +9,7 @@ import numpy.typing as npt
 from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
-from edgedecode.memory.budget import Budget, Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.static_graphs import MASK, WINDOW_MASK, head_rows
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.interface import ModelFootprint, ModelRequest
 from edgedecode.errors import ManifestError
-from edgedecode.memory.budget import Lease
-from edgedecode.memory.footprint import Holder
+from edgedecode.memory.budget import Holder, Lease
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.static_graphs import HEAD_ROWS, WINDOW_MASK

@@ -10,7 +10,7 @@ from edgedecode.memory.budget import Lease
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.pack.static_graphs import HIDDEN_SCORE
 
-from ..inputs.biases import block_far
+from ..biases import block_far
 from ..onnx_adapters import Form
 from ..onnx_engine import Untyped
 from ..onnx_state import TreeState, position_nbytes

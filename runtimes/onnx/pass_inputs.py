@@ -1,4 +1,5 @@
-"""The inputs of a pass besides the attention bias: ids, positions, lengths and the rows that get logits; its outputs.
+"""The inputs of a pass besides the engine's attention biases (`biases.py`): ids, positions, lengths, the rows that get
+logits, the tree of our attention; and its outputs.
 
 A provider that shares host memory reads the arrays in place, so they are bound once and again where a width changes.
 Other engines' bindings copy an input to the device when it is bound, so it is bound in every pass.
@@ -10,10 +11,11 @@ import numpy as np
 
 from edgedecode.decoding.model import ModelCard
 
-from ..buffers import Buffers
-from ..onnx_engine import Untyped
-from ..onnx_footprint import FLOAT_NBYTES
-from ..onnx_state import OnnxState
+from .buffers import Buffers
+from .kernels.rewriting import PARENTS
+from .onnx_engine import Untyped
+from .onnx_footprint import FLOAT_NBYTES
+from .onnx_state import OnnxState
 
 POSITIONS = "position_ids"
 """int64 [1, rows]: each row's position. [slots]: each used slot's position, for attention that rotates by slot."""
@@ -89,3 +91,26 @@ class PassInputs:
             positions = positions.copy()
             positions[state.length :] = np.add(state.tree.depths(0, total - state.length), state.length)
         state.binding.bind_cpu_input(POSITIONS, positions)
+
+
+class TreePaths:
+    """Binds the parents of a state's pending rows; replaces `Biases` for a graph with our attention."""
+
+    def __init__(self, engine: Untyped) -> None:
+        self._value = engine.OrtValue.ortvalue_from_numpy
+        self._chain = self._value(np.empty(0, np.int32))
+
+    def plan(self, capacity: int, *, tree: bool) -> None:
+        """Allocate nothing: a tree's parents are planned with its rows."""
+
+    def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:
+        """Bind the parents of pending rows 0 to start + width - 1, or none for a chain."""
+        if state.tree is None:
+            if not state.bound_chain:
+                binding.bind_ortvalue_input(PARENTS, self._chain)
+                state.bound_chain = True
+            return
+        state.bound_chain = False
+        parents = np.array(state.tree.parents(start + width), np.int32)
+        state.bound_parents = self._value(parents)  # not every version of the engine's binding keeps it alive
+        binding.bind_ortvalue_input(PARENTS, state.bound_parents)

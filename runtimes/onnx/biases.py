@@ -9,12 +9,11 @@ import numpy as np
 
 from edgedecode.arrays import FloatArray, IntArray
 
-from ..ancestors import BLOCKED
-from ..buffers import Buffers
-from ..graph_session import FULL_BIAS, WINDOW_BIAS
-from ..kernels.rewriting import PARENTS
-from ..onnx_engine import Untyped
-from ..onnx_state import OnnxState
+from .ancestors import BLOCKED
+from .buffers import Buffers
+from .graph_session import FULL_BIAS, WINDOW_BIAS
+from .onnx_engine import Untyped
+from .onnx_state import OnnxState
 
 
 class Biases:
@@ -61,29 +60,6 @@ class Biases:
             slots[state.length :] = np.add(state.tree.depths(0, total - state.length), state.length)
         block_far(bias, rows=buffers.positions[:width], slots=slots, window=self._window)
         return int(bias.ctypes.data)
-
-
-class TreePaths:
-    """Binds the parents of a state's pending rows; replaces `Biases` for a graph with our attention."""
-
-    def __init__(self, engine: Untyped) -> None:
-        self._value = engine.OrtValue.ortvalue_from_numpy
-        self._chain = self._value(np.empty(0, np.int32))
-
-    def plan(self, capacity: int, *, tree: bool) -> None:
-        """Allocate nothing: a tree's parents are planned with its rows."""
-
-    def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:
-        """Bind the parents of pending rows 0 to start + width - 1, or none for a chain."""
-        if state.tree is None:
-            if not state.bound_chain:
-                binding.bind_ortvalue_input(PARENTS, self._chain)
-                state.bound_chain = True
-            return
-        state.bound_chain = False
-        parents = np.array(state.tree.parents(start + width), np.int32)
-        state.bound_parents = self._value(parents)  # not every version of the engine's binding keeps it alive
-        binding.bind_ortvalue_input(PARENTS, state.bound_parents)
 
 
 def block_far(bias: FloatArray, *, rows: IntArray, slots: IntArray, window: int) -> None:
