@@ -164,6 +164,8 @@ class OnnxModel(SessionModel[OnnxState]):
         with self._lock:
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
+            if self._adapters is None and not matrices:
+                return  # it changes nothing
             adapters = self._taking()
             self._unbind(adapters.forms(digest))
             adapters.add(digest, matrices, scale=scale)
