@@ -27,9 +27,8 @@ _Kind = TypeVar("_Kind")
 
 AREAS: Mapping[str, str] = {
     "costs": "costs of forward passes on this device",
-    "trim": "answers that earlier versions trimmed vocabularies on",
     "history": "messages typed in chats, to recall them",
-    "engines": "engines that run on this machine, and where a pack's models run fastest",
+    "engines": "engines that run on this machine",
     "verified": "packs whose files were checked",
     "exports": "slow steps of interrupted exports",
     "gguf": "GGUF files built from packs for llama.cpp",

@@ -83,7 +83,6 @@ class Pair:
         except BaseException:
             self._process.release()
             raise
-        _notice_old_trim(manifest, draft_engine(runtime))
         adapters = PackAdapters(manifest, root, model=target, runtime=runtime.name, budget=budget, turn=turn)
         self.shared = Resources(
             manifest=manifest,
@@ -316,12 +315,3 @@ class Pair:
                 needs=(*needs, *role_needs(role, self._loading)),
             )
         )
-
-
-def _notice_old_trim(manifest: Manifest, runtime: str) -> None:
-    """Tell the user if the draft's trim is of an earlier version, and was measured on this engine."""
-    draft = manifest.models.get(DRAFT)
-    if draft is None or draft.trim is None or draft.trim.gguf or draft.trim.runtime != runtime:
-        return
-    if draft.trimmed is None:
-        notice("the draft's trim is of an earlier version and not used: trim this pack again (`edgedecode trim PACK`)")

@@ -26,7 +26,7 @@ RARE = frozenset(
         *("--presence-penalty", "--repeat-last-n", "--logit-bias", "--allow-host", "--allow-origin", "--strict-model"),
         *("--parallel", "--queue", "--noise-positions", "--dry-run", "--no-cache", "--head-bits"),
         *("--mixed", "--calibrated", "--calibrate-text", "--activations", "--lora-rank"),
-        *("--rope", "--block-size", "--widths", "--imatrix", "--write-imatrix"),
+        *("--block-size", "--widths", "--imatrix", "--write-imatrix"),
     )
 )
 """Options that few users need: --help leaves them out, --help-all shows them."""

@@ -266,9 +266,7 @@ class _Calibration:
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
     """Open the network, with position tables cut to the exported context."""
-    shape = job.source.shape
-    long_rope = job.span.long_rope and shape.short_context > 0
-    network = open_network(job.source.folder, checkpoint, architecture=shape.architecture, long_rope=long_rope)
+    network = open_network(job.source.folder, checkpoint, architecture=job.source.shape.architecture)
     network.config.max_position_embeddings = job.context  # after the rotary module was made from the original value
     return network
 

@@ -173,7 +173,6 @@ def _entry(role: _Role) -> ModelEntry:
         gguf_plan="",
         equality=None,
         trimmed=None,
-        trim=None,
     )
 
 
@@ -183,5 +182,4 @@ def _copied(manifest: Manifest) -> list[str]:
     for entry in manifest.models.values():
         changed |= {entry.weights, entry.gguf, entry.gguf_plan, *(graph.file for graph in entry.graphs.values())}
         changed |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
-        changed |= set(entry.trim.files) if entry.trim is not None else set()
     return [name for name in manifest.files if name not in changed]

@@ -145,22 +145,6 @@ HEAD_ARCHITECTURE = "eagle3"
 HEAD_FILE = "head/head.gguf"
 TRIM_NAMES = {"graph": ("trim.onnx", "trim-2.onnx"), "ids": ("trim.ids", "trim-2.ids")}
 """Each file of a trimmed draft has two names, so that the old and the new file can exist at the same time."""
-HEADS_NAMES = ("heads.onnx", "heads-2.onnx", "trim.gguf", "trim-2.gguf")
-"""Files of trims by earlier versions, which are not used any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class OldTrim:
-    """A trim by an earlier version, which is ignored: a second head in a graph of the draft model."""
-
-    token_ids: str
-    gguf: str = ""
-    runtime: str = ""
-    """The engine it was measured on."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (self.token_ids, *([self.gguf] if self.gguf else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from edgedecode.cache import area
 from edgedecode.errors import ManifestError
 
-from .entries import ADAPTERS, HEADS_NAMES, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
+from .entries import ADAPTERS, NPU_FOLDER, STATIC_PREFIX, TRIM_NAMES
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Manifest
 
@@ -72,7 +72,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
     """
     listed = {*manifest.files, MANIFEST_NAME}
     folders = {parent.as_posix() for name in listed for parent in PurePosixPath(name).parents}
-    trim_files = {name for names in (*TRIM_NAMES.values(), HEADS_NAMES) for name in names}
+    trim_files = {name for names in TRIM_NAMES.values() for name in names}
     unused = _unused(manifest)
     for name, entry in _entries(root, folders):
         path = root / name

@@ -29,7 +29,6 @@ from .entries import (
     AdapterEntry,
     CompiledEntry,
     FileEntry,
-    OldTrim,
     OutsideFile,
     SwitchCurve,
     plain_path,
@@ -61,8 +60,7 @@ class Graph:
     """One graph over a model's weights, with its declared inputs and outputs.
 
     Capabilities: tree, rows, lora (takes adapter matrices), static (fixed shapes, see `width` and `slots`; returns only
-    the new rows of the cache). Graphs of older packs with trim, local or hidden, outputs that are no longer used, are
-    not opened.
+    the new rows of the cache).
     """
 
     file: str
@@ -147,7 +145,6 @@ class ModelEntry:
     """The plan for building a GGUF file at first use, where the pack has none; empty: it cannot be built."""
     trimmed: TrimmedDraft | None = None
     """The same draft model with a smaller vocabulary; None: never trimmed."""
-    trim: OldTrim | None = None
     activations: ActivationsEntry | None = None
     """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
 
@@ -296,16 +293,13 @@ class Manifest:
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
             named |= {name for graph in entry.graphs.values() for name in graph.files} | ({entry.gguf_plan} - {""})
             named |= set(entry.trimmed.graph.files) if entry.trimmed is not None else set()
-            named |= set(entry.trim.files) if entry.trim is not None else set()
         adapters = {name for adapter in self.adapters.values() for name in (adapter.file, adapter.config) if name}
         return named | (adapters - set(self.outside))
 
     def _trimmed(self) -> ModelEntry:
         entry = self.models.get(DRAFT)
         if entry is None or entry.trimmed is None:
-            is_old = entry is not None and entry.trim is not None
-            what = "a trimmed draft of an earlier version only" if is_old else "no trimmed draft"
-            raise CapabilityError(f"this pack has {what}: `edgedecode trim PACK` adds one")
+            raise CapabilityError("this pack has no trimmed draft: `edgedecode trim PACK` adds one")
         graph = entry.trimmed.graph
         rows = self.files[graph.token_ids].nbytes // ID_NBYTES
         less = (entry.rows - rows) * entry.hidden_size

@@ -98,7 +98,7 @@ def _check_graph(path: Path, graph: Graph, entry: ModelEntry, weights: Weights) 
     """Raise ValueError unless the graph matches the manifest."""
     if path.suffix != ".onnx":
         raise ValueError("its name does not end in .onnx")
-    kept = entry.rows if graph.token_ids or entry.trim is not None else 0
+    kept = entry.rows if graph.token_ids else 0
     trimmed = 4 * kept * (entry.hidden_size + 64)
     most = _GRAPH_NBYTES + _LAYER_NBYTES * entry.layers + trimmed
     if (nbytes := path.stat().st_size) > most:

@@ -121,12 +121,11 @@ def remove_abandoned(parent: Path, *, name: str | None = None) -> None:
 
 def _remove_if_abandoned(folder: Path) -> None:
     """Remove a folder that no process locks; where locks are not used, one that has been unchanged for a day."""
-    unlocked = folder.name.rpartition("-")[2].isdecimal()  # older versions did not lock the folder
     try:
         lock = take_lock(folder)
     except OSError:
-        lock, unlocked = Lock(-1), True
-    if lock is None or (unlocked and not _is_stale(folder)):
+        lock = Lock(-1) if _is_stale(folder) else None
+    if lock is None:
         return
     with lock:
         shutil.rmtree(folder, ignore_errors=True)

@@ -86,7 +86,7 @@ def _make(arguments: Namespace) -> Report:
         activations=arguments.activations,
         name=arguments.name,
         license=arguments.license,
-        span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
+        span=Span(arguments.context),
         noise_positions=arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,

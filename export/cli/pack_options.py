@@ -129,13 +129,6 @@ def add_graphs(parser: ArgumentParser) -> None:
         metavar="N",
         help="context length (default: the model's own, up to 32768; rotary tables grow with it)",
     )
-    group.add_argument(
-        "--rope",
-        choices=("short", "long"),
-        default="short",
-        help="factors of a long-rope model: short ones limit the context to where the model would change them, long "
-        "ones allow the full context and are wrong for short texts (default short)",
-    )
 
 
 def _context(text: str) -> int:

@@ -46,11 +46,10 @@ BASE_ONLY = GraphRequest()
 class Span:
     """The requested context length. `context` None: the model's own, up to DEFAULT_CONTEXT.
 
-    long_rope: whether a long-rope model uses its long factors, which give it its full context.
+    That of a long-rope model ends where it would change its factors.
     """
 
     context: int | None = None
-    long_rope: bool = False
 
     def context_of(self, shape: Shape) -> int:
         """Return the context length that a model of this shape is exported with."""
@@ -58,16 +57,9 @@ class Span:
 
     def check(self, shape: Shape, *, name: str) -> None:
         """Raise ExportError if the model does not support the request."""
-        if self.long_rope and not self._switches(shape):
-            raise ExportError(f"{name} has no long rope: leave out --rope long")
         if self.context is not None and self.context > self._possible(shape):
             raise ExportError(
                 f"{name} supports {self._possible(shape)} positions, not {self.context}: use a shorter context"
-            )
-        if self.long_rope and self.context_of(shape) <= shape.short_context:
-            raise ExportError(
-                f"{name} uses its short factors up to {shape.short_context} positions: leave out --rope long for a "
-                f"context of {self.context_of(shape)}"
             )
 
     def notes_on(self, shape: Shape) -> tuple[str, ...]:
@@ -76,15 +68,10 @@ class Span:
         if context < self._possible(shape):
             why = "as requested" if self.context else "export with --context for more"
             notes.append(f"the context is limited to {context} of {self._possible(shape)} tokens: {why}")
-        if self._switches(shape) and self.long_rope:
-            notes.append(
-                f"long-rope factors at every length: results for texts of up to {shape.short_context} tokens differ "
-                f"from the original model's, which uses its short factors there"
-            )
-        elif self._switches(shape):
+        if self._switches(shape):
             notes.append(
                 f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would change "
-                f"its rotary factors and repeat the prefill: export with --rope long for longer texts"
+                f"its rotary factors and repeat the prefill"
             )
         return tuple(notes)
 
@@ -92,7 +79,7 @@ class Span:
         return 0 < shape.short_context < shape.context
 
     def _possible(self, shape: Shape) -> int:
-        return shape.short_context if self._switches(shape) and not self.long_rope else shape.context
+        return shape.short_context if self._switches(shape) else shape.context
 
 
 WHOLE = Span()

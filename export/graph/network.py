@@ -32,10 +32,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """The names of the two kinds of layers in transformers' configurations."""
 
 
-def open_network(
-    folder: Path, checkpoint: Checkpoint, *, architecture: str, long_rope: bool = False
-) -> PreTrainedModel:
-    """Create the model described by config.json; `long_rope` as `long` in `revive_rotary`.
+def open_network(folder: Path, checkpoint: Checkpoint, *, architecture: str) -> PreTrainedModel:
+    """Create the model described by config.json.
 
     Raises ExportError if its class is not `architecture`, or if tensors are missing or have other shapes.
     """
@@ -54,7 +52,7 @@ def open_network(
     _check_class(network, architecture, name=folder.name)
     _check(network, checkpoint, tied=bool(config.tie_word_embeddings), name=folder.name)
     network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
-    revive_rotary(network, long=long_rope)
+    revive_rotary(network)
     _restore_scale(network)
     network.get_input_embeddings().padding_idx = None  # used for gradients only, and out of range in a trimmed table
     _float_vectors(network)
@@ -144,21 +142,10 @@ class RotaryTables:
     sine: torch.Tensor
 
 
-def revive_rotary(network: PreTrainedModel, *, long: bool = False) -> None:
-    """Recreate the rotary module: it has no weights, and the original's frequencies are on the meta device.
-
-    long: fix it to a long-rope model's long frequencies for texts of any length.
-    """
+def revive_rotary(network: PreTrainedModel) -> None:
+    """Recreate the rotary module: it has no weights, and the original's frequencies are on the meta device."""
     body: Any = network.model
-    rotary = type(body.rotary_emb)(config=network.config)
-    if long:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        beyond = network.config.rope_parameters["original_max_position_embeddings"] + 1
-        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](network.config, None, seq_len=beyond)
-        rotary.inv_freq = rotary.original_inv_freq = frequencies
-        rotary.rope_type = "default"  # other types change their frequencies in the forward pass
-    body.rotary_emb = rotary
+    body.rotary_emb = type(body.rotary_emb)(config=network.config)
 
 
 def per_layer_rotary(network: PreTrainedModel) -> bool:

@@ -17,7 +17,7 @@ from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, InputError
 from edgedecode.library.find import find_pack
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.entries import DRAFT, HEADS_NAMES, TRIM, TRIM_NAMES
+from edgedecode.pack.entries import DRAFT, TRIM, TRIM_NAMES
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimmedDraft
 from edgedecode.pack.new_folder import check_room
 from edgedecode.pack.pack_change import changed_pack, check_own
@@ -120,7 +120,6 @@ def save_trimmed(
         )
         graph = write_trimmed(base, entry, root, out=change.place(file), ids=vocabulary.ids)
         write_token_ids(change.place(ids), vocabulary.ids)
-        _remove_trims(change.value["models"][DRAFT])
         trimmed = TrimmedDraft(replace(graph, file=file, token_ids=ids), ENGINE, *(measured or ()))
         change.value["models"][DRAFT]["trimmed"] = asdict(trimmed)
         change.remove(name for name in _files(change.manifest) if name not in (file, ids))
@@ -134,7 +133,7 @@ def remove_trimmed(pack: str | Path) -> list[str]:
     if not gone:
         raise InputError(f"the pack {root} has no trimmed draft to remove")
     with changed_pack(root) as change:
-        _remove_trims(change.value["models"][DRAFT])
+        change.value["models"][DRAFT].pop("trimmed", None)
         change.remove(_files(manifest))
     return gone
 
@@ -154,20 +153,10 @@ def _full_graph(entry: ModelEntry) -> Graph:
 
 
 def _files(manifest: Manifest) -> list[str]:
-    """Return the files of trims of this and earlier versions that the pack may have, listed or left by a crash."""
+    """Return the files of a trim that the pack may have, listed or left by a crash."""
     entry = manifest.models[DRAFT]
     folder = PurePosixPath(_full_graph(entry).file if entry.graphs else f"{DRAFT}/base.onnx").parent
-    names = {str(folder / name) for names in (*TRIM_NAMES.values(), HEADS_NAMES) for name in names}
-    return sorted(names | set(() if entry.trim is None else entry.trim.files))
-
-
-def _remove_trims(draft: dict[str, object]) -> None:
-    """Take trims of this and earlier versions out of the draft's entry of a manifest."""
-    graphs = draft["graphs"]
-    assert isinstance(graphs, dict)
-    draft["graphs"] = {name: graph for name, graph in graphs.items() if "trim" not in graph["capabilities"]}
-    for key in ("trimmed", "trim"):
-        draft.pop(key, None)
+    return sorted(str(folder / name) for names in TRIM_NAMES.values() for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ GGUF = "gguf"
 """The capability of a graph that is built from a GGUF file, which is the graph's file."""
 INT8_KV = "kv:int8"
 _KV = "kv:"
-_OLD = {"trim", "local", "hidden"}
-"""Capabilities of graphs with more outputs."""
 _EXPORTED_AS = {"lora": "lora", INT8_KV: "kv8"}
 """Needs by the name of the graph in `export --graphs` that offers them."""
 
@@ -39,7 +37,7 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     wanted = set(needs) - asked
     suitable = [
         graph
-        for graph in usable_graphs(entry).values()
+        for graph in entry.graphs.values()
         if {graph.kv_type} == kv_types
         and wanted <= set(graph.capabilities)
         and (STATIC in wanted) == (STATIC in graph.capabilities)
@@ -47,11 +45,6 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
     if not suitable:
         raise CapabilityError(_refusal(entry, name, needs=needs))
     return min(suitable, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
-
-
-def usable_graphs(entry: ModelEntry) -> dict[str, Graph]:
-    """Return a model's graphs without those of older packs that have more outputs."""
-    return {name: graph for name, graph in entry.graphs.items() if not _OLD & set(graph.capabilities)}
 
 
 def is_gguf(entry: ModelEntry) -> bool:
@@ -70,7 +63,7 @@ def file_nbytes(path: Path) -> int:
 def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     offered = "; ".join(
         f"{graph_name}: {', '.join(graph.capabilities)}, {graph.kv_type} KV"
-        for graph_name, graph in usable_graphs(entry).items()
+        for graph_name, graph in entry.graphs.items()
     )
     exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
     several = "" if len(exported) < 2 else " (no one graph offers them together)"

@@ -27,7 +27,7 @@ from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
-from .graph_choice import GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf, usable_graphs
+from .graph_choice import GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf
 from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
@@ -108,7 +108,7 @@ class OnnxRuntime:
     def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
         """Return which kernels run each graph of a model on the processor."""
         entry = _with_graph(entry, root)
-        graphs = {"base": entry.graphs["base"]} if is_gguf(entry) else usable_graphs(entry)  # a file's have one network
+        graphs = {"base": entry.graphs["base"]} if is_gguf(entry) else entry.graphs  # a file's have one network
         return [explain(entry, root, name=name, graph=graph) for name, graph in graphs.items()]
 
     @staticmethod

@@ -187,24 +187,10 @@ def test_long_rope_by_default_ends_at_its_switch(tmp_path: Path) -> None:
     entry = export_span(folder, tmp_path / "pack", Span()).models["target"]
     assert entry.context == 64
     assert "ends at 64 of 256 tokens" in entry.notes[0]
-    assert "--rope long" in entry.notes[0]
     tokens = random_tokens(64)
     expected = framework_logits(folder, tokens)
     manifest = Manifest.load(tmp_path / "pack")
     assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
-
-
-def test_long_rope_beyond_its_switch(tmp_path: Path) -> None:
-    """The long factors agree with transformers beyond the switch, and differ from the short factors below it."""
-    folder = write_model(tmp_path / "model", LONG)
-    manifest = export_span(folder, tmp_path / "pack", Span(long_rope=True))
-    assert manifest.models["target"].context == 256
-    assert "up to 64 tokens differ" in manifest.models["target"].notes[0]
-    tokens = random_tokens(100)
-    expected = framework_logits(folder, tokens)
-    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
-    short = framework_logits(folder, tokens[:50])
-    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens[:50]) - short).max() > 0.1
 
 
 def test_span_limits_the_context(tmp_path: Path) -> None:
@@ -218,9 +204,7 @@ def test_span_limits_the_context(tmp_path: Path) -> None:
     ("tiny", "span", "message"),
     [
         (TinyModel(), Span(context=4096), "supports 256 positions, not 4096"),
-        (TinyModel(), Span(long_rope=True), "has no long rope"),
         (LONG, Span(context=100), "supports 64 positions, not 100"),
-        (LONG, Span(context=64, long_rope=True), "uses its short factors up to 64 positions"),
     ],
 )
 def test_span_refuses_unavailable_positions(tiny: TinyModel, span: Span, message: str, tmp_path: Path) -> None:

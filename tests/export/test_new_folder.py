@@ -119,16 +119,6 @@ def test_new_folder_refuses_the_second_process_to_finish(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_new_folder_removes_an_old_leftover_without_a_lock(tmp_path: Path) -> None:
-    """An older edgedecode named them so, and it may still be running."""
-    for name in (".out.partial-17", ".out.partial-18"):
-        (tmp_path / name).mkdir()
-    os.utime(tmp_path / ".out.partial-18", (0, 0))
-    with new_folder(tmp_path / "out"):
-        pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial-17", "out"]
-
-
 def test_check_place_refuses_unusable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "full").mkdir()

@@ -14,7 +14,6 @@ from edgedecode.pack.entries import (
     ActivationsWay,
     AdapterEntry,
     FileEntry,
-    OldTrim,
     OutsideFile,
     ProductError,
 )
@@ -61,10 +60,7 @@ def manifest() -> Manifest:
         speed_up=1.1,
         speed_up_full=1.0,
     )
-    trim = OldTrim("draft/old.ids", gguf="draft/trim.gguf", runtime="onnx")
-    draft = replace(
-        entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trimmed=trimmed, trim=trim, activations=None
-    )
+    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trimmed=trimmed, activations=None)
     adapter = AdapterEntry(
         "adapters/pirate.gguf", role="target", rank=8, alpha=16.0, modules=("q_proj",), invocation=(3,)
     )
@@ -76,7 +72,6 @@ def manifest() -> Manifest:
         "target/weights.bin",
         "draft/weights.bin",
         *trimmed.graph.files,
-        *trim.files,
     ]
     return Manifest(
         name="pack",
@@ -130,7 +125,7 @@ OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_t
 OPTIONAL |= {
     *OPTIONAL_FIGURES,
     *("outside", "adapters", "switching", "invocation", "config", "kv_type", "lora_rank", "lora_modules"),
-    *("width", "slots", "compiled", "window", "quantization", "trimmed", "token_ids", "coverage", "trim"),
+    *("width", "slots", "compiled", "window", "quantization", "trimmed", "token_ids", "coverage"),
     *("runtime", "activations", "kernels", "calibration", "categories", "notes", "gguf", "equality"),
     *("gguf_plan", "parity", "ways", "text", "recommended", "length", "warnings"),
 }
@@ -162,7 +157,6 @@ def test_manifest_names_a_missing_field() -> None:
     for path in LEAVES:
         missing = changed(path, remove=True)
         needed = path[:3] == ("models", "draft", "trimmed") and path[-1] in {"token_ids", "runtime"}
-        needed = needed or path[-2:] == ("trim", "token_ids")
         if (path[-1] in OPTIONAL and not needed) or path[:-1] in free:
             Manifest.from_json(missing)
         elif path == ("models", "draft"):

@@ -1,6 +1,5 @@
 """Which draft model a session gets: the trimmed one, the full one or none; what is loaded, leased and refused."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions, SwitchOptions
-from edgedecode.pack.entries import OldTrim
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import Graph, Manifest, TrimmedDraft
 from edgedecode.pack.pack_tokenizer import write_token_ids
@@ -26,7 +24,6 @@ from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.draft_models import preferred_drafters
 from edgedecode.testing import TableModel, TableRuntime
-from edgedecode.user_notices import NOTICES
 from tests.toys import TrimmedTable, ascii_pair, session_options
 
 KEPT = tuple(range(0, 259, 2))
@@ -66,19 +63,17 @@ class TrimmedRuntime(TableRuntime):
         return TrimmedTable(model, KEPT) if name == "trim" else model
 
 
-def manifest_with(trimmed: TrimmedDraft | None, *, old: OldTrim | None = None) -> Manifest:
+def manifest_with(trimmed: TrimmedDraft | None) -> Manifest:
     base = ascii_pair().manifest
-    draft = replace(base.models["draft"], trimmed=trimmed, trim=old)
+    draft = replace(base.models["draft"], trimmed=trimmed)
     files = {GRAPH.token_ids: file_entry(Path(GRAPH.token_ids))}
     return replace(base, models={**base.models, "draft": draft}, files=files)
 
 
-def pair_with(
-    trimmed: TrimmedDraft | None = TRIMMED, *, full: tuple[str, ...] = (), old: OldTrim | None = None
-) -> tuple[Pair, TrimmedRuntime]:
+def pair_with(trimmed: TrimmedDraft | None = TRIMMED, *, full: tuple[str, ...] = ()) -> tuple[Pair, TrimmedRuntime]:
     base = ascii_pair()
     runtime = TrimmedRuntime(base._engine._tables, full=full)  # type: ignore[attr-defined]
-    manifest = manifest_with(trimmed, old=old)
+    manifest = manifest_with(trimmed)
     return Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget()), runtime
 
 
@@ -188,24 +183,6 @@ def test_only_used_draft_models_stay_loaded() -> None:
     assert runtime.closed == ["trim", "draft"]
     pair.close()
     assert sorted(runtime.closed) == ["draft", "draft", "target", "trim", "trim"]
-
-
-@pytest.mark.parametrize(
-    ("old", "noticed"),
-    [
-        (OldTrim("draft/old.ids", runtime="table"), True),
-        (OldTrim("draft/old.ids", runtime="onnx"), False),  # measured on another engine
-        (OldTrim("draft/old.ids", gguf="draft/trim.gguf", runtime="table"), False),
-    ],
-)
-def test_trim_of_an_earlier_version_is_ignored_with_a_notice(
-    old: OldTrim, noticed: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
-    caplog.set_level("INFO", logger=NOTICES)
-    pair, _ = pair_with(None, old=old)
-    assert names(pair) == "model+suffix"
-    assert ("trim this pack again" in caplog.text) == noticed
 
 
 class OwnSource(DrafterSource):

@@ -44,9 +44,8 @@ def test_own_graph_matches_transformers(name: str, floats: Callable[[str], Float
     assert largest_error(floats(name), own_logits) < EXACT
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_own_graph_matches_transformers_for_long_rope(long: bool, tmp_path: Path) -> None:
-    assert largest_error(long_rope(tmp_path, long=long), own_logits) < EXACT
+def test_own_graph_matches_transformers_for_long_rope(tmp_path: Path) -> None:
+    assert largest_error(long_rope(tmp_path), own_logits) < EXACT
 
 
 @pytest.mark.parametrize(

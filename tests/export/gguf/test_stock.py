@@ -26,12 +26,11 @@ def test_stock_llama_cpp_matches_transformers(name: str, floats: Callable[[str],
     assert largest_error(floats(name), stock_logits) < (TABLED if name.startswith("gemma") else EXACT)
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_stock_llama_cpp_matches_transformers_for_long_rope(long: bool, tmp_path: Path) -> None:
+def test_stock_llama_cpp_matches_transformers_for_long_rope(tmp_path: Path) -> None:
     """The file contains the factors of the pack's graphs and uses them for every text length."""
-    made = long_rope(tmp_path, long=long)
+    made = long_rope(tmp_path)
     assert largest_error(made, stock_logits) < EXACT
-    assert value_of(made.pack / made.entry.gguf, "phi3.context_length") == (256 if long else 64)
+    assert value_of(made.pack / made.entry.gguf, "phi3.context_length") == 64
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3", "qwen2 some windows", "qwen3 tied some windows"])

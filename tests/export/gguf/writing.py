@@ -42,11 +42,11 @@ def export_gguf(target: Path, out: Path, *, stored: Recipe | None = None, span: 
     return export_pair(request, Stages())
 
 
-def long_rope(folder: Path, *, long: bool) -> Floats:
-    """Export a long-rope model with its long factors or with the short ones."""
+def long_rope(folder: Path) -> Floats:
+    """Export a long-rope model."""
     model = write_model(folder / "model", LONG)
-    export_gguf(model, folder / "pack", span=Span(long_rope=long))
-    np.save(folder / "logits.npy", framework_logits(model, random_tokens(100 if long else 64)))
+    export_gguf(model, folder / "pack")
+    np.save(folder / "logits.npy", framework_logits(model, random_tokens(64)))
     return Floats(folder)
 
 

@@ -19,8 +19,7 @@ from edgedecode.export.trim import trim_pack as run
 from edgedecode.export.trim import trimmed_graph
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.pack import model_checks
-from edgedecode.pack.entries import OldTrim
-from edgedecode.pack.integrity import check_files, file_entry
+from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, TrimmedDraft
 from edgedecode.pack.pack_tokenizer import read_token_ids
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, write_toy_pack
@@ -99,29 +98,21 @@ def test_trim_times_real_passes(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert report["whole"]["step_seconds"] > 0
 
 
-def test_save_trimmed_replaces_trims_of_this_and_of_earlier_versions(toy: Path) -> None:
-    path, manifest, before = toy / MANIFEST_NAME, Manifest.load(toy), content(toy)
+def test_save_trimmed_replaces_an_earlier_trim(toy: Path) -> None:
+    path, before = toy / MANIFEST_NAME, content(toy)
     untouched = json.loads(path.read_text()) | {"mood": "sunny"}
-    for name in ("heads.onnx", "trim.ids", "heads-2.onnx"):  # the last one was left by a crash
-        (toy / "draft" / name).write_bytes(b"old")
-    draft = manifest.models["draft"]
-    heads = replace(draft.graphs["base"], file="draft/heads.onnx", capabilities=("tree", "rows", "trim"))
-    old = replace(draft, graphs={**draft.graphs, "heads": heads}, trim=OldTrim("draft/trim.ids", runtime="onnx"))
-    files = {name: file_entry(toy / name) for name in ("draft/heads.onnx", "draft/trim.ids")}
-    models = {**manifest.models, "draft": old}
-    value = json.loads(replace(manifest, models=models, files={**manifest.files, **files}).to_json())
-    path.write_text(json.dumps(value | {"mood": "sunny"}))
-    for size, names in ((300, ("trim.onnx", "trim-2.ids")), (400, ("trim-2.onnx", "trim.ids"))):
+    path.write_text(json.dumps(untouched))
+    (toy / "draft" / "trim.ids").write_bytes(b"left by a crash")
+    for size, names in ((300, ("trim.onnx", "trim.ids")), (400, ("trim-2.onnx", "trim-2.ids"))):
         run.save_trimmed(toy, TrimmedVocabulary(np.arange(size), VOCABULARY))
         added = {f"draft/{name}" for name in names}
         assert content(toy).keys() == before.keys() | added
         assert {*trimmed_of(toy).graph.files} == added
         assert trimmed_of(toy).is_faster  # nothing was measured
         check_files(Manifest.load(toy), toy, full=True)
-    assert run.remove_trimmed(toy) == ["draft/trim-2.onnx", "draft/trim.ids"]
+    assert run.remove_trimmed(toy) == ["draft/trim-2.ids", "draft/trim-2.onnx"]
     left = json.loads(path.read_text())
-    for key in ("trim", "trimmed"):
-        untouched["models"]["draft"].pop(key)
+    untouched["models"]["draft"].pop("trimmed")
     assert left == untouched
     assert content(toy).keys() == before.keys()
 
