@@ -1,9 +1,8 @@
 """The server's endpoints, as OpenAI's clients expect them."""
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -13,17 +12,17 @@ from typing import TypeAlias
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 import edgedecode
 from edgedecode import BudgetExceeded, ContextExceeded, EdgeDecodeError, FinishReason, Pair, SamplingOptions
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import cause
 from edgedecode.options import sampling_defaults
-from edgedecode.structured.guidance import GrammarFailed
+from edgedecode.structured.matching import GrammarFailed
 
 from .guards import Guards, JsonResponse, Limits, error_response
 from .kept_items import KeptItems
@@ -41,8 +40,8 @@ from .requests.tools import Call
 from .responses import ResponsesReply
 from .rounds import Piece
 from .running import Busy, Running, Service
+from .streams import EventStream, unless_gone
 
-_logger = logging.getLogger(__name__)
 _Read: TypeAlias = Callable[[bytes, SamplingOptions], Asked]
 _FIELDS = (
     frozenset(UNSUPPORTED)
@@ -152,7 +151,7 @@ class _Endpoints:
                 return _unknown_model(asked.name, self._service.pair)
             asked = as_able(replace(asked, model=model), self._service.pair.tokenizer.chat_template.source)
             reply = form(asked, asked.name or model.pack)
-            response = await _unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
+            response = await unless_gone(request, self._streamed(reply) if asked.stream else self._whole(reply))
             if asked.notes:
                 self._metrics.count_notes(len(asked.notes))
                 notes = "; ".join(" ".join(note.split()) for note in asked.notes).encode("ascii", "replace").decode()
@@ -214,7 +213,7 @@ class _Endpoints:
                 yield reply.encoded(event)
             yield reply.done
 
-        return _Stream(sent(), stack, seconds=self._seconds)
+        return EventStream(sent(), stack, seconds=self._seconds)
 
     async def _parts(
         self, reply: _Reply, number: int, running: Running, every: list[Stats], *, first: Piece | None = None
@@ -276,62 +275,6 @@ async def _with_first(first: Piece | None, others: AsyncIterator[Piece]) -> Asyn
         yield first
     async for piece in others:
         yield piece
-
-
-class _Stream(StreamingResponse):
-    """Server-sent events; what the first answer holds is released even if the client leaves before the first event.
-
-    seconds: for one event. A client that does not read for so long is disconnected: its answer keeps others waiting.
-    """
-
-    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack, *, seconds: float) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._stack, self._seconds = stack, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            try:
-                async with asyncio.timeout(self._seconds):
-                    await send(message)
-            except TimeoutError:
-                raise OSError("the client does not read") from None
-
-        try:
-            await super().__call__(scope, receive, sent)
-        except (OSError, ClientDisconnect):
-            _logger.info("a client was disconnected: it did not read for %g s", self._seconds)
-        finally:
-            await self._stack.aclose()
-
-
-async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
-    """Await a reply; if the client goes away first, cancel it, which stops its answers."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.wait({task})
-        return error_response(499, "the client went away")
-    except asyncio.CancelledError:  # uvicorn gives up waiting; the work would go on, since `wait` does not cancel it
-        task.cancel()
-        await asyncio.wait({task})
-        raise
-    except BaseExceptionGroup as group:
-        refusals = [error for error in group.exceptions if isinstance(error, EdgeDecodeError)]
-        if refusals:
-            raise refusals[0] from None
-        raise
-    finally:
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while True:
-        if (await request.receive())["type"] == "http.disconnect":
-            return
 
 
 def _unknown_model(name: str, pair: Pair) -> Response:

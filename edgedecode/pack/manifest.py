@@ -11,164 +11,44 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
-
-from msgspec import Meta
 
 from edgedecode.duplicate_names import unique_keys
 from edgedecode.errors import CapabilityError, ManifestError, cause
 from edgedecode.sampling.weights import sampling_table
-from edgedecode.typed_json import Count, Finite, JsonValue, Positive, Share, typed
+from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
-from .engine_equality import Equality
 from .entries import (
     DRAFT,
     DRAFT_ADAPTER,
+    ID_NBYTES,
+    STACKS,
     TRIM,
-    ActivationsEntry,
     AdapterEntry,
-    CompiledEntry,
     FileEntry,
+    Generation,
+    Graph,
+    ModelEntry,
     OutsideFile,
+    Rows,
     SwitchCurve,
+    TrimmedDraft,
     plain_path,
 )
+
+__all__ = [
+    "STACKS",
+    "Generation",
+    "Graph",
+    "Manifest",
+    "ModelEntry",
+    "TrimmedDraft",
+]
 
 FORMAT = "edgedecode-pack"
 VERSION = 1
 MANIFEST_NAME = "edgedecode.json"
-STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Projections that a model or a graph may fuse into one, stacked by their outputs in this order."""
 _MOST_NBYTES = 1 << 20
 """Largest manifest; a model of a hundred layers with adapters needs a third of this."""
-_Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
-_Window = Annotated[int, Meta(ge=0, le=1 << 24)]
-_Layers = Annotated[int, Meta(ge=1, le=512)]
-_Width = Annotated[int, Meta(ge=1, le=1 << 18)]
-_Rank = Annotated[int, Meta(ge=0, le=1 << 18)]
-_Heads = Annotated[int, Meta(ge=1, le=1 << 12)]
-_Bits = Annotated[int, Meta(ge=1, le=32)]
-_Block = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""Limits that no language model exceeds; they keep arithmetic on manifest values small."""
-ID_NBYTES = 4
-"""Bytes of a token id in `Graph.token_ids`."""
-_Names = Annotated[tuple[str, ...], Meta(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """One graph over a model's weights, with its declared inputs and outputs.
-
-    Capabilities: tree, rows, lora (takes adapter matrices), static (fixed shapes, see `width` and `slots`; returns only
-    the new rows of the cache).
-    """
-
-    file: str
-    inputs: _Names
-    outputs: _Names
-    capabilities: tuple[str, ...]
-    kv_type: str = "float32"
-    """Type of the KV cache: float32, or int8 with one scale per channel."""
-    lora_rank: _Rank = 0
-    """Largest rank of an adapter; 0: adapters are not supported."""
-    lora_modules: tuple[str, ...] = ()
-    """The projections an adapter may change, by their names in PEFT's `target_modules`."""
-    width: _Window = 0
-    """Rows of every pass of a static graph; 0: any number."""
-    slots: _Window = 0
-    """Past positions that a static graph attends to; 0: any number."""
-    compiled: tuple[CompiledEntry, ...] = ()
-    """The same graph compiled for NPUs."""
-    token_ids: str = ""
-    """The file with the token id of each row of logits, int32, little-endian, ascending; empty: a row is its id."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The graph's own files: its ONNX file, the ids of its rows and what was compiled from it."""
-        ids = (self.token_ids,) if self.token_ids else ()
-        return (self.file, *ids, *(name for each in self.compiled for name in (each.file, each.binary)))
-
-
-@dataclass(frozen=True, slots=True)
-class TrimmedDraft:
-    """The draft model with a smaller vocabulary: a graph over the same weights file, which holds the rows it keeps."""
-
-    graph: Graph
-    runtime: str
-    """The engine it was measured on; it drafts by default on that engine only."""
-    coverage: Share | None = None
-    """Share of held-out tokens that its vocabulary has; None: not measured (so too for the speed-ups)."""
-    speed_up: Finite | None = None
-    """Over plain decoding, from measured passes and acceptance."""
-    speed_up_full: Finite | None = None
-    """The same of the full draft model."""
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether it drafts faster than the full draft model, or neither was measured."""
-        return self.speed_up is None or self.speed_up_full is None or self.speed_up > self.speed_up_full
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """One role's model. Sizes are those of the architecture; `rows` is the logits' width, padding included."""
-
-    architecture: str
-    rows: _Rows
-    context: _Rows
-    hidden_size: _Width
-    layers: _Layers
-    kv_heads: _Heads
-    head_size: _Heads
-    parameters: Positive
-    weights: str
-    """The weights file: a name of `Manifest.files` or `Manifest.outside`, or an absolute path once `located`."""
-    graphs: Mapping[str, Graph]
-    bits: _Bits
-    block_size: _Block
-    head_bits: _Bits
-    license: str
-    source: str
-    kernel_noise: Finite | None = None
-    parity: Mapping[str, Finite] = field(default_factory=dict)
-    window: _Window = 0
-    """Positions visible to sliding-window layers, including the row's own; 0: no layer has a window."""
-    quantization: str = ""
-    """The recipe's name where `bits` and `head_bits` do not describe the quantization completely; else empty."""
-    notes: tuple[str, ...] = ()
-    """Limits of this export that a user must know, a sentence each: a limited context, a plain chat template."""
-    gguf: str = ""
-    """The same model as one GGUF file for llama.cpp, a name as in `weights`; empty: the pack has none."""
-    equality: Equality | None = None
-    """The latest result of `eval --equality`; None: never run."""
-    gguf_plan: str = ""
-    """The plan for building a GGUF file at first use, where the pack has none; empty: it cannot be built."""
-    trimmed: TrimmedDraft | None = None
-    """The same draft model with a smaller vocabulary; None: never trimmed."""
-    activations: ActivationsEntry | None = None
-    """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether ONNX Runtime opens a graph with an adapter's matrices: one of the pack, or of its GGUF file."""
-        if self.gguf and not self.graphs:
-            from edgedecode.gguf.architectures import BY_NAME
-            from edgedecode.gguf.gguf_names import gguf_name
-
-            return gguf_name(self.architecture) in BY_NAME
-        return any("lora" in graph.capabilities for graph in self.graphs.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Defaults for decoding, from the base model's `generation_config.json`; None: not specified there."""
-
-    end_token_ids: tuple[Count, ...]
-    bos_token: str = ""
-    eos_token: str = ""
-    sampling: Mapping[str, int | Finite] = field(default_factory=dict)
-    """Option name of `SamplingOptions` → value. In the JSON file these are fields of `generation` itself."""
-    max_tokens: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +67,7 @@ class Manifest:
     created_by: str
     tokenizer: str
     tokenizer_digest: str
-    vocabulary_size: _Rows
+    vocabulary_size: Rows
     chat_template: str | None = field(default=None, kw_only=True)
     generation: Generation
     models: Mapping[str, ModelEntry]

@@ -15,9 +15,9 @@ from edgedecode.onnx_format.graph_memory import UnknownOperator
 from edgedecode.text.chat_template import MOST_CHARACTERS
 
 from .context_check import check_context
-from .entries import DRAFT, TRIM
+from .entries import DRAFT, ID_NBYTES, TRIM
 from .gguf_check import check_header
-from .manifest import ID_NBYTES, Graph, Manifest, ModelEntry
+from .manifest import Graph, Manifest, ModelEntry
 
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
 """Largest graph without the rows of a trim: a constant plus a share per layer; 10 kB per layer are typical."""

@@ -33,7 +33,8 @@ from edgedecode.user_notices import notice
 if TYPE_CHECKING:
     from edgedecode.memory.planner import MemoryPlan
     from edgedecode.structured.grammar import Grammar
-    from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
+    from edgedecode.structured.guidance import GrammarTokens
+    from edgedecode.structured.matching import GuidanceConstraint
 
 
 class Returnable(Protocol):

@@ -54,13 +54,12 @@ class Session:
         # Lock order: `_own`, which is held while an answer is started or stopped, then the pair's.
         self._own, self._closed = FairLock(), False
         self._running: Answer | None = None
-        self._ahead: Answer | None = None
-        """The last `prepare`."""
+        self._ahead: Answer | None = None  # the last `prepare`
         self._grammar = shared.constraint(options.grammar)
         self._row_draw, self._rows = shared.row_draw(), most_rows(options, choice)
         with ExitStack() as undo:
-            scratch = sampling_holder(card.vocabulary_size, self._row_draw)
-            self._scratch = undo.enter_context(shared.budget.reserve(*scratch))
+            self._scratch = shared.budget.reserve(*sampling_holder(card.vocabulary_size, self._row_draw))
+            undo.callback(self._scratch.release)
             self._turns = Turns(shared, options, messages=messages, rows=self._rows, tree=choice.branches and card.tree)
             undo.callback(self._turns.close)
             setting = DraftSetting(
@@ -241,19 +240,14 @@ class Session:
         self.close()
 
     def _prepare(
-        self,
-        prompt: Message | str | Sequence[int],
-        max_tokens: int | None,
-        stop: Sequence[str],
-        top_logprobs: int | None,
+        self, prompt: Message | str | Sequence[int], max_tokens: int | None, stop: Sequence[str], top: int | None
     ) -> Answer:
         """Stop the running answer and return the next one, with its tokens, seed and statistics. No pass runs yet."""
         limit = answer_limit(max_tokens, self._shared.manifest.generation)
-        reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top_logprobs, options=self.options)
+        reply = Reply.begin(self._shared.tokenizer, stop=stop, top_logprobs=top, options=self.options)
         self._stop_running()
         turn = self._turns.open(prompt, limit=limit)
-        if self._answers:
-            self.seed = answer_seed(self.options.seed, self._answers)
+        self.seed = answer_seed(self.options.seed, self._answers) if self._answers else self.seed
         self._answers += 1
         self._begin_noise(self.seed)
         if self._grammar is not None:
@@ -332,8 +326,8 @@ class Session:
         self._check_open()
 
     def _begin_noise(self, seed: int) -> None:
-        self._noise.begin(seed)
-        self._draft_noise.begin(seed)
+        for noise in (self._noise, self._draft_noise):
+            noise.begin(seed)
 
     def _note_memory(self) -> None:
         self.stats.planned_nbytes, self.stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()

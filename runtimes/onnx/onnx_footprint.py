@@ -3,12 +3,22 @@
 Plans are upper bounds. Figures next to constants were measured with onnxruntime 1.31 on x86-64.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgedecode.pack.manifest import ModelEntry
+from edgedecode.errors import ManifestError
+from edgedecode.memory.budget import Holder
+from edgedecode.pack.manifest import Graph, ModelEntry
 
-from .graph_needs import GraphSizes
+from .graph_choice import GGUF
+from .graph_needs import GraphSizes, measured_sizes
+
+if TYPE_CHECKING:
+    from .kernels.serving import Served
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -18,6 +28,9 @@ LAYER_NBYTES = 96 * 1024
 ENGINE_NBYTES = 10 * MIB
 """Pages of the engine's library that the first session and pass of a process touch (measured: 8.2 MiB with our kernels,
 9.3 with the engine's), and memory that the first session leaves in the heap (1.5)."""
+GGUF_NBYTES = 2**20
+"""Half of what is kept of a GGUF file's header, as a graph counts twice. Making the graph leaves an eighth of it in the
+heap (measured: 1 and 4 MB)."""
 UNPACKED_COPIES = 2
 """The heap may keep a freed copy that the next pass cannot reuse, depending on its addresses."""
 ARENA_SHARE = 9 / 8
@@ -64,6 +77,13 @@ class Footprint:
         """
         logits = self.logits_copies * self.rows_per_pass * logits_row_nbytes
         return self.packed_nbytes + 2 * self.workspace_nbytes + logits + ARENA_MARGIN_NBYTES
+
+    def loaded(self, name: str) -> tuple[Holder, ...]:
+        """Return the memory of the open model `name`, besides the engine's code."""
+        return (
+            Holder(f"weights:{name}", self.weights_nbytes),
+            Holder(f"workspace:{name}", self.workspace_nbytes + self.unpacked_nbytes),
+        )
 
     def rows_after(self, total: int) -> int:
         """Return how many rows a pass may append to `total` rows, so that rows × (total + rows) fits the bias."""
@@ -154,3 +174,30 @@ def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
     return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)
+
+
+def planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) -> Footprint:
+    """Return the model's memory plan, with our kernels or the engine's."""
+    adapters = "lora" in graph.capabilities
+    data = _graph_bytes(path) if served is None else served.rewritten.data
+    try:
+        sizes = measured_sizes(data, hidden=entry.hidden_size)
+    except (ValueError, IndexError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}): export or import the pack again") from None
+    if served is None:
+        return plan_footprint(entry, sizes, graph_nbytes=len(data), adapters=adapters)
+    return plan_own_footprint(
+        entry,
+        sizes,
+        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 16 if GGUF in graph.capabilities else 0),
+        tiles_nbytes=served.nbytes,
+        scratch_nbytes=served.scratch_nbytes,
+        adapters=adapters,
+    )
+
+
+def _graph_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None

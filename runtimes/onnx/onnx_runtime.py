@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import SQUARES, Device, ModelFootprint, ModelRequest
-from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Holder, Lease
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.pack.manifest import Graph, ModelEntry
@@ -28,14 +28,13 @@ from edgedecode.sampling.row_draw import RowDraw
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .graph_choice import GGUF, INT8_KV, choose_graph, file_nbytes, is_gguf
-from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_contract, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_engine import import_engine
-from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass
+from .onnx_footprint import ENGINE_NBYTES, Footprint, planned, rows_per_pass
 from .onnx_model import OnnxModel
 from .onnx_state import position_nbytes, state_holders
 from .providers.provider import Provider, choose_provider, every_provider, find_provider
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """Peak copies of a graph while it is rewritten: its bytes, its tensors twice, the new graph. Two of them stay."""
-GGUF_NBYTES = 2**20
-"""Half of what is kept of a GGUF file's header, as a graph counts twice. Making the graph leaves an eighth of it in the
-heap (measured: 1 and 4 MB)."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
 """All of them install the same module."""
 
@@ -149,7 +145,7 @@ class OnnxRuntime:
             fixed = name == "target"
             leases = [
                 undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
-                for holder in _loaded(name, footprint)
+                for holder in footprint.loaded(name)
             ]
             if found.static:
                 from .static.static_open import open_static
@@ -214,7 +210,7 @@ class OnnxRuntime:
         chooses = request.threads is None and found.chooses_threads
         threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
         found = found._replace(card=replace(found.card, threads=threads))
-        loaded = (*_code(found.provider), *_loaded(request.name, found.footprint))
+        loaded = (*_code(found.provider), *found.footprint.loaded(request.name))
         if found.static:
             from .static.static_open import static_footprint
 
@@ -259,7 +255,7 @@ class OnnxRuntime:
             if provider.own_kernels:
                 rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
                 served = serve(entry, graph, root=root, threads=request.threads or most_threads(), rows=rows)
-            footprint = _planned(entry, graph, path, served)
+            footprint = planned(entry, graph, path, served)
         if most := provider.most_rows():
             footprint = replace(footprint, rows_per_pass=min(most, footprint.rows_per_pass))
         card = replace(
@@ -320,40 +316,6 @@ def _code(provider: Provider) -> tuple[Holder, ...]:
     """Return the pages of the engine, and of a provider's library and driver."""
     driver = provider.driver_nbytes()
     return CODE, *([Holder(f"driver:{provider.name}", driver)] if driver else [])
-
-
-def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:
-    return (
-        Holder(f"weights:{name}", footprint.weights_nbytes),
-        Holder(f"workspace:{name}", footprint.workspace_nbytes + footprint.unpacked_nbytes),
-    )
-
-
-def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) -> Footprint:
-    """Return the model's memory plan, with our kernels or the engine's."""
-    adapters = "lora" in graph.capabilities
-    data = _graph_bytes(path) if served is None else served.rewritten.data
-    try:
-        sizes = measured_sizes(data, hidden=entry.hidden_size)
-    except (ValueError, IndexError) as error:
-        raise ManifestError(f"{path} cannot be read ({error}): export or import the pack again") from None
-    if served is None:
-        return plan_footprint(entry, sizes, graph_nbytes=len(data), adapters=adapters)
-    return plan_own_footprint(
-        entry,
-        sizes,
-        graph_nbytes=len(data) + (GGUF_NBYTES + len(data) // 16 if GGUF in graph.capabilities else 0),
-        tiles_nbytes=served.nbytes,
-        scratch_nbytes=served.scratch_nbytes,
-        adapters=adapters,
-    )
-
-
-def _graph_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None
 
 
 def _card(request: ModelRequest, graph: Graph) -> ModelCard:

@@ -16,7 +16,7 @@ from edgedecode.cli import main
 from edgedecode.command_words import sort_words
 from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import ManifestError
-from edgedecode.library import find, named_models
+from edgedecode.library import find, hub_files
 from edgedecode.library.names import BUNDLED_PACK
 from edgedecode.library.offers import Offer
 from edgedecode.memory.sizes import parse_nbytes
@@ -250,7 +250,7 @@ def test_a_hub_id_alone_is_the_pack(verb: str, monkeypatch: pytest.MonkeyPatch, 
     def missing(name: str) -> Offer:
         raise ManifestError(f"{name} was asked of the hub")
 
-    monkeypatch.setattr(named_models, "hub_offer", missing)
+    monkeypatch.setattr(hub_files, "hub_offer", missing)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"hello"), isatty=lambda: False))
     assert "owner/name was asked of the hub" in refusal(verb, "owner/name")
 
@@ -264,7 +264,7 @@ def test_a_path_is_never_asked_of_the_hub(name: str, monkeypatch: pytest.MonkeyP
     def asked(*_: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(named_models, "hub_offer", asked)
+    monkeypatch.setattr(hub_files, "hub_offer", asked)
     assert "there is no" in refusal("show", name)
 
 

@@ -22,7 +22,8 @@ from edgedecode.apps.serve.guards import Limits
 from edgedecode.arrays import FloatArray
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.structured.grammar import Grammar, GrammarKind
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint
+from edgedecode.structured.guidance import GrammarTokens
+from edgedecode.structured.matching import GuidanceConstraint
 from tests.losslessness.test_grammar_failures import PANICS
 
 SECONDS = 0.6

@@ -50,9 +50,9 @@ def no_room(*given: Any, **how: Any) -> Any:
     ("place", "what"),
     [
         ("buffers.np", NoRoom()),
-        ("onnx_model.Biases", no_room),
+        ("onnx_model._biases", no_room),
         ("onnx_model.Outputs", no_room),
-        ("onnx_model.Adapters", no_room),
+        ("onnx_model._adapters", no_room),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )

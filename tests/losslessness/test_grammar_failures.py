@@ -17,7 +17,8 @@ from edgedecode.structured.grammar import Grammar, GrammarKind
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
-from edgedecode.structured.guidance import GrammarFailed, GrammarTokens, GuidanceConstraint
+from edgedecode.structured.guidance import GrammarTokens
+from edgedecode.structured.matching import GrammarFailed, GuidanceConstraint
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"

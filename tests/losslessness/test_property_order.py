@@ -22,7 +22,8 @@ from tests.shared_paths import SHARED
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("llguidance", reason="the structured extra is not installed")
 
-from edgedecode.structured.guidance import GrammarTokens, GuidanceConstraint, schema_fault
+from edgedecode.structured.guidance import GrammarTokens, schema_fault
+from edgedecode.structured.matching import GuidanceConstraint
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
